@@ -1,10 +1,10 @@
 //! Descriptors that arrive with messages must not reach another program.
 //!
-//! The `vhost` crate receives them without close-on-exec. One that another program inherits pins
-//! the guest's memory for as long as that program runs, and one that survives an upgrade pins it
-//! for good. So each is marked as soon as the crate passes it on, and no program is started between
-//! the two moments: the thread that serves holds [`handling`] meanwhile, and a thread that starts a
-//! program holds [`none_arrives`].
+//! The `vhost` crate receives them without close-on-exec. A descriptor that another program
+//! inherits pins the guest's memory for as long as that program runs. One that survives an upgrade
+//! pins it for good. So each is marked as soon as the crate passes it on, and no program is started
+//! between the two moments. The serving thread holds [`handling`] meanwhile, and a thread that
+//! starts a program holds [`none_arrives`].
 
 use std::fs::File;
 use std::io;
@@ -23,8 +23,8 @@ pub(crate) fn handling() -> RwLockReadGuard<'static, ()> {
 }
 
 /// Waits, for `limit` at most, until no message is under way. While the result is held, every
-/// descriptor of the process that came with a message closes on execution; nothing, if a message is
-/// not over in time.
+/// descriptor of the process that came with a message closes on execution. Returns `None` if a
+/// message is not over in time.
 #[must_use]
 pub fn none_arrives(limit: Duration) -> Option<RwLockWriteGuard<'static, ()>> {
     let begin = Instant::now();

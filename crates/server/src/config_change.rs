@@ -13,13 +13,13 @@ const SET_BACKEND_REQ_FD: u32 = 21;
 const CONFIG_CHANGE_MSG: u32 = 2;
 const VERSION: u32 = 1;
 
-/// The descriptor that the next message carries, if it is the one that brings the channel.
+/// Returns the descriptor that the next message carries, if that message brings the channel.
 pub(crate) fn peek(stream: &UnixStream) -> Option<OwnedFd> {
     let mut header = [0u8; 4];
     let mut buffers = [IoSliceMut::new(&mut header)];
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let mut none = RecvAncillaryBuffer::default();
-    // Looked at in two steps, so that descriptors of other messages are not copied for nothing.
+    // Looked at in two steps, so that descriptors of other messages are not copied in vain.
     let seen = rustix::net::recvmsg(stream, &mut buffers, &mut none, flags).ok()?;
     if seen.bytes < 4 || u32::from_le_bytes(header) != SET_BACKEND_REQ_FD {
         return None;

@@ -3,7 +3,7 @@
 use vlane_engine::Geometry;
 use vlane_ring::limits::{MAX_RANGE_SECTORS, MAX_RANGES, SEG_MAX, SIZE_MAX};
 
-/// Sectors of one range of a write-zeroes that drivers are told of: 128 MiB. More is taken, up to
+/// Sectors of one range of a write-zeroes, as advertised to drivers: 128 MiB. More is taken, up to
 /// [`MAX_RANGE_SECTORS`]. The end of a queue may have to wait for all of one, and the storage may
 /// have to write it.
 const ZEROES_SECTORS: u32 = 256 << 10;
@@ -66,7 +66,7 @@ impl ConfigSpace {
         true
     }
 
-    /// Whether the write cache is on.
+    /// Returns true if the write cache is on.
     pub fn write_back(&self) -> bool {
         self.bytes[WRITEBACK] == 1
     }
@@ -86,7 +86,7 @@ impl ConfigSpace {
         &self.bytes
     }
 
-    /// What [`ConfigSpace::bytes`] gave; nothing if it is not as long.
+    /// Reads the bytes of [`ConfigSpace::bytes`]; `None` if the length differs.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<ConfigSpace> {
         bytes.try_into().ok().map(|bytes| ConfigSpace { bytes })
     }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_stay_inside_and_only_the_cache_switch_can_be_written() {
+    fn only_the_cache_switch_is_writable() {
         let geometry = Geometry {
             sectors: 0x0102_0304,
             block_size: 512,

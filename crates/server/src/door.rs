@@ -1,4 +1,5 @@
-//! The socket at which front ends knock while another one is served, and how long one that says nothing is served.
+//! The socket at which front ends connect while another one is served, and the limit for a served
+//! front end that sends no message.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +11,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-/// How long a front end that has said nothing may keep another one waiting. Front ends speak as soon as they are
-/// connected.
+/// The time that a silent front end may keep another one waiting. Front ends speak as soon as they
+/// are connected.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often to look whether a message that has begun goes on: `poll` cannot wait for its second byte.
+/// The interval at which a begun message is looked at again: `poll` cannot wait for its second
+/// byte.
 const LOOK: Duration = Duration::from_millis(20);
 /// Bytes of a message's header.
 const HEADER: usize = 12;
@@ -23,9 +25,9 @@ const HEADER: usize = 12;
 #[derive(Debug)]
 pub(crate) struct Door {
     socket: UnixListener,
-    /// The one who is next, if that had to be known before its turn.
+    /// The next front end, if it had to be known before its turn.
     next: Mutex<Option<UnixStream>>,
-    /// Readable when somebody is next: the socket says nothing of that one any more.
+    /// Readable when a front end was admitted early: the socket does not show that one any more.
     let_in: OwnedFd,
 }
 
@@ -37,44 +39,44 @@ impl Door {
         Ok(Door { socket, next: Mutex::default(), let_in })
     }
 
-    /// The one who was let in before its turn, for a process that takes over.
+    /// Copies the front end that was admitted before its turn, for a process that takes over.
     pub(crate) fn copy_next(&self) -> io::Result<Option<UnixStream>> {
         self.next().as_ref().map(UnixStream::try_clone).transpose()
     }
 
-    /// Lets somebody in before its turn.
+    /// Admits a front end before its turn.
     pub(crate) fn let_in_first(&self, stream: UnixStream) {
         *self.next() = Some(stream);
         // Full means readable.
         let _ = rustix::io::write(&self.let_in, &1u64.to_ne_bytes());
     }
 
-    /// Readable while somebody knocks whom [`Door::accept`] has not seen.
+    /// Readable while a front end waits that [`Door::accept`] has not seen.
     pub(crate) fn socket(&self) -> &UnixListener {
         &self.socket
     }
 
-    /// Whether somebody was let in before its turn.
+    /// Returns true if a front end was admitted before its turn.
     pub(crate) fn has_next(&self) -> bool {
         self.next().is_some()
     }
 
-    /// Whether somebody was let in before its turn, and is still there.
+    /// Returns true if a front end was admitted before its turn, and is still there.
     pub(crate) fn is_awaited(&self) -> bool {
         self.next().as_ref().is_some_and(|stream| !has_hung_up(stream))
     }
 
-    /// Readable when somebody was let in before its turn since [`Door::saw`].
+    /// Readable when a front end was admitted before its turn since [`Door::saw`].
     pub(crate) fn let_in(&self) -> BorrowedFd<'_> {
         self.let_in.as_fd()
     }
 
-    /// Whoever waits for [`Door::let_in`] is awake.
+    /// Notes that the thread waiting for [`Door::let_in`] is awake.
     pub(crate) fn saw(&self) {
         let _ = rustix::io::read(&self.let_in, &mut [0; 8]);
     }
 
-    /// The one who is next. Does not wait.
+    /// Accepts the next front end. Does not wait.
     pub(crate) fn accept(&self) -> io::Result<UnixStream> {
         match self.next().take() {
             Some(stream) => Ok(stream),
@@ -87,11 +89,12 @@ impl Door {
     }
 }
 
-/// A front end that has said nothing yet, while others may come. Only the time during which one waits counts.
+/// A front end that has sent no message yet, while others may come. Only the time during which one
+/// waits counts.
 #[derive(Debug)]
 pub(crate) struct Silence<'a> {
     door: &'a Door,
-    /// Who waits, and since when.
+    /// The waiting front end, and the start of its wait.
     waiting: Option<(UnixStream, Instant)>,
     /// The first bytes of a message are there, and no more.
     is_stuck: bool,
@@ -99,26 +102,27 @@ pub(crate) struct Silence<'a> {
 
 impl<'a> Silence<'a> {
     pub(crate) fn new(door: &'a Door) -> Silence<'a> {
-        // Somebody waited already while another process served.
+        // A front end waited already while another process served.
         let waiting = door.next().take().map(|stream| (stream, Instant::now()));
         Silence { door, waiting, is_stuck: false }
     }
 
-    /// Who waits.
+    /// The waiting front end.
     pub(crate) fn waiting(&self) -> Option<&UnixStream> {
         self.waiting.as_ref().map(|(stream, _)| stream)
     }
 
-    /// What to wait for, besides the front end's first word: another one who comes, or leaves again.
+    /// The event to wait for besides the front end's first message: another front end comes, or
+    /// leaves again.
     pub(crate) fn poll_fd(&self) -> PollFd<'_> {
         match &self.waiting {
-            // A hang-up is told in any case.
+            // A hang-up is reported in any case.
             Some((stream, _)) => PollFd::new(stream, PollFlags::empty()),
             None => PollFd::new(&self.door.socket, PollFlags::IN),
         }
     }
 
-    /// What the front end's own connection is to be waited for.
+    /// The events to wait for on the front end's own connection.
     pub(crate) fn wants(&self) -> PollFlags {
         if self.is_stuck { PollFlags::empty() } else { PollFlags::IN }
     }
@@ -129,7 +133,8 @@ impl<'a> Silence<'a> {
         if self.is_stuck { Some(LOOK) } else { left }
     }
 
-    /// Whether there is a message's header, or the end of the connection. To read a part of one could take for ever.
+    /// Returns true if there is a message's header, or the end of the connection. To read a part of
+    /// one could take for ever.
     pub(crate) fn has_spoken(&mut self, stream: &UnixStream) -> bool {
         let mut header = [0; HEADER];
         let seen = rustix::net::recv(stream, &mut header, RecvFlags::PEEK | RecvFlags::DONTWAIT);
@@ -141,10 +146,11 @@ impl<'a> Silence<'a> {
         }
     }
 
-    /// Whether the patience is at its end. `came`: what [`Silence::poll_fd`] gave is ready.
+    /// Returns true if the patience is at its end. `came`: the descriptor of [`Silence::poll_fd`]
+    /// is ready.
     pub(crate) fn is_over(&mut self, came: bool) -> bool {
         if came {
-            // Whoever waited has hung up, or nobody did yet.
+            // The waiting front end has hung up, or none waited yet.
             self.waiting = match self.door.accept() {
                 Ok(stream) => Some((stream, Instant::now())),
                 Err(error) => {
@@ -163,7 +169,7 @@ impl<'a> Silence<'a> {
 }
 
 impl Drop for Silence<'_> {
-    /// Who waited is next.
+    /// The waiting front end is next.
     fn drop(&mut self) {
         match self.waiting.take() {
             Some((stream, _)) => self.door.let_in_first(stream),

@@ -80,10 +80,9 @@ pub(crate) fn offered(geometry: &Geometry) -> u64 {
 /// The features of `wanted` that keep a volume like this from serving the guest.
 ///
 /// Storage changes between two back ends, and below one that runs. A guest keeps the features that
-/// it agreed on, and a front end repeats them to each back end. So a guest goes on that was told of
-/// discard, of write-zeroes or of a read-only disk, although they are not offered any more: a
-/// discard that the storage cannot do is answered OK, zeroes are written, and such a guest does not
-/// write.
+/// it agreed on, and a front end repeats them to each back end. So a guest stays that knew discard,
+/// write-zeroes or a read-only disk, although they are not offered any more. A discard that the
+/// storage cannot do is answered OK, zeroes are written, and such a guest does not write.
 pub(crate) fn in_the_way(wanted: u64, geometry: &Geometry) -> u64 {
     let bygone = if geometry.read_only { BLK_RO } else { BLK_RO | BLK_DISCARD | BLK_WRITE_ZEROES };
     wanted & !(offered(geometry) | bygone)
@@ -111,13 +110,14 @@ pub(crate) fn refusal(features: u64, geometry: &Geometry, front_end: &str) -> St
 /// VHOST_USER_PROTOCOL_F_GET_VRING_BASE_SKIP_DRAIN, which the `vhost` crate does not know.
 const SKIP_DRAIN: u64 = 1 << 23;
 
-/// What a front end that agreed on these protocol features means by GET_VRING_BASE: whether what is in flight may stay so. (A message of its own
-/// says so where that was agreed on: [`crate::skip_drain`].)
+/// Returns true if requests may stay in flight at GET_VRING_BASE for a front end that agreed on
+/// these protocol features. (A separate message says so where that was agreed on:
+/// [`crate::skip_drain`].)
 pub(crate) fn base_suspends(protocol: u64) -> bool {
     protocol & VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits() != 0 && protocol & SKIP_DRAIN == 0
 }
 
-/// Whether each of these protocol features comes with those that it needs.
+/// Returns true if each of these protocol features comes with those that it needs.
 pub(crate) fn is_whole(protocol: u64) -> bool {
     let inflight = VhostUserProtocolFeatures::INFLIGHT_SHMFD.bits();
     let base = VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits();
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_names_what_started_the_disk_writable() {
+    fn refusal_names_the_writable_start() {
         let geometry = |read_only| Geometry {
             sectors: 8,
             block_size: 512,

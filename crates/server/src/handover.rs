@@ -1,8 +1,9 @@
-//! What one process hands to the next, so that nobody at the socket notices.
+//! State that one process hands to the next, so that no client of the socket notices.
 //!
-//! It is plain data, to be written down in whatever way, and descriptors, which the data names by their places in a list. Its form has a number,
-//! [`FORMAT`]: only a process that knows the same one can take over. **Whoever changes a struct here, or what a field means, or offers a feature no
-//! more, changes the number.**
+//! It is plain data, to be written down in any format, and descriptors, which the data names by
+//! their places in a list. Its form has a number, [`FORMAT`]: only a process that knows the same
+//! one can take over. **Change the number with a struct here, with the meaning of a field, or with
+//! a feature that is offered no more.**
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,13 +30,13 @@ pub enum HandoverError {
     /// The system refused something.
     #[error("cannot take over {what}")]
     System {
-        /// What for.
+        /// The purpose.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The present session cannot go on.
+    /// The present session cannot continue.
     #[error("the session cannot go on here: {0}")]
     Session(String),
 }
@@ -132,7 +133,8 @@ impl HandedSocket {
     }
 }
 
-/// What of a front end's messages decides how later ones are answered, whether they were refused or not.
+/// The parts of a front end's messages that decide how later ones are answered, even if they were
+/// refused.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Talked {
@@ -186,7 +188,7 @@ pub(crate) struct HandedVring {
     pub(crate) err: Option<usize>,
 }
 
-/// What a session is, to the next process.
+/// A session as the next process gets it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HandedSession {
@@ -208,7 +210,7 @@ pub(crate) struct HandedSession {
     pub(crate) vrings: Vec<HandedVring>,
 }
 
-/// What those who serve at a socket hand over.
+/// The state that the server of a socket hands over.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandedServer {
@@ -239,7 +241,7 @@ impl HandedServer {
         }
     }
 
-    /// Whether a front end is connected.
+    /// Returns true if a front end is connected.
     pub fn has_session(&self) -> bool {
         self.session.is_some()
     }
@@ -250,12 +252,13 @@ pub trait Successor: Send + Sync + std::fmt::Debug {
     /// Readable when that is wanted.
     fn wanted(&self) -> BorrowedFd<'_>;
 
-    /// Takes over what `give` gives, with its descriptors: asked by the thread that serves, between two messages. From when `give` is called nothing of the
-    /// guest's requests is under way; or it says why that cannot be had. Does not come back; if it does, everything goes on.
+    /// Takes over the result of `give`, with its descriptors: asked by the thread that serves,
+    /// between two messages. From the call of `give` on, no guest request is in progress; otherwise
+    /// `give` returns the reason. Does not return on success; if it returns, the server continues.
     fn take_over(&self, give: &mut dyn FnMut(&mut Descriptors) -> Result<HandedServer, String>);
 }
 
-/// What a session needs to have somebody take over.
+/// The means by which a session is taken over.
 pub(crate) struct Relief<'a> {
     pub(crate) successor: &'a dyn Successor,
     pub(crate) file: &'a SocketFile,
@@ -317,10 +320,11 @@ mod tests {
     use super::*;
     use crate::features;
 
-    /// A session goes on with the features that were agreed on. A program with the same format must offer them all; so this changes together with
-    /// the format, unless a feature comes in addition.
+    /// A session continues with the features that were agreed on. A program with the same format
+    /// must offer them all; so this changes together with the format, unless a feature comes in
+    /// addition.
     #[test]
-    fn a_format_stands_for_the_features_that_its_programs_offer() {
+    fn format_number_covers_offered_features() {
         let geometry = |read_only: bool| Geometry {
             sectors: 1,
             block_size: 512,
@@ -342,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_is_taken_once_and_only_from_its_place() {
+    fn descriptor_is_taken_once_from_its_place() {
         let mut put = Descriptors::default();
         let place = put.put(std::io::stderr()).unwrap();
         let mut arrived = Arrived::new(put.into_inner());

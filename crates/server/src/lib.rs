@@ -1,8 +1,9 @@
 //! Volumes and vhost-user sessions.
 //!
-//! A [`Volume`] is what is served: an engine, lane threads, a name. A [`Listener`] waits on a unix socket for front
-//! ends and serves them one after another; each connection is a session, which ends alone, whatever its front end
-//! does. The protocol's messages are taken apart by the `vhost` crate; the meaning they have here is in [`Session`].
+//! A [`Volume`] is the served disk: an engine, lane threads, a name. A [`Listener`] waits on a unix
+//! socket for front ends and serves them one after another. Each connection is a session, and ends
+//! without effect on the others. The protocol's messages are taken apart by the `vhost` crate; the
+//! meaning they have here is in [`Session`].
 
 #![forbid(unsafe_code)]
 

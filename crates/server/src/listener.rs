@@ -54,9 +54,9 @@ impl Stopper {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         let current = self.current().clone();
         if let Some(Current { stream, session }) = current {
-            // Storage that hangs makes this wait, with nothing in its hands that others need.
+            // Storage that hangs delays this, while it holds no resource that others need.
             session.end();
-            // It may be in the middle of a message that never comes to its end, or of an answer that nobody reads.
+            // It may be in the middle of an unfinished message, or of an answer that is not read.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -75,7 +75,7 @@ impl Listener {
         Listener::bind_for(path, Access::Umask)
     }
 
-    /// The same, for those who have `access`.
+    /// The same, with `access` for other users.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -88,7 +88,8 @@ impl Listener {
         Ok(Listener { file, door, stopper, successor: OnceLock::new(), restored: Mutex::default() })
     }
 
-    /// The socket at `path` where another process listened until now. The session that it served goes on: its rings run when this returns.
+    /// The socket at `path` where another process listened until now. The session that it served
+    /// continues: its rings run when this returns.
     ///
     /// # Errors
     /// [`HandoverError`].
@@ -121,7 +122,7 @@ impl Listener {
         Ok(Listener { file, door: Arc::new(door), stopper, successor: OnceLock::new(), restored })
     }
 
-    /// Who takes over when that is wanted; the first one that is named.
+    /// Names the successor that takes over on request; only the first one counts.
     pub fn name_successor(&self, successor: Arc<dyn Successor>) {
         let _ = self.successor.set(successor);
     }
@@ -131,7 +132,7 @@ impl Listener {
         Some(Relief { successor, file: &self.file, door: &self.door, volume })
     }
 
-    /// What ends it.
+    /// Returns the handle that ends it.
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
     }
@@ -139,7 +140,7 @@ impl Listener {
     /// Serves one front end after another until it is stopped.
     ///
     /// # Errors
-    /// What the system says when connections cannot be accepted any more.
+    /// The system's error when connections cannot be accepted any more.
     pub fn serve(&self, volume: &Arc<Volume>) -> io::Result<()> {
         let path = self.file.path().display().to_string();
         waiting::watch(path, Arc::clone(&self.door), Arc::downgrade(volume));
@@ -151,8 +152,8 @@ impl Listener {
         }
         let path = self.file.path().display();
         let mut shortage = Shortage::new(format!("{path}: no connection is accepted"));
-        // Until when nobody is accepted, because the system gives no descriptor: the socket stays
-        // readable meanwhile.
+        // The time until which no front end is accepted, because the system gives no descriptor:
+        // the socket stays readable meanwhile.
         let mut closed: Option<Instant> = None;
         loop {
             closed = closed.filter(|until| *until > Instant::now());
@@ -180,19 +181,20 @@ impl Listener {
             if closed.is_some() {
                 continue;
             }
-            // What fails for one front end, for want of descriptors for example, may go well for the next.
+            // A failure for one front end, for want of descriptors for example, may not affect the
+            // next.
             let served =
                 self.door.accept().and_then(|stream| self.run_session(volume, stream, relief.as_ref()));
             match served {
                 Ok(()) => shortage.passed(Instant::now()),
-                // The one who knocked is gone again.
+                // The waiting front end is gone again.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => closed = Some(shortage.refused(&error, Instant::now())),
             }
         }
     }
 
-    /// How long to wait at most: for the end of a shortage, and not at all for one who is there
+    /// The longest time to wait: for the end of a shortage, and zero if a front end is there
     /// already.
     fn patience(&self, closed: Option<Instant>) -> Option<Timespec> {
         match closed {
@@ -224,20 +226,21 @@ impl Listener {
         Ok(())
     }
 
-    /// Nobody is accepted any more: those who wait see a hang-up, those who come are refused. Otherwise they would
-    /// wait for an answer until the process ends, which flushes first.
+    /// Accepts no more front ends: those that wait see a hang-up, those that come are refused.
+    /// Otherwise they would wait for an answer until the process ends, which flushes first.
     fn refuse(&self) {
         let _ = rustix::net::shutdown(self.door.socket(), rustix::net::Shutdown::Both);
         while self.door.accept().is_ok() {}
     }
 
-    /// Removes the socket, if it is still the one that was made here.
+    /// Removes the socket, if it still is this listener's own.
     pub fn close(&self) {
         self.file.remove();
     }
 
-    /// Ends at once what is left, without waiting for the storage: the socket goes, and the present front end and those who
-    /// wait see a hang-up. For a process that ends with it: lanes that run are not drained, and what they still answer nobody may see.
+    /// Ends at once, without waiting for the storage: the socket goes, and the present front end
+    /// and the waiting ones see a hang-up. For a process that ends with it: running lanes are not
+    /// drained, and their late answers may not be seen.
     pub fn abandon(&self) {
         self.file.remove();
         self.refuse();

@@ -1,8 +1,8 @@
 //! SET_MEM_TABLE with bytes behind its last region.
 //!
-//! The kernel of User-Mode Linux 6.1 (Debian 12's) always sends room for two regions, however many there are. The `vhost` crate
-//! takes a body that is longer than its regions for malformed, and no guest would find its disk. Nothing else pads the message;
-//! any other is left to the crate.
+//! The kernel of User-Mode Linux 6.1 (Debian 12's) always sends room for two regions, however many
+//! there are. The `vhost` crate takes a body that is longer than its regions for malformed, and no
+//! guest would find its disk. Only this message is padded; any other is left to the crate.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -24,7 +24,7 @@ const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// What the message said.
+/// The message's contents.
 pub(crate) struct Table {
     pub(crate) regions: Vec<VhostUserMemoryRegion>,
     /// One for each region, if the front end keeps to the rules.
@@ -45,7 +45,7 @@ pub(crate) fn take(stream: &UnixStream) -> Option<Table> {
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let body = message.get_mut(..len)?;
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    // What was seen is what is taken: nobody else reads from the stream meanwhile.
+    // The bytes seen are the bytes taken: no other thread reads from the stream meanwhile.
     rustix::net::recvmsg(stream, &mut [IoSliceMut::new(body)], &mut ancillary, flags).ok()?;
     let mut files = Vec::new();
     for part in ancillary.drain() {

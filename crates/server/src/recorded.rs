@@ -1,4 +1,4 @@
-//! Whether a volume is recorded.
+//! State of a volume's recording.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ pub(crate) struct Active {
 }
 
 impl Recording {
-    /// Whether a trace is being recorded.
+    /// Returns true if a trace is being recorded.
     pub(crate) fn is_running(&self) -> bool {
         let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.active.as_ref().is_some_and(Active::is_alive)
@@ -34,12 +34,12 @@ impl Recording {
 }
 
 impl Active {
-    /// Whether its thread still runs.
+    /// Returns true if its thread still runs.
     pub(crate) fn is_alive(&self) -> bool {
         Arc::strong_count(&self.stop) > 1
     }
 
-    /// Whether it is about to end, because nobody reads any more.
+    /// Returns true if it is about to end, because its reader has gone.
     pub(crate) fn is_left(&self) -> bool {
         self.reader.upgrade().is_none_or(|reader| reader.is_closed())
     }

@@ -1,7 +1,9 @@
-//! A trace of a volume while it is served: attaches recorders to the lanes, and makes a stream of what they tell.
+//! A trace of a volume while it is served: attaches recorders to the lanes, and turns their records
+//! into a stream.
 //!
-//! The thread `recorder` empties the lanes' rings, as often as the load asks for (each time that it wakes costs CPU time), and gives the trace's bytes to whoever
-//! reads. A reader that is too slow makes it wait; the lanes never wait, they count what finds no place.
+//! The thread `recorder` empties the lanes' rings as often as the load requires (each wake-up costs
+//! CPU time). It gives the trace's bytes to the reader. A reader that is too slow makes it wait;
+//! the lanes never wait, they count the records that find no place.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -32,10 +34,10 @@ const ENDING: Duration = Duration::from_secs(3);
 /// How long it may take until a reader that has hung up is missed.
 const MISSED: Duration = Duration::from_millis(100);
 
-/// Why nothing is recorded.
+/// Reasons why no trace is recorded.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// Somebody else does.
+    /// Another recording runs.
     Busy,
     /// The volume ends.
     Ending,
@@ -48,7 +50,7 @@ impl Recording {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether one is going on.
+    /// Returns true if a recording runs.
     pub(crate) fn is_active(&self) -> bool {
         self.lock().active.as_ref().is_some_and(Active::is_alive)
     }
@@ -62,8 +64,8 @@ impl Recording {
         }
     }
 
-    /// As [`Recording::begin`], but after one that ends: whoever records one trace after the other need not know that a thread is still
-    /// tidying up.
+    /// As [`Recording::begin`], but waits for a recording that is ending. A client can record one
+    /// trace after the other without knowing that a thread is still tidying up.
     pub(crate) async fn follow(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
         let asked = Instant::now();
         loop {
@@ -89,7 +91,7 @@ impl Recording {
         }
         let (sender, receiver) = channel(CHUNKS);
         let stop = Arc::new(AtomicBool::new(false));
-        // Before anything is answered: whoever connects after that is recorded from the first request on.
+        // Before any answer: a front end that connects later is recorded from the first request on.
         let origin = Instant::now();
         let lanes = attach(volume, RecorderConfig { origin, hashes, entries: RING });
         let reader = sender.downgrade();
@@ -102,7 +104,7 @@ impl Recording {
     }
 }
 
-/// What the trace says about itself.
+/// The trace's header.
 fn header(volume: &Volume, hashes: bool) -> Header {
     let geometry = volume.geometry();
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

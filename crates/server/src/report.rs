@@ -3,7 +3,7 @@
 use vlane_error::counted;
 use vlane_lane::Snapshot;
 
-/// What the queues did, in words.
+/// The queues' work, in words.
 pub(crate) struct Report(pub(crate) Vec<Snapshot>);
 
 impl std::fmt::Display for Report {

@@ -1,12 +1,12 @@
 //! Rights at a control socket.
 
-/// The rights of those who can connect.
+/// The rights of clients that can connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rights {
     /// Ask and change.
     All,
-    /// Ask how the volume is. They change nothing, and record nothing: a trace tells what the guest
-    /// does, and keeps an upgrade waiting.
+    /// Ask how the volume is. They change no state and record no trace: a trace reveals the guest's
+    /// actions, and keeps an upgrade waiting.
     Questions,
 }
 

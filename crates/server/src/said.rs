@@ -1,4 +1,5 @@
-//! What an operator is told of a session: who is connected, how many of the queues are used, and that its memory is not shared.
+//! Facts on a session for the operator: its front end, the number of queues used, and that its
+//! memory is not shared.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,12 +9,14 @@ use vlane_memory::GuestMemory;
 
 use crate::volume::Volume;
 
-/// Front ends start their queues one after the other: how long none may come or go before their number is told.
+/// Front ends start their queues one after the other: their number is reported after a pause of
+/// this length.
 const SETTLED: Duration = Duration::from_millis(300);
 /// How long a front end that starts the device may take to give the guest's memory. It is the next
 /// thing that it says.
 const GIVES_MEMORY: Duration = Duration::from_secs(1);
-/// When it is looked whether requests arrive at all, after the first queue began to run. A guest that wants nothing for longer is not told of.
+/// When it is looked whether requests arrive at all, after the first queue began to run. A guest
+/// that is idle for longer is not reported.
 const LOOKS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(10), Duration::from_secs(30)];
 /// Bytes at the start of each region that a running guest has not left all zero.
 const LOOKED_AT: u64 = 64 << 10;
@@ -54,7 +57,7 @@ fn wanted_by(words: &[&str]) -> Option<u32> {
     }
 }
 
-/// A process, for people. What it calls itself is its own choice, and cannot be more than a word in a line.
+/// A process, for people. Its name is its own choice, and cannot be more than a word in a line.
 pub(crate) fn process(pid: Option<i32>) -> String {
     // 0 is a process that this one cannot see (another PID namespace).
     let Some(pid) = pid.filter(|pid| *pid > 0) else { return "of an unknown process".to_owned() };
@@ -64,22 +67,22 @@ pub(crate) fn process(pid: Option<i32>) -> String {
     }
 }
 
-/// What can be seen of a session at a moment.
+/// The visible state of a session at a moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Sight {
-    /// Of each queue that runs, where its descriptors are and how many bytes they take: what only the guest writes to before it has asked
-    /// for something.
+    /// Of each queue that runs, the place of its descriptors and their size in bytes. Only the
+    /// guest writes there before its first request.
     pub(crate) running: Vec<(Option<u64>, u64)>,
     pub(crate) memory: Arc<GuestMemory>,
     /// The front end starts the device, and there is no memory.
     pub(crate) lacks_memory: bool,
 }
 
-/// What of a session has been told.
+/// The facts of a session that were reported.
 #[derive(Debug)]
 pub(crate) struct Said {
     session: u64,
-    /// Running queues, as they were told last.
+    /// Running queues, as last reported.
     told: usize,
     running: usize,
     /// When they changed last.
@@ -180,7 +183,7 @@ impl Said {
     }
 }
 
-/// Whether nobody has ever written where every running guest has.
+/// Returns true if the places that every running guest writes to have never been written.
 fn is_untouched(sight: &Sight) -> bool {
     let starts = sight.memory.starts().map(|at| (at, LOOKED_AT));
     let queues = sight.running.iter().filter_map(|(at, len)| at.map(|at| (at, *len)));
@@ -192,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wanted_queues_are_the_disk_s_or_the_vcpus() {
+    fn wanted_queues_follow_disk_or_vcpus() {
         let disk = "vhost-user-blk-pci,chardev=c";
         let numbered = "vhost-user-blk-pci,num-queues=6,chardev=c";
         for (words, wanted) in [
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_one_word_of_a_line_whatever_it_calls_itself() {
+    fn process_name_is_one_word() {
         let own = i32::try_from(std::process::id()).ok();
         assert!(process(own).starts_with(&format!("pid {} (", std::process::id())));
         assert_eq!(process(Some(0)), "of an unknown process");

@@ -16,7 +16,8 @@ pub(crate) struct SchedulerSession {
 }
 
 impl SchedulerSession {
-    /// A link for the front end `pid`; none if nobody is to be told, or the front end is gone already.
+    /// Connects for the front end `pid`; `None` if there is no scheduler to report to, or the front
+    /// end is gone already.
     pub(crate) fn new(volume: &Arc<Volume>, pid: Option<i32>) -> Option<SchedulerSession> {
         let (sockets, expected) = match &volume.schedulers {
             Schedulers::None => return None,

@@ -1,8 +1,8 @@
-//! Which vCPU scheduler a volume's sessions tell.
+//! Selects the vCPU scheduler that a volume's sessions report to.
 
 use std::path::PathBuf;
 
-/// Which vCPU scheduler is told of completed I/O.
+/// The vCPU scheduler that gets completed I/O reported.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Schedulers {
     /// None.

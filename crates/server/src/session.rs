@@ -1,9 +1,10 @@
 //! One connected front end: what the vhost-user messages mean here.
 //!
-//! The order of messages is the front end's choice, and front ends differ: a ring runs as soon as it has a size,
-//! addresses, a kick and is enabled, and its features are known, whatever came first; memory may be added while rings run; a call descriptor may
-//! come late. Every message is checked; a message that makes no sense is refused, and too many of them end the
-//! session. Rings that run are drained before anything that they use goes away.
+//! The order of messages is the front end's choice, and front ends differ. A ring runs as soon as
+//! it has a size, addresses, a kick, is enabled, and its features are known, in any order. Memory
+//! may be added while rings run; a call descriptor may come late. Every message is checked; a
+//! message that makes no sense is refused, and too many of them end the session. Rings that run are
+//! drained before anything that they use goes away.
 
 use std::fs::File;
 use std::io;
@@ -52,9 +53,9 @@ const MAX_REFUSED: u32 = 64;
 pub enum End {
     /// The front end closed the connection.
     HungUp,
-    /// It was told to end.
+    /// It was asked to end.
     Stopped,
-    /// It said nothing while another front end waited.
+    /// It sent no message while another front end waited.
     Silent,
     /// The front end broke the protocol, or the connection broke.
     Failed(Error),
@@ -78,7 +79,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session on `volume` that nobody is connected to yet.
+    /// Makes a session on `volume` without a front end yet.
     ///
     /// # Errors
     /// When the system gives no eventfd.
@@ -93,7 +94,8 @@ impl Session {
         self.run_at(stream, stop, None, None)
     }
 
-    /// As [`Session::run`]; a front end that says nothing gives way to one that knocks at `door`, and `relief` takes over if it is asked to.
+    /// As [`Session::run`]. A silent front end gives way to one that waits at `door`, and `relief`
+    /// takes over on request.
     pub(crate) fn run_at(
         &self,
         stream: UnixStream,
@@ -134,7 +136,7 @@ impl Session {
         *self.volume.facts() = None;
         let counters = {
             let mut state = self.lock();
-            // What is lost was told.
+            // Losses were reported.
             let _ = state.stop_all();
             state.report()
         };
@@ -168,7 +170,7 @@ impl Session {
     ) -> End {
         let Standing { number, peer, mut refused } = standing;
         let mut link = SchedulerSession::new(&self.volume, peer);
-        // One that goes on with messages has said something.
+        // A continued session has sent messages before.
         let mut silence = door.filter(|_| !messages.is_continued()).map(Silence::new);
         if let Err(error) = watched.set_read_timeout(silence.is_some().then_some(PATIENCE)) {
             return End::Failed(Error::SocketError(error));
@@ -247,7 +249,7 @@ impl Session {
         }
     }
 
-    /// Whether a message ends the session. `refused` counts those that were refused.
+    /// Returns the end of the session, if a message ends it. `refused` counts the refused messages.
     fn end_after(&self, handled: Result<()>, refused: &mut u32) -> Option<End> {
         match handled {
             //= vhost-user Front-end message types
@@ -273,7 +275,7 @@ impl Session {
         }
     }
 
-    /// What the handler does with a memory table, for one that it would not take.
+    /// Does the handler's work for a memory table that it would refuse.
     fn use_table(&self, stream: &UnixStream, mut table: padded_table::Table) -> Result<()> {
         let files = std::mem::take(&mut table.files);
         let done = match files.len() == table.regions.len() {
@@ -329,7 +331,7 @@ impl Session {
                 }
                 LaneEvent::Lost { index } => {
                     let mut state = self.lock();
-                    // There is nothing left to stop.
+                    // There is no ring left to stop.
                     if let Some(vring) = state.vrings.get_mut(usize::from(index)) {
                         vring.running = false;
                     }
@@ -346,7 +348,7 @@ impl Session {
     }
 }
 
-/// What other threads can ask of a session.
+/// A session's handle for other threads.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
     volume: Arc<Volume>,
@@ -356,17 +358,17 @@ pub(crate) struct Handle {
 impl Handle {
     /// Drains the rings for good: what the front end says after this starts none.
     ///
-    /// This must come before the front end sees a hang-up. A front end that cannot ask for a ring's base any more
-    /// takes the used index for it, at that moment (QEMU's `virtio_queue_restore_last_avail_idx`). Requests that are
-    /// answered later would be done again by the next back end and answered twice, and a Linux guest gives up a queue
-    /// that does that.
+    /// This must come before the front end sees a hang-up. A front end that cannot ask for a ring's
+    /// base any more takes the used index for it, at that moment (QEMU's
+    /// `virtio_queue_restore_last_avail_idx`). Requests that are answered later would be repeated
+    /// by the next back end and answered twice. A Linux guest gives up a queue that does that.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.ended = true;
         let _ = state.stop_all();
     }
 
-    /// Tells the front end, if it can be told, and the lanes that the volume has another size.
+    /// Informs the lanes of the volume's new size, and the front end if it supports that.
     pub(crate) fn size_changed(&self) {
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let sectors = self.volume.geometry().sectors;
@@ -391,9 +393,9 @@ struct State {
     is_negotiated: bool,
     memory: Arc<GuestMemory>,
     log: Option<Arc<DirtyLog>>,
-    /// What [`State::log`] was mapped from.
+    /// The file that [`State::log`] was mapped from.
     log_file: Option<restore::LogFile>,
-    /// What of the messages the crate that takes them apart keeps to itself.
+    /// The facts of the messages that the parsing crate keeps to itself.
     talked: Talked,
     vrings: Vec<Vring>,
     config: ConfigSpace,
@@ -408,11 +410,11 @@ struct State {
     is_barred: bool,
     /// A ring has run since everything was written to the storage.
     has_run: bool,
-    /// True if the write cache was switched on; none if nothing was said of it.
+    /// True if the write cache was switched on; none if it was not mentioned.
     switched: Option<bool>,
     /// The size that the front end has read last, in this session.
     seen_sectors: Option<u64>,
-    /// The number of queues was asked for, and nothing since.
+    /// The last message asked for the number of queues.
     was_asked_for_queues: bool,
     /// There was guest memory.
     had_memory: bool,
@@ -431,7 +433,7 @@ fn ready<const N: usize>(
     Ok(std::array::from_fn(|at| !fds[at].revents().is_empty()))
 }
 
-/// A refusal that was told already, in more words than these.
+/// A refusal that was reported already, in more words than these.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Told(&'static str);
@@ -514,7 +516,8 @@ impl State {
         self.features & feature != 0
     }
 
-    /// Whether writes must be durable when they are answered (5.2.5.2: the driver has to know of a cache to have one).
+    /// Returns true if writes must be durable when they are answered (5.2.5.2: the driver has to
+    /// know of a cache to have one).
     fn write_through(&self) -> bool {
         //= virtio 5.2.6.2
         //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to
@@ -535,7 +538,8 @@ impl State {
         fd.map(checked).transpose().map_err(Error::ReqHandlerError)
     }
 
-    /// Tells the front end that a ring is broken, if it wants to know. Does not wait, whatever it does to the descriptor.
+    /// Tells the front end that a ring is broken, if it wants to know. Does not wait, even if the
+    /// front end changes the descriptor.
     fn signal_error(&mut self, index: u16) {
         let Some(err) = self.vrings.get(usize::from(index)).and_then(|vring| vring.err.as_ref()) else {
             return;
@@ -546,8 +550,8 @@ impl State {
         }
     }
 
-    /// What a lane would not do. One that is lost ends the session: nobody knows how far it came, and no answer
-    /// about it would be true.
+    /// The error for a lane's refusal. A lost lane ends the session: its progress is unknown, so no
+    /// answer about it would be true.
     fn lane_failed(&self, index: u16, error: LaneError) -> Error {
         match error {
             LaneError::Gone => {
@@ -635,7 +639,7 @@ impl State {
         Ok(())
     }
 
-    /// Drains and stops the ring's lane; afterwards its base says where to go on.
+    /// Drains and stops the ring's lane; afterwards its base says where to continue.
     ///
     /// # Errors
     /// When the lane is lost: the base is that of a start long ago.
@@ -664,7 +668,7 @@ impl State {
         result
     }
 
-    /// For what is told of the session.
+    /// Returns the visible state, for reports on the session.
     fn sight(&self) -> Sight {
         let running = self.vrings.iter().filter(|vring| vring.running);
         let table = |vring: &Vring| {
@@ -675,7 +679,7 @@ impl State {
         Sight { running: running.map(table).collect(), memory: Arc::clone(&self.memory), lacks_memory }
     }
 
-    /// For those who ask at the control socket.
+    /// Publishes the facts for the control socket.
     fn tell_facts(&self) {
         if let Some(facts) = &mut *self.volume.facts() {
             (facts.features, facts.lanes) = (self.features, self.running());
@@ -707,7 +711,7 @@ impl State {
         self.features = 0;
         self.is_negotiated = false;
         (self.log, self.log_file) = (None, None);
-        // A device that was reset has nothing in flight, whatever its front end keeps.
+        // A device that was reset has no request in flight, even if its front end keeps some.
         if let Some(tracking) = self.tracking.take() {
             tracking.forget();
         }
@@ -718,12 +722,12 @@ impl State {
         Ok(())
     }
 
-    /// Lets running lanes and rings that waited for it go on with other memory.
+    /// Gives new memory to running lanes, and to rings that waited for it.
     fn use_memory(&mut self, memory: GuestMemory, drain: bool) -> Result<()> {
         self.memory = Arc::new(memory);
         self.had_memory |= !self.memory.is_empty();
         let mut result = Ok(());
-        // Every ring leaves the old memory, also when another one cannot go on in the new one.
+        // Every ring leaves the old memory, even if another one cannot continue in the new one.
         for index in self.running() {
             let changed = self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, &self.calls());
             result = result.and(changed.map_err(|error| self.lane_failed(index, error)));

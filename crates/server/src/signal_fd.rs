@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use rustix::fs::FileType;
 use vlane_engine::Signaller;
 
-/// What a descriptor is for.
+/// A descriptor's use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     Kick,
@@ -46,9 +46,9 @@ impl Signals {
         self.signaller()?.signal(fd.as_fd())
     }
 
-    /// Kicks, calls and errors are signalled through eventfds. Anything else might block, or always be ready; only for
-    /// calls a socket will do, too, which can be written to without waiting (User-Mode Linux gives one). What cannot be
-    /// checked is refused.
+    /// Kicks, calls and errors are signalled through eventfds. Any other file might block, or
+    /// always be ready. Only calls may also use a socket, which can be written to without waiting
+    /// (User-Mode Linux gives one). A descriptor that cannot be checked is refused.
     pub(crate) fn check(&mut self, purpose: Use, index: u8, fd: &File) -> io::Result<()> {
         let refuse = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         match self.signaller().and_then(|signaller| signaller.is_eventfd(fd.as_fd())) {

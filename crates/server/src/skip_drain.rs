@@ -1,5 +1,5 @@
-//! The message `VHOST_USER_GET_VRING_BASE_SKIP_DRAIN`, which the `vhost` crate does not know: as GET_VRING_BASE, but what is in flight need not be
-//! answered first.
+//! The message `VHOST_USER_GET_VRING_BASE_SKIP_DRAIN`, which the `vhost` crate does not know: as
+//! GET_VRING_BASE, but requests in flight need not be answered first.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -25,12 +25,12 @@ pub(crate) fn take(stream: &UnixStream) -> Option<u32> {
         return None;
     }
     let queue = word(12);
-    // What was seen is what is taken: nobody else reads from the stream meanwhile.
+    // The bytes seen are the bytes taken: no other thread reads from the stream meanwhile.
     rustix::net::recv(stream, &mut message[..], RecvFlags::DONTWAIT).ok()?;
     Some(queue)
 }
 
-/// Answers with the place where the queue goes on.
+/// Answers with the position where the queue continues.
 pub(crate) fn answer(stream: &UnixStream, queue: u32, base: u32) -> io::Result<()> {
     let mut reply = [0; MESSAGE];
     let words = [GET_VRING_BASE_SKIP_DRAIN, VERSION | REPLY, BODY, queue, base];

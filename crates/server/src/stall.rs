@@ -1,7 +1,9 @@
 //! Storage that hangs: noticed from outside the lanes, which cannot tell when their thread is stuck in the storage itself.
 //!
-//! A thread, `stalls`, looks once a second at what the lanes wait for. When it has found nothing twice it sleeps until a request comes, so
-//! that requests wake it once a second at most. A request that has been waiting for [`STALLED`] makes a stall, which is told once, with what hangs; and its end is.
+//! A thread, `stalls`, looks once a second at the requests that the lanes wait for. After two empty
+//! looks it sleeps until a request comes, so that requests wake it at most once a second. A request
+//! that has been waiting for [`STALLED`] makes a stall, which is reported once, with the hanging
+//! request; its end is reported, too.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use vlane_lane::{Waiting, Watch};
 
-/// How long a request may wait for the storage before that is told.
+/// The time that a request may wait for the storage before that is reported.
 pub const STALLED: Duration = Duration::from_secs(5);
 /// How often is looked.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -19,7 +21,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// A request that the storage has not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unanswered {
-    /// What it is.
+    /// The waiting request.
     pub request: Waiting,
     /// For how long it has been seen waiting: at most a second less than it has.
     pub age: Duration,
@@ -137,8 +139,8 @@ impl Shared {
                 }
                 _ => {}
             }
-            // Requests that come one by one, each answered before the next look, would wake this thread for each of them if it went to
-            // sleep whenever it finds none.
+            // Requests may come one by one, each answered before the next look. Each would wake
+            // this thread if it went to sleep after every empty look.
             if found.is_empty() && was_empty {
                 self.sleep();
                 was_empty = false;
@@ -149,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// From one look to the next, whatever wakes the thread; less only at the end.
+    /// Waits from one look to the next, even if the thread is woken; less only at the end.
     fn pause(&self) {
         let begin = Instant::now();
         while let Some(left) = PERIOD.checked_sub(begin.elapsed()).filter(|left| !left.is_zero())
@@ -162,7 +164,7 @@ impl Shared {
     /// Sleeps until there is something again.
     fn sleep(&self) {
         self.watch.wake_me();
-        // Who came at that moment is there a moment later.
+        // A request that came at that moment is there a moment later.
         std::thread::park_timeout(PERIOD);
         while self.watch.is_asleep() && !self.ended.load(Ordering::SeqCst) && self.watch.look().is_empty() {
             std::thread::park();
@@ -177,13 +179,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_are_answered_at_once_wake_the_thread_once_a_second_at_most() {
+    fn quick_requests_wake_stall_thread_seldom() {
         let stalls = Stalls::start("a volume").unwrap();
         let watch = stalls.watch();
         let (begin, mut wakes) = (Instant::now(), 0);
         while begin.elapsed() < 3 * PERIOD || wakes == 0 {
             assert!(begin.elapsed() < 60 * PERIOD, "never sleeps");
-            // What a request does to it that nobody sees at a look.
+            // Does the same as a request that no look sees.
             if watch.is_asleep() {
                 watch.wake();
                 wakes += 1;

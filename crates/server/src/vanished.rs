@@ -1,4 +1,5 @@
-//! A socket whose file somebody removed: whoever is connected is served on, and nobody else can ever connect. Nothing else would show it.
+//! A socket whose file was removed: its front end is still served, but no other can ever connect.
+//! No other sign would show it.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -15,12 +16,12 @@ type SocketFile = (PathBuf, (u64, u64));
 pub struct Vanishing {
     /// Those that are there.
     left: Arc<Mutex<Vec<SocketFile>>>,
-    /// Nothing, without inotify.
+    /// `None` without inotify.
     _changes: Option<Changes>,
 }
 
 impl Vanishing {
-    /// Begins to watch over sockets. Without inotify nothing is watched over.
+    /// Begins to watch over sockets. Without inotify no socket is watched.
     pub fn watch<'a>(paths: impl IntoIterator<Item = &'a Path>) -> Vanishing {
         let left = Arc::<Mutex<Vec<SocketFile>>>::default();
         let looked_at = Arc::clone(&left);

@@ -1,4 +1,4 @@
-//! What is served: an engine and its lane threads.
+//! The served volume: an engine and its lane threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,12 +18,12 @@ use crate::stall::{Stalls, Unanswered};
 use crate::unused::Unused;
 use crate::watch::Watch;
 
-/// What makes a volume, besides its engine.
+/// A volume's options, besides its engine.
 #[derive(Debug, Clone)]
 pub struct VolumeConfig {
     /// For messages: the image's name.
     pub name: String,
-    /// What the guest sees as the disk's serial number; at most 20 bytes.
+    /// The disk's serial number, as the guest sees it; at most 20 bytes.
     pub serial: String,
     /// Queues, threads, CPUs.
     pub topology: Topology,
@@ -31,13 +31,13 @@ pub struct VolumeConfig {
     pub poll: PollMode,
     /// Longest busy polling; zero: none.
     pub poll_max: Duration,
-    /// What is done about the priorities of the guest's requests.
+    /// The treatment of the guest's request priorities.
     pub express: Express,
 }
 
 impl VolumeConfig {
     /// Offers no more queues than there are descriptors for, though no fewer than threads. For a
-    /// number that nobody asked for.
+    /// default number of queues.
     pub fn fit_descriptors(&mut self) {
         let Some(limit) = vlane_error::raise_descriptor_limit() else { return };
         let left = limit.saturating_sub(of_threads(self) + OTHERS) / OF_QUEUE;
@@ -84,7 +84,7 @@ pub enum VolumeError {
     },
 }
 
-/// What is told of the present session.
+/// Facts on the present session, for clients of the control socket.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SessionFacts {
     /// Counted from 1.
@@ -106,7 +106,7 @@ pub struct Volume {
     /// Goes after the pool: it tells of the last requests, too.
     watch: Watch,
     pub(crate) counters: Vec<Arc<Counters>>,
-    /// What the lanes tell of classes, if there are any.
+    /// The lanes' counts by class, if there are classes.
     pub(crate) classes: Option<Arc<ClassBoard>>,
     pub(crate) recording: Recording,
     pub(crate) schedulers: Schedulers,
@@ -116,9 +116,9 @@ pub struct Volume {
     session: Mutex<Option<SessionFacts>>,
     /// Which image it is, if it is one.
     identity: Option<Identity>,
-    /// A guest may go on with it that had another one.
+    /// A guest that had another disk may continue with it.
     may_be_another: bool,
-    /// The last front end that was told of that ran no ring, and why it ran none.
+    /// The last reported front end that ran no ring, and the reason.
     pub(crate) told_unused: Mutex<Option<(Option<i32>, Unused)>>,
 }
 
@@ -169,17 +169,18 @@ impl Volume {
         })
     }
 
-    /// What the volume may do from now on, all its lanes together. Does not wait for what is begun.
+    /// Sets the volume's limits, for all its lanes together, from now on. Does not wait for
+    /// requests that have begun.
     ///
     /// # Errors
-    /// [`LimitsError`]; then nothing is changed.
+    /// [`LimitsError`]; then the old limits stay.
     pub fn set_limits(&self, limits: Limits) -> Result<(), LimitsError> {
         limits.check()?;
         self.pool.set_limits(limits);
         Ok(())
     }
 
-    /// What the volume may do, and how often that kept a lane waiting since it was set.
+    /// The volume's limits, and how often they kept a lane waiting since they were set.
     pub fn limits(&self) -> (Limits, Waits) {
         self.pool.limits()
     }
@@ -197,8 +198,8 @@ impl Volume {
         running.max(needed(&self.config))
     }
 
-    /// Lets a guest go on with this image that had another one, or a longer one: it is ruined if
-    /// that is a mistake.
+    /// Lets a guest continue with this image that had another one, or a longer one: the image is
+    /// ruined if that is a mistake.
     pub fn for_any_guest(mut self, may_be_another: bool) -> Volume {
         self.may_be_another = may_be_another;
         self
@@ -214,7 +215,7 @@ impl Volume {
         self.may_be_another
     }
 
-    /// What a guest sees.
+    /// The disk's properties for a guest.
     pub fn geometry(&self) -> Geometry {
         self.engine.geometry()
     }
@@ -229,12 +230,12 @@ impl Volume {
         self.pool.places()
     }
 
-    /// Lane threads that have ended by a fault of their own: their queues are not served any more.
+    /// Lane threads that have ended by a fault: their queues are not served any more.
     pub fn lost_threads(&self) -> Vec<usize> {
         self.pool.lost()
     }
 
-    /// What all lanes counted since the volume is served.
+    /// The counts of all lanes since the volume is served.
     pub fn counters(&self) -> Snapshot {
         self.counters.iter().fold(Snapshot::default(), |mut sum, lane| {
             sum.add(&lane.snapshot());
@@ -242,10 +243,10 @@ impl Volume {
         })
     }
 
-    /// Writes everything to stable storage, also what nobody flushed.
+    /// Writes all data to stable storage, even without a guest's flush.
     ///
     /// # Errors
-    /// What the storage says; ever after a lost write, what it said then.
+    /// The storage's error; after a lost write, always the error of that loss.
     pub fn sync(&self) -> std::io::Result<()> {
         let result = self.engine.sync();
         if result.is_err() {
@@ -260,8 +261,8 @@ impl Volume {
         self.pool.end();
     }
 
-    /// Writes that were answered and are lost, if there are any. It was told, as an error; all writes and flushes since then were answered
-    /// with one.
+    /// Writes that were answered and are lost, if there are any. The loss was reported, as an
+    /// error; all writes and flushes since then were answered with one.
     pub fn lost_write(&self) -> Option<LostWrite> {
         self.engine.lost_write()
     }
@@ -306,7 +307,7 @@ impl Volume {
         self.facts().clone()
     }
 
-    /// Changes what is told of the present session.
+    /// Locks the facts on the present session, to change them.
     pub(crate) fn facts(&self) -> MutexGuard<'_, Option<SessionFacts>> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -318,11 +319,12 @@ impl Volume {
     }
 }
 
-/// Descriptors that a volume needs beside its queues and threads: files, sockets, what comes with a
-/// message (at most 32 memory regions, for as long as they are mapped), and what the user passed.
+/// Descriptors that a volume needs beside its queues and threads. They are files, sockets, those
+/// that come with a message (at most 32 memory regions, for as long as they are mapped), and those
+/// that the user passed.
 const OTHERS: u64 = 64;
 
-/// Of each thread: an io_uring and an inbox, its CPU time if somebody looks at it, and a bell if
+/// Of each thread: an io_uring and an inbox, its CPU time if a client asks for it, and a bell if
 /// others hand it operations.
 fn of_threads(config: &VolumeConfig) -> u64 {
     let Topology { threads, adapts, .. } = config.topology;

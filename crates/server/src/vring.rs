@@ -1,4 +1,4 @@
-//! What a session knows of one of its virtqueues.
+//! A session's facts on one of its virtqueues.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;

@@ -9,13 +9,14 @@ use crate::door::Door;
 use crate::said;
 use crate::volume::Volume;
 
-/// How long somebody may wait before that is told: a front end that looks at the configuration is gone by then.
+/// The time that a front end may wait before that is reported: one that only reads the
+/// configuration is gone by then.
 const MOMENT: Duration = Duration::from_secs(2);
-/// From one look to the next while what there is to tell was told.
+/// The interval of looks after the state was reported.
 const LATER: Duration = Duration::from_secs(30);
 
-/// Says once, for each front end that keeps others waiting, that it does. A thread that sleeps until somebody knocks; it ends with the
-/// process, or when the socket is shut down.
+/// Says once, for each front end that keeps others waiting, that it does. A thread that sleeps
+/// until a front end comes; it ends with the process, or when the socket is shut down.
 pub(crate) fn watch(path: String, door: Arc<Door>, volume: Weak<Volume>) {
     let body = move || {
         let mut told = None;
@@ -36,21 +37,21 @@ pub(crate) fn watch(path: String, door: Arc<Door>, volume: Weak<Volume>) {
             }
         }
     };
-    // Without it nothing is told.
+    // Without the thread no wait is reported.
     let _ = std::thread::Builder::new().name("door".to_owned()).spawn(body);
 }
 
-/// Who is at the door.
+/// The state of the door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Nobody,
-    /// One who knocks, or who was let in and waits.
+    /// A front end that has connected, or was admitted and waits.
     Somebody,
     /// The socket is shut down.
     Closed,
 }
 
-/// Looks who is at the door; may wait for somebody.
+/// Looks for a front end at the door; may wait for one.
 fn look(door: &Door, waits: bool) -> Seen {
     loop {
         let is_awaited = door.is_awaited();
@@ -69,7 +70,7 @@ fn look(door: &Door, waits: bool) -> Seen {
         match () {
             () if !knocks.difference(PollFlags::IN).is_empty() => return Seen::Closed,
             () if is_awaited || !knocks.is_empty() => return Seen::Somebody,
-            // Who was let in is seen next time round, if it is still there.
+            // An admitted front end is seen next time round, if it is still there.
             () if came || waits => {}
             () => return Seen::Nobody,
         }

@@ -1,8 +1,9 @@
-//! Tells the operator that the storage fails, while it does: the first failure of each kind at once, the others at a bounded rate; and a
-//! lost write, which is told once and for all.
+//! Reports failures of the storage to the operator: the first failure of each kind at once, the
+//! others at a bounded rate. A lost write is reported once and for all.
 //!
-//! One thread for each volume, `watch`. It sleeps until a lane raises the volume's alarm, which it does when the counters that it
-//! publishes tell of failures: nothing is written for a single request, and a volume without failures costs nothing.
+//! One thread for each volume, `watch`. It sleeps until a lane raises the volume's alarm, after the
+//! counters that it publishes showed failures. No line is written for a single request, and a
+//! volume without failures has no cost.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -23,14 +24,14 @@ const GLANCE: Duration = Duration::from_secs(1);
 
 /// The words for requests beyond the end of what there is.
 const SHORT: &str = "the image is shorter than its volume";
-/// The kinds of failures: what is told of each, and what to do.
+/// The kinds of failures: the report of each, and the advice.
 const KINDS: [(&str, &str); 3] = [
     ("no space was left on the storage", "make room; requests succeed again as soon as there is some"),
     (SHORT, "it was cut short; stop, and restore it"),
     ("the storage failed", "see the kernel's log"),
 ];
 
-/// What is done when writes were lost.
+/// Called when writes were lost.
 type OnLoss = Box<dyn Fn() + Send + Sync>;
 
 /// Watches over one volume until it is dropped.
@@ -46,7 +47,7 @@ struct Shared {
     counters: Vec<Arc<Counters>>,
     alarm: Arc<Alarm>,
     ends: AtomicBool,
-    /// The loss was told.
+    /// The loss was reported.
     is_told: AtomicBool,
     on_loss: OnceLock<OnLoss>,
     /// It was done.
@@ -90,7 +91,7 @@ impl Watch {
         }
     }
 
-    /// Looks whether writes were lost, and tells it: for who found out himself.
+    /// Looks for lost writes, and reports them: for a caller that found out itself.
     pub(crate) fn look(&self) {
         self.shared.tell_loss();
     }
@@ -114,7 +115,7 @@ impl Shared {
         loop {
             match teller.is_busy {
                 true => self.pause(&mut teller, interval),
-                // Nothing failed since the last look: until something does.
+                // No failure since the last look: waits for one.
                 false => self.wait(None),
             }
             self.alarm.lower();
@@ -129,7 +130,7 @@ impl Shared {
         self.ends.load(Ordering::Acquire)
     }
 
-    /// Until then failures of kinds that were told are counted, and not told.
+    /// Until then failures of reported kinds are counted, and not reported.
     fn pause(&self, teller: &mut Teller, interval: Duration) {
         let until = Instant::now() + interval;
         while let Some(left) = until.checked_duration_since(Instant::now())
@@ -146,7 +147,7 @@ impl Shared {
             sum
         });
         teller.tell(&sum, Instant::now(), again, |line| {
-            // The sizes are those of the moment when it is told.
+            // The sizes are those of the moment of the report.
             let sizes = match (line.strip_prefix(SHORT), self.engine.stored_bytes()) {
                 (Some(rest), Some(stored)) => Some((rest, stored, self.engine.geometry().sectors * SECTOR)),
                 _ => None,
@@ -201,33 +202,35 @@ impl Shared {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: limit.subsec_nanos().into(),
         });
-        // An error is an early return, and nothing is lost by one.
+        // An error is an early return, and loses no report.
         let _ = rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], limit.as_ref());
         self.alarm.woken();
     }
 }
 
-/// What was told of failures.
+/// Failures reported so far.
 #[derive(Debug, Default)]
 struct Teller {
-    /// By kind, failures that were told.
+    /// By kind, reported failures.
     told: [u64; 3],
     since: Option<Instant>,
-    /// All failures up to the last look, also those that are told of in another way.
+    /// All failures up to the last look, even those reported in another way.
     failed: u64,
     /// Something failed until the last look.
     is_busy: bool,
-    /// Why the storage takes no writes, as it was told.
+    /// The reason why the storage takes no writes, as it was reported.
     refusal: Option<String>,
 }
 
 impl Teller {
-    /// A line for each kind of which there are more than at the last look; without `again`, only if none was told yet.
+    /// Writes a line for each kind of which there are more than at the last look; without `again`,
+    /// only if none was reported yet.
     fn tell(&mut self, sum: &Snapshot, now: Instant, again: bool, mut line: impl FnMut(String)) {
         let counted =
             [sum.no_space, sum.short, sum.failed.saturating_sub(sum.no_space + sum.short + sum.lost)];
         if again {
-            // After a loss everything but reads fails, of which nothing is told here: nobody needs to be woken for it either.
+            // After a loss all requests but reads fail, which is not reported here: no thread needs
+            // to be woken for it either.
             self.is_busy = sum.failed > self.failed;
             self.failed = sum.failed;
         }
@@ -272,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_each_kind_is_told_with_advice_and_then_how_many_came_since() {
+    fn first_failure_of_kind_is_reported_with_advice() {
         let (mut teller, begin) = (Teller::default(), Instant::now());
         assert_eq!(lines(&mut teller, Snapshot::default(), begin, true), [] as [String; 0]);
         assert!(!teller.is_busy);
@@ -300,7 +303,7 @@ mod tests {
                 "shorter than its volume: 19 requests failed in the last 10 s, 20 requests in all"
             )
         );
-        // What failed only because writes had been lost is told as that.
+        // Failures that only follow from lost writes are reported as such.
         assert!(later.len() == 3 && later[2].starts_with("the storage failed: 1 request failed; see"));
         assert_eq!(lines(&mut teller, sum, begin, true), [] as [String; 0], "nothing new");
         assert!(!teller.is_busy);

@@ -1,4 +1,4 @@
-//! Whatever order a front end gives its messages in: once a ring has everything, it runs.
+//! Messages may come in any order: once a ring has all its parts, it runs.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -8,7 +8,8 @@ use std::os::fd::AsFd;
 
 use common::*;
 
-/// What starts a ring, besides the protocol features, which say whether messages are answered.
+/// A message that a ring needs to start, besides the protocol features, which decide if messages
+/// are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Features,
@@ -33,7 +34,7 @@ enum Way {
 }
 
 impl Step {
-    /// Says it; returns whether it was accepted, or nothing when the session ended.
+    /// Sends it; returns true if it was accepted, and `None` when the session ended.
     fn say(self, wire: &Wire, ring: &Ring<'_>, way: Way, features: u64) -> Option<bool> {
         let memory = ring.memory;
         let eventfd = |code, fd: &std::os::fd::OwnedFd| wire.try_set(code, &words(&[0]), &[fd.as_fd()]);
@@ -77,7 +78,7 @@ fn starts(server: &Server, order: &[Step], way: Way, features: u64) {
     let wire = connect(server);
     let memory = Memory::new(0x10_0000, 0x20_0000);
     let mut ring = Ring::new(&memory, 0);
-    // A request from before the start: nobody kicks for it again.
+    // A request from before the start: no further kick comes for it.
     ring.submit(0, IN, 0, 512);
     let at = |step| order.iter().position(|s| *s == step).unwrap_or(usize::MAX);
     for (index, step) in order.iter().enumerate() {
@@ -106,7 +107,7 @@ fn starts(server: &Server, order: &[Step], way: Way, features: u64) {
 
 /// Every pair of last messages, the others before them in two orders.
 #[test]
-fn a_ring_runs_whatever_was_said_last() {
+fn ring_runs_after_any_last_message() {
     let server = Server::new(null(None), 1, 1);
     for last in STEPS {
         for but_one in STEPS.into_iter().filter(|step| *step != last) {
@@ -122,7 +123,7 @@ fn a_ring_runs_whatever_was_said_last() {
     }
 }
 
-/// xorshift64*, for orders that nobody thought of; the same every time.
+/// xorshift64*, for arbitrary orders; the same every time.
 fn shuffled(steps: &[Step], seed: u64) -> Vec<Step> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut steps = steps.to_vec();
@@ -137,7 +138,7 @@ fn shuffled(steps: &[Step], seed: u64) -> Vec<Step> {
 }
 
 #[test]
-fn a_ring_runs_after_any_order_of_messages() {
+fn ring_runs_after_any_message_order() {
     let server = Server::new(null(None), 1, 1);
     for seed in 0..300 {
         let way = if seed % 2 == 0 { Way::Table } else { Way::Region };
@@ -145,10 +146,10 @@ fn a_ring_runs_after_any_order_of_messages() {
     }
 }
 
-/// vhost-user, "Ring states": a front end that has not negotiated the protocol features has no message to enable a
-/// ring, and one that has starts with rings that are disabled.
+/// vhost-user, "Ring states": without the protocol features, a front end has no message to enable a
+/// ring. With them, its rings start disabled.
 #[test]
-fn a_ring_runs_after_any_order_of_messages_without_protocol_features() {
+fn ring_runs_in_any_order_without_protocol_features() {
     let server = Server::new(null(None), 1, 1);
     let steps: Vec<Step> = STEPS.into_iter().filter(|step| *step != Enable).collect();
     for seed in 0..200 {
@@ -156,10 +157,10 @@ fn a_ring_runs_after_any_order_of_messages_without_protocol_features() {
     }
 }
 
-/// A ring's layout and its drivers' wishes are features: before they are known nothing may be taken from it. After a
-/// reset they are unknown again.
+/// A ring's layout and its drivers' options are features: before they are known no request may be
+/// taken from it. After a reset they are unknown again.
 #[test]
-fn no_ring_runs_before_its_features_are_known() {
+fn ring_waits_for_its_features() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -177,7 +178,7 @@ fn no_ring_runs_before_its_features_are_known() {
 
 /// The parts of a ring may lie in regions that come one after the other.
 #[test]
-fn a_ring_whose_parts_lie_in_several_regions_waits_for_all_of_them() {
+fn ring_waits_for_all_its_regions() {
     let server = Server::new(null(None), 1, 1);
     let whole = Memory::new(0x10_0000, 0x20_0000);
     // Two halves of one file: descriptors and available ring in the first, the used ring in the second.

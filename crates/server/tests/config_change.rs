@@ -1,4 +1,5 @@
-//! A volume changes its size while it is served: the front end is told, and running lanes go by the new size.
+//! A volume changes its size while it is served: the front end is informed, and running lanes use
+//! the new size.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -90,13 +91,13 @@ fn grows_and_shrinks(directory: &Path, cache: Cache) {
     assert!(wire.start(1, &second));
     assert_eq!((write(&mut second, 2 * MIB - 4096), write(&mut second, 2 * MIB)), (0, 1));
 
-    // To nothing: refused, and the size stays.
+    // To zero: refused, and the size stays.
     resize(&path, 0);
     assert!(engine.refresh().is_err());
     assert_eq!(sectors(&wire), 2 * MIB / 512);
 }
 
-/// A front end, and what it is told.
+/// A front end, and the messages to it.
 struct Listening {
     wire: Wire,
     channel: UnixStream,
@@ -110,7 +111,7 @@ impl Listening {
         Listening { wire, channel }
     }
 
-    /// How often it was told of the configuration since the last look.
+    /// The number of configuration messages since the last look.
     fn told(&mut self) -> usize {
         // Messages from before this answer are there.
         assert!(self.wire.is_alive());
@@ -126,7 +127,7 @@ impl Listening {
 /// A front end asks for the size once, and heeds no message while its machine is stopped, or before
 /// it is connected.
 #[test]
-fn size_is_told_when_the_first_ring_starts() {
+fn size_is_sent_when_first_ring_starts() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), MIB);
     let options = FileOptions { cache: Cache::Writeback, ..FileOptions::default() };
@@ -168,24 +169,24 @@ fn size_is_told_when_the_first_ring_starts() {
 }
 
 #[test]
-fn a_direct_volume_grows_and_shrinks_under_its_guest() {
+fn direct_volume_grows_and_shrinks() {
     grows_and_shrinks(tempfile::tempdir().unwrap().path(), Cache::None);
 }
 
 #[test]
-fn a_buffered_volume_grows_and_shrinks_under_its_guest() {
+fn buffered_volume_grows_and_shrinks() {
     grows_and_shrinks(tempfile::tempdir().unwrap().path(), Cache::Writeback);
 }
 
 #[test]
-fn a_volume_in_memory_grows_and_shrinks_under_its_guest() {
+fn memory_volume_grows_and_shrinks() {
     if Path::new("/dev/shm").is_dir() {
         grows_and_shrinks(tempfile::tempdir_in("/dev/shm").unwrap().path(), Cache::Auto);
     }
 }
 
 #[test]
-fn a_front_end_without_a_channel_finds_the_new_size_when_it_looks() {
+fn new_size_is_found_without_channel() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), MIB);
     let options = FileOptions { cache: Cache::Writeback, ..FileOptions::default() };

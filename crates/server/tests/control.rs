@@ -1,4 +1,5 @@
-//! The control socket: what the OpenAPI document says is what there is; counters go on across sessions; a trace has every request.
+//! The control socket: the OpenAPI document describes the real answers; counters continue across
+//! sessions; a trace has every request.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -57,7 +58,7 @@ fn json(path: &Path, resource: &str) -> Value {
     serde_json::from_slice(&body).unwrap()
 }
 
-/// Some requests by a guest of its own: so many reads.
+/// Requests by a separate guest: so many reads.
 fn reads(server: &Server, count: u16) {
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -70,7 +71,7 @@ fn reads(server: &Server, count: u16) {
     assert_eq!(wire.get_base(0), Some(count.into()));
 }
 
-/// Whether a value is what a schema says: all its required members, no others, each of its type.
+/// Returns true if a value fits a schema: all its required members, no others, each of its type.
 fn fits(value: &Value, schema: &Value, document: &Value, at: &str) {
     if let Some(reference) = schema["$ref"].as_str() {
         let schema = document.pointer(reference.strip_prefix('#').unwrap()).unwrap();
@@ -119,7 +120,7 @@ fn fits(value: &Value, schema: &Value, document: &Value, at: &str) {
 }
 
 #[test]
-fn every_resource_answers_as_the_openapi_document_says() {
+fn resources_answer_as_openapi_document_says() {
     let Controlled { control, path, server } = controlled();
     let document = json(&path, "/openapi.json");
     assert!(document["openapi"].as_str().unwrap().starts_with("3.1"));
@@ -171,7 +172,7 @@ fn every_resource_answers_as_the_openapi_document_says() {
 }
 
 #[test]
-fn only_the_owner_may_connect_and_only_one_may_listen() {
+fn control_socket_has_one_owner_and_listener() {
     let Controlled { control, path, server } = controlled();
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let refused = Control::start(&path, Arc::clone(&server.volume)).unwrap_err();
@@ -180,11 +181,11 @@ fn only_the_owner_may_connect_and_only_one_may_listen() {
     drop(control);
 }
 
-/// A client that may only ask gets the same answers, and changes nothing: neither limits, nor what
-/// waits for a trace to end.
-/// A local user who may ask keeps connections open. The guest needs descriptors, too.
+/// A client with the right to ask gets the same answers, and changes no state: neither limits, nor
+/// the wait for a trace to end. A local user with that right keeps connections open. The guest
+/// needs descriptors, too.
 #[test]
-fn idle_connections_are_bounded_and_their_places_come_back() {
+fn idle_connections_are_bounded() {
     let Controlled { control: _control, path, server } = controlled();
     let many: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(&path).unwrap()).collect();
     let is_refused = |stream: &&UnixStream| {
@@ -215,7 +216,7 @@ fn idle_connections_are_bounded_and_their_places_come_back() {
 }
 
 #[test]
-fn socket_for_questions_changes_nothing() {
+fn question_socket_refuses_changes() {
     let Controlled { control, path, server } = controlled();
     let asked = server.path().with_file_name("asked");
     let access = Access::Exactly { mode: 0o644, group: None };
@@ -242,7 +243,7 @@ fn socket_for_questions_changes_nothing() {
 
 /// A guest that gives its requests priorities, as the driver writes them, and any other number.
 #[test]
-fn requests_are_told_by_class() {
+fn requests_are_counted_by_class() {
     let server = Server::classifying(null(None), Mode::Order, Schedulers::None);
     let path = server.path().with_file_name("control");
     let control = Control::start(&path, Arc::clone(&server.volume)).unwrap();
@@ -296,7 +297,7 @@ fn requests_are_told_by_class() {
 }
 
 #[test]
-fn counters_go_on_across_sessions() {
+fn counters_continue_across_sessions() {
     let Controlled { control, path, server } = controlled();
     for session in 1..=3 {
         reads(&server, 10);
@@ -306,7 +307,7 @@ fn counters_go_on_across_sessions() {
         assert_eq!(counters["lanes"][1]["reads"], 0);
         assert_eq!(counters["sum"]["read_bytes"], 5120 * session);
         assert!(counters["sum"]["kicks"].as_u64().unwrap() >= 1);
-        // Each alone may be nothing: the system divides what it knows exactly by ticks.
+        // Each alone may be zero: the system divides its exact sum by ticks.
         let cpu = |name: &str| counters["process"][name].as_u64().unwrap();
         assert!(cpu("user_ns") + cpu("system_ns") > 0);
     }
@@ -315,7 +316,7 @@ fn counters_go_on_across_sessions() {
 
 /// Two sessions, one trace: every request is in it, with a start for each, and its end when the volume ends.
 #[test]
-fn a_trace_has_every_request_of_every_session_and_ends_with_the_volume() {
+fn trace_has_all_sessions_until_volume_end() {
     let Controlled { control, path, server } = controlled();
     let stream = ask(&path, "GET", "/v1/trace");
     let begin = std::time::Instant::now();
@@ -357,7 +358,7 @@ fn a_trace_has_every_request_of_every_session_and_ends_with_the_volume() {
 
 /// A reader that hangs up ends the recording, and the next one can begin.
 #[test]
-fn a_reader_that_hangs_up_ends_the_recording() {
+fn reader_hang_up_ends_recording() {
     let Controlled { control, path, server } = controlled();
     for _ in 0..3 {
         let mut stream = ask(&path, "GET", "/v1/trace?hash=1");
@@ -375,9 +376,10 @@ fn a_reader_that_hangs_up_ends_the_recording() {
     drop(control);
 }
 
-/// Whoever records one trace after the other is never told that a trace is being recorded already.
+/// A client that records one trace after the other never hears that a trace is being recorded
+/// already.
 #[test]
-fn a_recording_follows_one_that_has_just_been_ended() {
+fn recording_follows_ended_one() {
     let Controlled { control, path, server } = controlled();
     for turn in 0..10 {
         let mut stream = ask(&path, "GET", "/v1/trace");
@@ -387,14 +389,14 @@ fn a_recording_follows_one_that_has_just_been_ended() {
         if turn % 2 == 1 {
             reads(&server, 3);
         }
-        // No wait: the recorder's thread has yet to see that nobody reads.
+        // No wait: the recorder's thread has yet to see that its reader is gone.
         drop(stream);
     }
     drop(control);
 }
 
 #[test]
-fn threads_that_choose_their_number_are_told_as_they_are_now() {
+fn adaptive_thread_count_is_reported_live() {
     let server = Server::adapting(null(None), 2, 2);
     let path = server.path().with_file_name("control");
     let _control = Control::start(&path, Arc::clone(&server.volume)).unwrap();
@@ -408,14 +410,14 @@ fn threads_that_choose_their_number_are_told_as_they_are_now() {
         (&Value::from(true), &Value::from(2)),
         "{volume}"
     );
-    // They have done nothing yet.
+    // They have served no request yet.
     assert_eq!(topology["threads_used"], 1, "{volume}");
     assert_eq!(volume["session"]["lanes"], Value::from(vec![0, 1]), "{volume}");
     assert_eq!(volume["session"]["threads"], Value::from(vec![0, 0]), "{volume}");
 }
 
 #[test]
-fn polling_is_told_as_it_is_and_not_as_it_was_asked_for() {
+fn actual_polling_is_reported() {
     for (most, told) in [(Duration::ZERO, ("off", 0)), (Duration::from_micros(30), ("balanced", 30))] {
         let server = Server::polling(null(None), 1, 1, most);
         let path = server.path().with_file_name("control");
@@ -439,7 +441,7 @@ fn limit(path: &Path, body: &str) -> (u16, Value) {
 }
 
 #[test]
-fn limits_are_told_as_they_are_set_and_impossible_ones_change_nothing() {
+fn set_limits_are_reported_impossible_ones_refused() {
     let Controlled { control, path, server } = controlled();
     let rates = |told: &Value| (told["iops"].as_u64(), told["bandwidth"].as_u64());
     assert_eq!(rates(&json(&path, "/v1/limits")), (None, None));
@@ -453,7 +455,7 @@ fn limits_are_told_as_they_are_set_and_impossible_ones_change_nothing() {
         r#"{"burst_us": 999}"#,
         r#"{"iop": 5}"#,
         r#"{"express": "sometimes"}"#,
-        // Nothing is express without classes.
+        // Without classes no request is express.
         r#"{"express": "exempt"}"#,
         "none",
     ] {
@@ -462,7 +464,7 @@ fn limits_are_told_as_they_are_set_and_impossible_ones_change_nothing() {
         assert!(problem["why"].is_string() && problem["advice"].is_string(), "{wrong}: {problem}");
         assert_eq!(json(&path, "/v1/limits"), told, "{wrong}");
     }
-    // What is not said is as without it.
+    // An omitted limit does not apply.
     let (_, told) = limit(&path, "{}");
     assert_eq!((rates(&told), told["burst_us"].as_u64()), ((None, None), Some(100_000)));
     drop((control, server));
@@ -470,7 +472,7 @@ fn limits_are_told_as_they_are_set_and_impossible_ones_change_nothing() {
 
 /// A sector costs a second, and ten pass at once.
 #[test]
-fn limits_are_shared_by_all_queues_and_a_change_wakes_what_waits_for_them() {
+fn limits_are_shared_and_changes_wake_waiters() {
     let Controlled { control, path, server } = controlled();
     assert_eq!(limit(&path, r#"{"bandwidth": 512, "burst_us": 10000000}"#).0, 200);
     let (wire, memory) = server.guest(USUAL);

@@ -1,5 +1,5 @@
-//! A lane thread that dies takes its session with it, and nothing else: no front end is told a position that nobody
-//! vouches for.
+//! A lane thread that dies takes only its session with it: no front end gets an unreliable
+//! position.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -76,28 +76,28 @@ fn with_a_dead_lane(then: impl FnOnce(&Server, Wire, [Ring<'_>; 2])) {
     ring.submit(0, GET_ID, 0, 20);
     ring.wait(1);
     assert_eq!(ring.status(0), 0);
-    // The dead one serves nobody, and that is an answer.
+    // The dead one serves no ring, and that is an answer.
     assert!(!wire.start(0, &Ring::new(&memory, 0x2_0000)));
     drop(wire);
     server.stop();
 }
 
 #[test]
-fn a_session_ends_by_itself_when_one_of_its_lanes_dies() {
+fn session_ends_when_a_lane_dies() {
     with_a_dead_lane(|_, wire, _| {
         assert!(wire.is_hung_up(LIMIT), "the guest waits for ever, and nobody says so");
     });
 }
 
 #[test]
-fn the_base_of_a_dead_lane_is_no_base() {
+fn dead_lane_gives_no_base() {
     with_a_dead_lane(|_, wire, _| {
         assert_eq!(wire.get_base(0), None, "the position of a start long ago");
     });
 }
 
 #[test]
-fn the_other_lanes_of_the_session_answer_what_they_have_before_it_ends() {
+fn other_lanes_answer_before_session_ends() {
     with_a_dead_lane(|_, wire, mut rings| {
         let [_, other] = &mut rings;
         assert!(wire.is_hung_up(LIMIT));

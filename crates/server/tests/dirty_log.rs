@@ -1,5 +1,5 @@
-//! Live migration: while logging is on, exactly the pages that the back end writes are marked, from the moment that
-//! the front end's order is confirmed.
+//! Live migration: while logging is on, exactly the pages that the back end writes are marked.
+//! Marking begins when the front end's order is confirmed.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -53,7 +53,7 @@ impl Log {
 }
 
 #[test]
-fn exactly_what_is_written_is_marked_and_nothing_when_it_is_off() {
+fn exactly_written_pages_are_marked() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0x2_0000);
@@ -102,7 +102,7 @@ fn exactly_what_is_written_is_marked_and_nothing_when_it_is_off() {
 }
 
 #[test]
-fn a_buffer_over_several_pages_and_regions_is_marked_whole() {
+fn buffer_over_several_regions_is_marked_whole() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let more = Memory::new(0x4000_0000, 0x10_0000);
@@ -126,7 +126,7 @@ fn a_buffer_over_several_pages_and_regions_is_marked_whole() {
 }
 
 #[test]
-fn a_packed_rings_writes_are_marked_too() {
+fn packed_ring_writes_are_marked() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     let features = USUAL | 1 << 34;
@@ -190,7 +190,7 @@ fn a_packed_rings_writes_are_marked_too() {
 /// A page that is written after the confirmation and not marked is lost on the destination. So the order must have
 /// reached the lanes, which are busy, before it is confirmed.
 #[test]
-fn nothing_is_missed_from_the_confirmation_on() {
+fn no_write_after_confirmation_is_missed() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -228,7 +228,7 @@ fn nothing_is_missed_from_the_confirmation_on() {
 }
 
 #[test]
-fn logging_that_begins_with_requests_in_flight_marks_what_they_write() {
+fn logging_marks_writes_already_in_flight() {
     let server = Server::new(null(Some(Duration::from_millis(100))), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -283,18 +283,18 @@ fn goes_along(is_on: bool, offset: u64) {
 }
 
 #[test]
-fn a_log_that_is_on_goes_along_to_who_takes_over() {
+fn enabled_log_survives_a_takeover() {
     goes_along(true, 0);
     goes_along(true, 8192);
 }
 
 #[test]
-fn a_log_that_is_off_goes_along_to_who_takes_over() {
+fn disabled_log_survives_a_takeover() {
     goes_along(false, 8192);
 }
 
 #[test]
-fn a_log_that_is_none_ends_the_session_instead_of_leaving_its_question_open() {
+fn bad_log_ends_the_session() {
     let server = Server::new(null(None), 1, 1);
     let file = Arc::new(File::from(memfd_create("log", MemfdFlags::CLOEXEC).unwrap()));
     file.set_len(4096).unwrap();

@@ -1,5 +1,5 @@
-//! A session goes from one process to the next, when the storage or the guest's memory is not what
-//! it was. It goes on, or it stays where it is. The volume is served in any case.
+//! A session moves from one process to the next, when the storage or the guest's memory has
+//! changed. It continues there, or it stays where it is. The volume is served in any case.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -53,7 +53,7 @@ fn becomes_read_only(geometry: &mut Geometry) {
 }
 
 #[test]
-fn guest_goes_on_with_features_that_the_storage_lost() {
+fn guest_keeps_features_that_storage_lost() {
     let all = USUAL | DISCARD | WRITE_ZEROES;
     let (server, relief) = Server::relievable(null(None));
     let (wire, memory) = server.guest(all);
@@ -79,14 +79,14 @@ fn guest_goes_on_with_features_that_the_storage_lost() {
 }
 
 #[test]
-fn read_only_guest_goes_on_when_the_disk_becomes_writable() {
+fn read_only_guest_survives_writable_disk() {
     let server = Server::new(null(None), 1, 1);
     let (wire, _memory) = server.guest(USUAL);
     assert!(wire.set_features(USUAL & !CONFIG_WCE | READ_ONLY));
 }
 
 #[test]
-fn writing_guest_is_refused_a_disk_that_became_read_only() {
+fn read_only_disk_refuses_writing_guest() {
     for feature in [CONFIG_WCE, DISCARD, WRITE_ZEROES] {
         let server = Server::new(changed(becomes_read_only), 1, 1);
         let (wire, _memory) = server.guest(USUAL & !CONFIG_WCE | READ_ONLY);
@@ -96,7 +96,7 @@ fn writing_guest_is_refused_a_disk_that_became_read_only() {
 
 /// The guest never looks at what was cut off. The next process would have to map it.
 #[test]
-fn memory_that_was_shortened_keeps_the_session_where_it_is() {
+fn shortened_memory_prevents_handover() {
     let (server, relief) = Server::relievable(null(None));
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -122,7 +122,7 @@ fn memory_that_was_shortened_keeps_the_session_where_it_is() {
 
 /// A fault that could not be foreseen costs the session, and not the volume.
 #[test]
-fn session_that_cannot_be_taken_over_ends_and_the_next_is_served() {
+fn failed_takeover_ends_session_next_is_served() {
     let (server, relief) = Server::relievable(null(None));
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -145,7 +145,7 @@ fn session_that_cannot_be_taken_over_ends_and_the_next_is_served() {
 }
 
 #[test]
-fn zeroes_are_written_for_a_guest_that_was_told_so() {
+fn known_write_zeroes_still_writes_zeroes() {
     let server = Server::new(changed(takes_nothing_away), 1, 1);
     let (wire, memory) = server.guest(USUAL | WRITE_ZEROES);
     let mut ring = Ring::new(&memory, 0);

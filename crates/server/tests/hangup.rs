@@ -1,5 +1,5 @@
-//! A front end that goes away in the middle of its load: what is in flight comes to its end before the session does,
-//! and only then is the next front end served.
+//! A front end goes away in the middle of its load: the requests in flight end before the session
+//! does, and only then is the next front end served.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -15,7 +15,7 @@ use vlane_engine::file::{Cache, FileEngine, FileOptions};
 const LATENCY: Duration = Duration::from_millis(250);
 
 #[test]
-fn a_hang_up_waits_for_the_requests_in_flight() {
+fn hang_up_waits_for_requests_in_flight() {
     let server = Server::new(null(Some(LATENCY)), 2, 2);
     let (wire, memory) = server.guest(USUAL);
     let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
@@ -36,7 +36,7 @@ fn a_hang_up_waits_for_the_requests_in_flight() {
 }
 
 #[test]
-fn a_stop_waits_for_the_requests_in_flight() {
+fn stop_waits_for_requests_in_flight() {
     let server = Server::new(null(Some(LATENCY)), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -49,10 +49,11 @@ fn a_stop_waits_for_the_requests_in_flight() {
     assert_eq!(ring.used().len(), 8);
 }
 
-/// A front end that is left asks nobody any more where its rings stand: QEMU reads the used index, once, when it sees the hang-up,
-/// and lets the next back end begin there. What is answered after that moment is answered twice.
+/// A front end that sees a hang-up does not ask for its rings' positions any more: QEMU reads the
+/// used index, once, when it sees the hang-up, and lets the next back end begin there. Answers
+/// after that moment are given twice.
 #[test]
-fn a_stop_hangs_up_only_when_every_request_is_answered() {
+fn stop_hangs_up_after_last_answer() {
     for in_a_message in [false, true] {
         let server = Server::new(null(Some(LATENCY)), 2, 2);
         let (wire, memory) = server.guest(USUAL);
@@ -60,7 +61,7 @@ fn a_stop_hangs_up_only_when_every_request_is_answered() {
         assert!(wire.start(0, &rings[0]) && wire.start(1, &rings[1]));
         rings.iter_mut().for_each(|ring| (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512)));
         if in_a_message {
-            // The session waits for the rest, and looks at nothing else.
+            // The session waits for the rest, and reads no other message.
             wire.raw(&[1, 0, 0], &[]).unwrap();
         }
         std::thread::sleep(Duration::from_millis(30));
@@ -77,7 +78,7 @@ fn a_stop_hangs_up_only_when_every_request_is_answered() {
 
 /// Between the last session and the process's end lies a flush, which may take long.
 #[test]
-fn a_server_that_was_stopped_keeps_nobody_waiting() {
+fn stopped_server_delays_no_front_end() {
     let server = Server::new(null(None), 1, 1);
     let (_wire, _memory) = server.guest(USUAL);
     let waiting = server.connect();
@@ -88,7 +89,7 @@ fn a_server_that_was_stopped_keeps_nobody_waiting() {
 }
 
 #[test]
-fn a_hang_up_under_a_load_of_files_leaves_every_answered_write_behind() {
+fn hang_up_keeps_every_answered_write() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), 1 << 20);
     for cache in [Cache::Writeback, Cache::None] {
@@ -120,7 +121,7 @@ fn a_hang_up_under_a_load_of_files_leaves_every_answered_write_behind() {
 
 /// The driver hangs up with its queues full, again and again; every next session works.
 #[test]
-fn hang_ups_under_full_load_one_after_another() {
+fn repeated_hang_ups_under_load_are_survived() {
     use vlane_driver::{Session, SessionOptions, Want};
     let server = Server::polling(null(Some(Duration::from_millis(1))), 2, 1, Duration::from_micros(50));
     for round in 0..30 {

@@ -1,4 +1,5 @@
-//! Lanes tell a vCPU scheduler of completed I/O: both ends in this process, with a guest's side between them.
+//! Lanes report completed I/O to a vCPU scheduler: both ends in this process, with a guest's side
+//! between them.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -53,7 +54,7 @@ fn joined(link: &mut Link) -> Registered {
     }
 }
 
-/// What is told until `events` signals have been.
+/// Collects marks until `events` signals have been reported.
 fn marks(link: &mut Link, events: u64) -> Vec<(SessionId, u16, Mark)> {
     let (mut marks, mut count) = (Vec::new(), 0);
     let limit = Instant::now() + LIMIT;
@@ -71,7 +72,8 @@ fn marks(link: &mut Link, events: u64) -> Vec<(SessionId, u16, Mark)> {
     marks
 }
 
-/// Lanes of a back end that has not heard yet that it is welcome say nothing: goes on until they do. The link must be armed.
+/// Lanes of a back end that has not been welcomed yet report no events: repeats until they do. The
+/// link must be armed.
 fn until_told(link: &mut Link, ring: &mut Ring) {
     let limit = Instant::now() + LIMIT;
     while link.collect(now()).count() == 0 {
@@ -93,7 +95,7 @@ fn round(ring: &mut Ring<'_>) {
 }
 
 #[test]
-fn every_signal_is_told_in_order_and_so_is_that_the_guest_answered() {
+fn signals_and_answers_are_reported_in_order() {
     let (_directory, path) = place();
     let mut link = Link::bind(&path, 0o600).unwrap();
     let server = telling(&path);
@@ -104,7 +106,7 @@ fn every_signal_is_told_in_order_and_so_is_that_the_guest_answered() {
     let session = registered.session;
     let mut ring = Ring::new(&memory, 0);
     assert!(wire.start(1, &ring));
-    // Not armed: not told.
+    // Not armed: not reported.
     round(&mut ring);
     assert!(!wait(&link, Duration::from_millis(50)));
     link.arm(session, Classes::ALL);
@@ -154,14 +156,14 @@ fn submit(ring: &mut Ring<'_>, slot: u16, ioprio: u32) {
     ring.kick();
 }
 
-/// What has been told when the lane has rested.
+/// Returns the marks up to the lane's rest.
 fn told(link: &mut Link) -> Vec<Mark> {
     assert!(link.poll().unwrap().is_empty());
     link.collect(now()).map(|(_, _, mark)| mark).collect()
 }
 
 #[test]
-fn with_express_completions_only_the_background_neither_boosts_nor_ends_a_boost() {
+fn background_neither_boosts_nor_ends_boosts() {
     let (_directory, path) = place();
     let mut link = Link::bind(&path, 0o600).unwrap();
     // One answers at once, and one some time later: two ways through the lane.
@@ -175,7 +177,7 @@ fn with_express_completions_only_the_background_neither_boosts_nor_ends_a_boost(
         assert!(wire.start(0, &ring));
         until_told(&mut link, &mut ring);
         link.arm(registered.session, Classes::EXPRESS);
-        // Whatever was unanswered is now.
+        // Unanswered events are answered now.
         read(&mut ring, 0, FOREGROUND);
         read(&mut ring, 0, FOREGROUND);
         told(&mut link);
@@ -202,7 +204,7 @@ fn with_express_completions_only_the_background_neither_boosts_nor_ends_a_boost(
 }
 
 #[test]
-fn a_volume_without_classes_says_that_nothing_of_it_is_express() {
+fn volume_without_classes_has_no_express() {
     let (_directory, path) = place();
     let mut link = Link::bind(&path, 0o600).unwrap();
     let server = telling(&path);
@@ -221,7 +223,7 @@ fn a_volume_without_classes_says_that_nothing_of_it_is_express() {
 }
 
 #[test]
-fn lanes_go_on_without_a_scheduler_and_find_the_next_one() {
+fn lanes_survive_without_scheduler() {
     let (_directory, path) = place();
     let server = telling(&path);
     let (wire, memory) = server.guest(USUAL);
@@ -233,7 +235,8 @@ fn lanes_go_on_without_a_scheduler_and_find_the_next_one() {
         let session = joined(&mut link).session;
         link.arm(session, Classes::ALL);
         until_told(&mut link, &mut ring);
-        // As when it is killed: the board stays armed until the back end sees that nobody is there.
+        // As when it is killed: the board stays armed until the back end sees that the scheduler is
+        // gone.
         link.dismiss(session);
         for _ in 0..50 {
             round(&mut ring);
@@ -244,7 +247,7 @@ fn lanes_go_on_without_a_scheduler_and_find_the_next_one() {
 }
 
 #[test]
-fn a_scheduler_that_dies_switches_nothing_else_off() {
+fn scheduler_death_leaves_lanes_running() {
     let (_directory, path) = place();
     let mut link = Link::bind(&path, 0o600).unwrap();
     let server = telling(&path);
@@ -282,7 +285,7 @@ impl Hostile {
 }
 
 #[test]
-fn who_says_what_makes_no_sense_is_refused_and_harms_nobody() {
+fn malformed_registration_is_refused_harmlessly() {
     let (_directory, path) = place();
     let mut link = Link::bind(&path, 0o600).unwrap();
     let me = ProcessId::of(std::process::id()).unwrap();
@@ -317,7 +320,8 @@ fn who_says_what_makes_no_sense_is_refused_and_harms_nobody() {
     let _silent = Hostile::connect(&path);
     assert!(link.poll().unwrap().is_empty());
     assert!(link.deadline().is_some());
-    // One that takes its own wake-ups away, and fills its eventfd, is still heard and makes nobody wait.
+    // A back end that takes its own wake-ups away, and fills its eventfd, is still heard and delays
+    // no other.
     let hostile = Hostile::connect(&path);
     hostile.hello(me, 2, &fd);
     let session = joined(&mut link).session;
@@ -332,12 +336,12 @@ fn who_says_what_makes_no_sense_is_refused_and_harms_nobody() {
     rustix::io::read(&wake, &mut [0; 8]).unwrap();
     assert!(link.poll().unwrap().is_empty());
     assert_eq!(link.collect(now()).count(), 0);
-    // One that goes on talking is shown the door.
+    // A back end that keeps talking is turned away.
     Message::Welcome.send(&hostile.0, Some(fd.as_fd())).unwrap();
     assert!(matches!(notice(&mut link), Notice::Left { session: left, .. } if left == session));
     drop(board);
 
-    // All that was nothing to a back end that behaves.
+    // All that did not affect a back end that behaves.
     let server = telling(&path);
     let (_wire, _memory) = server.guest(USUAL);
     joined(&mut link);

@@ -1,8 +1,10 @@
-//! A guest that asks for as much as it may at once: 128 requests of the largest size that is accepted. It gets what it asks for, but nobody
-//! waits for it: neither its other queues, nor a front end that wants the ring's position, nor the end of the server.
+//! A guest that asks for as much as it may at once: 128 requests of the largest size that is
+//! accepted. It gets what it asks for, without delay for others: neither its other queues, nor a
+//! front end that wants the ring's position, nor the end of the server.
 //!
-//! Little memory is needed: the buffers of all requests are the same one. What is left when the ring stops is served by the next
-//! who has it, from the position that the first one gave: nothing twice, and nothing is lost.
+//! Little memory is needed: the buffers of all requests are the same one. The requests left when
+//! the ring stops are served by the next back end, from the position that the first one gave: none
+//! twice, and none is lost.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -25,14 +27,14 @@ use vlane_ring::{MAX_BUFFERS, SECTOR};
 const PACKED: u64 = 1 << 34;
 const WRITE_ZEROES: u64 = 1 << 14;
 
-/// What nobody may be made to wait longer than.
+/// The limit for any wait of others.
 const SOON: Duration = Duration::from_secs(2);
 /// Requests that are made at once.
 const FLOOD: usize = 128;
 /// Entries of the flooded ring.
 const ENTRIES: u16 = 256;
 
-/// What the guest asks for.
+/// The guest's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Load {
     /// Reads of 1 GiB.
@@ -62,7 +64,7 @@ struct Flood {
     queue: Queue,
     tables: Buf,
     headers: Buf,
-    /// Everybody's data.
+    /// The data of all requests.
     data: Buf,
     /// The chain of each request; how often it was answered.
     ids: Vec<u16>,
@@ -156,7 +158,8 @@ impl Flood {
         assert_eq!((self.answers[request], status[0]), (1, 0), "request {request}: answers, status");
     }
 
-    /// The ring is stopped: nothing is in flight, so what was taken is answered, and nothing else is. Returns how many that are.
+    /// The ring is stopped: no request is in flight, so exactly the taken requests are answered.
+    /// Returns how many that are.
     fn assert_stopped_between_requests(&mut self) -> usize {
         let answered = self.reap();
         (0..answered).for_each(|request| self.assert_answered_well(request));
@@ -176,13 +179,13 @@ impl Flood {
         }
     }
 
-    /// What the next back end is told by a front end that was hung up on: the used index, or for a packed ring, which has none, where
-    /// the first one began.
+    /// The position that the next back end gets from a front end after a hang-up. It is the used
+    /// index, or for a packed ring, which has none, the position where the first one began.
     fn base_unasked(&self, answered: usize) -> u32 {
         self.base(if self.queue.layout().format == Format::Split { answered } else { 0 })
     }
 
-    /// Whoever serves the ring now answers all the others, once.
+    /// The present back end answers all the others, once.
     fn assert_the_rest_is_answered(&mut self) {
         let begin = Instant::now();
         while self.reap() < FLOOD {
@@ -285,7 +288,8 @@ fn connect(server: &Server, arena: &Arena, format: Format) -> Wire {
     wire
 }
 
-/// Floods one queue of a server, looks at what the others wait for, stops it in one of the two ways, and has the rest served.
+/// Floods one queue of a server, checks the waits of the others, stops it in one of the two ways,
+/// and has the rest served.
 fn flood(image: &Path, load: Load, format: Format, end: End) {
     let arena_bytes = Flood::ARENA + 2 * Bystander::options(format).arena_bytes().unwrap();
     let arena = Arena::new(1 << 32, arena_bytes).unwrap();
@@ -346,7 +350,7 @@ fn flood(image: &Path, load: Load, format: Format, end: End) {
     };
     let answered = flood.reap();
     println!("{load:?}, {format:?}: {answered} of {FLOOD} answered before the end{}", waits.said);
-    // Smaller, as nobody has them now, or this would take minutes.
+    // Smaller, as they are not served now, or this would take minutes.
     flood.set_size(512, 8);
     assert!(wire.start_driven(0, &arena, flood.queue.layout(), base, &flood.door));
     flood.assert_the_rest_is_answered();
@@ -388,21 +392,21 @@ fn flood_with_zeroes(end: End) {
 }
 
 #[test]
-fn the_largest_reads_delay_neither_the_other_queues_nor_any_base() {
+fn largest_reads_delay_no_queue_or_base() {
     flood_with_reads(End::Base);
 }
 
 #[test]
-fn the_largest_reads_do_not_delay_the_end_of_the_server() {
+fn largest_reads_do_not_delay_stop() {
     flood_with_reads(End::Server);
 }
 
 #[test]
-fn the_largest_zeroes_delay_neither_the_other_queues_nor_any_base() {
+fn largest_zeroes_delay_no_queue_or_base() {
     flood_with_zeroes(End::Base);
 }
 
 #[test]
-fn the_largest_zeroes_do_not_delay_the_end_of_the_server() {
+fn largest_zeroes_do_not_delay_stop() {
     flood_with_zeroes(End::Server);
 }

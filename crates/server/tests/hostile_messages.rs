@@ -1,5 +1,5 @@
-//! A front end that says nonsense, or says nothing more, ends its own session at most: nothing panics, nothing hangs,
-//! and the next front end is served.
+//! A front end that sends malformed messages, or falls silent, ends its own session at most. The
+//! server does not panic or hang, and the next front end is served.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -49,7 +49,7 @@ fn garbage_ends_its_own_session_only() {
 /// Every message there is and some there are not, with bodies of any size and content and any descriptors, before
 /// and after a negotiation.
 #[test]
-fn messages_of_any_kind_with_any_body_are_survived() {
+fn any_message_with_any_body_is_survived() {
     let server = Server::new(null(None), 2, 1);
     let fds: Vec<OwnedFd> = (0..4).map(|_| event()).collect();
     let file = Memory::new(0, 0x1_0000).file;
@@ -85,7 +85,7 @@ fn messages_of_any_kind_with_any_body_are_survived() {
 }
 
 #[test]
-fn half_a_message_and_then_a_hang_up_ends_the_session() {
+fn half_a_message_ends_the_session() {
     let server = Server::new(null(None), 1, 1);
     let whole = Wire::message(code::SET_VRING_ADDR, 0, &[0; 40]);
     for len in [1, 3, 4, 11, 12, 13, 51] {
@@ -97,7 +97,7 @@ fn half_a_message_and_then_a_hang_up_ends_the_session() {
 }
 
 #[test]
-fn a_server_can_be_stopped_while_its_front_end_is_silent_in_the_middle_of_a_message() {
+fn server_stops_in_the_middle_of_message() {
     // A body that has begun must come whole: the message layer ends the session otherwise.
     for len in [1, 11, 12] {
         let server = Server::new(null(None), 1, 1);
@@ -113,7 +113,7 @@ fn a_server_can_be_stopped_while_its_front_end_is_silent_in_the_middle_of_a_mess
 }
 
 #[test]
-fn a_server_can_be_stopped_while_its_front_end_does_not_read_the_answers() {
+fn server_stops_with_unread_answers() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.stream.set_nonblocking(true).unwrap();
@@ -147,7 +147,7 @@ fn oversized_messages_end_the_session_at_once() {
 #[test]
 //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK, test
 //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
-fn wrong_numbers_of_descriptors_are_refused_and_not_leaked() {
+fn wrong_descriptor_counts_are_refused() {
     let server = Server::new(null(None), 1, 1);
     server.serves_the_next();
     let before = open_descriptors();
@@ -190,7 +190,7 @@ fn wrong_numbers_of_descriptors_are_refused_and_not_leaked() {
 }
 
 #[test]
-fn descriptors_that_are_no_eventfds_are_refused() {
+fn non_eventfd_descriptors_are_refused() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let (pipe, _other) = rustix::pipe::pipe().unwrap();
@@ -213,7 +213,7 @@ fn descriptors_that_are_no_eventfds_are_refused() {
 }
 
 #[test]
-fn memory_that_cannot_be_is_refused_and_what_was_there_stays() {
+fn impossible_memory_is_refused_old_stays() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -258,7 +258,7 @@ fn memory_that_cannot_be_is_refused_and_what_was_there_stays() {
 }
 
 #[test]
-fn a_front_end_that_is_refused_without_end_is_hung_up_on() {
+fn endless_refusals_end_the_session() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);
@@ -268,7 +268,7 @@ fn a_front_end_that_is_refused_without_end_is_hung_up_on() {
     server.serves_the_next();
 }
 
-/// An eventfd that is full blocks whoever writes to it.
+/// An eventfd that is full blocks its writers.
 fn full() -> OwnedFd {
     let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -280,7 +280,7 @@ fn fill(fd: &OwnedFd) {
     rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
 }
 
-/// Two rings on one thread, whose call descriptors let nobody through; `end` must come back.
+/// Two rings on one thread, with full call descriptors; `end` must come back.
 fn with_full_calls(end: impl FnOnce(&Server, Wire, &Memory)) {
     let server = Server::new(null(None), 2, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -300,12 +300,12 @@ fn with_full_calls(end: impl FnOnce(&Server, Wire, &Memory)) {
 }
 
 #[test]
-fn a_full_call_descriptor_does_not_keep_the_server_from_stopping() {
+fn full_call_descriptor_does_not_delay_stop() {
     with_full_calls(|server, _wire, _| assert!(server.stop() < Duration::from_secs(5)));
 }
 
 #[test]
-fn a_full_call_descriptor_does_not_keep_the_next_front_end_from_being_served() {
+fn full_call_descriptor_does_not_delay_next() {
     with_full_calls(|server, wire, _| {
         drop(wire);
         server.serves_the_next();
@@ -313,9 +313,9 @@ fn a_full_call_descriptor_does_not_keep_the_next_front_end_from_being_served() {
 }
 
 #[test]
-fn a_full_call_descriptor_of_one_ring_does_not_keep_control_from_another() {
+fn full_call_descriptor_spares_other_ring() {
     with_full_calls(|_, wire, _| {
-        // Queue 0 shares its thread with the one that is stuck.
+        // Queue 0 shares its thread with the stuck one.
         assert!(wire.fd(code::SET_VRING_CALL, 0, event()));
         assert!(wire.get_base(0).is_some());
         assert!(wire.set_features(USUAL | LOG_ALL) || wire.is_alive());
@@ -323,7 +323,7 @@ fn a_full_call_descriptor_of_one_ring_does_not_keep_control_from_another() {
 }
 
 #[test]
-fn a_full_call_descriptor_can_be_replaced() {
+fn full_call_descriptor_is_replaced() {
     with_full_calls(|_, wire, _| {
         assert!(wire.fd(code::SET_VRING_CALL, 1, event()));
         assert!(wire.get_base(1).is_some());
@@ -331,7 +331,7 @@ fn a_full_call_descriptor_can_be_replaced() {
 }
 
 #[test]
-fn a_ring_can_start_with_a_full_call_descriptor() {
+fn ring_starts_with_full_call_descriptor() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -346,7 +346,7 @@ fn a_ring_can_start_with_a_full_call_descriptor() {
 }
 
 #[test]
-fn a_full_error_descriptor_does_not_block_the_session() {
+fn full_error_descriptor_does_not_block_session() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -360,9 +360,9 @@ fn a_full_error_descriptor_does_not_block_the_session() {
     assert!(wire.is_alive());
 }
 
-/// A look whether there is room says nothing of the moment after it.
+/// A look for room does not hold for the moment after it.
 #[test]
-fn an_error_descriptor_that_fills_at_the_wrong_moment_does_not_block_the_session() {
+fn racing_error_descriptor_does_not_block_session() {
     const ROUNDS: u64 = 400;
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -395,7 +395,7 @@ fn an_error_descriptor_that_fills_at_the_wrong_moment_does_not_block_the_session
         ring.publish();
         go.store(round, Ordering::Release);
         ring.kick();
-        // Nothing is taken out of the counter before the answer.
+        // The counter is not read before the answer.
         let mut fds = [PollFd::new(&ring.err, PollFlags::IN)];
         rustix::event::poll(&mut fds, Some(&timespec(LIMIT))).unwrap();
         assert!(wire.get_base(0).is_some(), "stuck in round {round}");
@@ -410,10 +410,10 @@ fn an_error_descriptor_that_fills_at_the_wrong_moment_does_not_block_the_session
     filler.join().unwrap();
 }
 
-/// What is what does not depend on /proc: it may not be mounted in a sandbox.
+/// The kind of a descriptor does not depend on /proc: it may not be mounted in a sandbox.
 #[test]
-fn descriptors_are_told_apart_without_proc() {
-    const TOLD_APART: &str = "descriptors_that_are_no_eventfds_are_refused";
+fn descriptor_kinds_are_known_without_proc() {
+    const TOLD_APART: &str = "non_eventfd_descriptors_are_refused";
     if !rustix::process::geteuid().is_root() {
         return vlane_testing::skip("only root can leave /proc behind");
     }
@@ -432,7 +432,7 @@ fn descriptors_are_told_apart_without_proc() {
 }
 
 #[test]
-fn a_backend_channel_that_is_no_socket_or_is_full_hurts_nobody() {
+fn bad_backend_channel_is_harmless() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);

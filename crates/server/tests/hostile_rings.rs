@@ -1,5 +1,5 @@
-//! A driver that breaks the rules of its ring, or takes its memory away: the ring stops, the front end is told through
-//! the error descriptor, and everything else goes on.
+//! A driver that breaks the rules of its ring, or takes its memory away: the ring stops, and the
+//! front end is informed through the error descriptor. All else continues.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -56,7 +56,7 @@ const BREAKS: [(&str, Break); 12] = [
 ];
 
 #[test]
-fn a_broken_ring_is_reported_and_the_others_and_the_session_go_on() {
+fn broken_ring_is_reported_others_continue() {
     // Both rings on one thread, then each on its own.
     for threads in [1, 2] {
         let server = Server::new(null(None), 2, threads);
@@ -79,7 +79,7 @@ fn a_broken_ring_is_reported_and_the_others_and_the_session_go_on() {
             sound.submit(0, IN, 0, 512);
             sound.wait(1);
             assert!(wire.is_alive(), "{what}");
-            // Kicks of a broken ring do nothing; it can be stopped, and started again.
+            // Kicks of a broken ring have no effect; it can be stopped, and started again.
             ring.kick();
             assert!(wire.get_base(0).is_some(), "{what}");
         }
@@ -87,7 +87,7 @@ fn a_broken_ring_is_reported_and_the_others_and_the_session_go_on() {
 }
 
 #[test]
-fn what_was_in_flight_when_a_ring_broke_is_still_answered() {
+fn broken_ring_answers_requests_in_flight() {
     let server = Server::new(null(Some(Duration::from_millis(80))), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -103,7 +103,7 @@ fn what_was_in_flight_when_a_ring_broke_is_still_answered() {
 }
 
 #[test]
-fn ring_addresses_that_cannot_be_are_refused_or_wait_for_their_memory() {
+fn impossible_ring_addresses_are_refused() {
     let server = Server::new(null(None), 1, 1);
     let memory = Memory::new(0x10_0000, 0x20_0000);
     let (user, end) = (memory.user, memory.user + memory.size);
@@ -128,7 +128,7 @@ fn ring_addresses_that_cannot_be_are_refused_or_wait_for_their_memory() {
     ] {
         assert!(!give(addresses).0, "{what}");
     }
-    // Some of it, or all, elsewhere: that memory may still come. Until then nothing happens.
+    // Some of it, or all, elsewhere: that memory may still come. Until then the ring does not run.
     for addresses in [[user, user + USED, 0x1000], [user, u64::MAX - 3, user + AVAIL]] {
         let (accepted, wire) = give(addresses);
         assert!(accepted && wire.is_alive());
@@ -143,7 +143,7 @@ fn ring_addresses_that_cannot_be_are_refused_or_wait_for_their_memory() {
 }
 
 #[test]
-fn memory_that_is_truncated_while_the_ring_is_idle_stops_the_ring() {
+fn truncated_memory_stops_idle_ring() {
     let server = Server::new(null(None), 1, 1);
     for size in [0, 0x1000] {
         let (wire, memory) = server.guest(USUAL);
@@ -162,7 +162,7 @@ fn memory_that_is_truncated_while_the_ring_is_idle_stops_the_ring() {
 
 /// The ring stays where it is, the buffers are lost.
 #[test]
-fn memory_that_is_truncated_under_load_stops_the_ring_and_nothing_else() {
+fn truncated_memory_stops_only_loaded_ring() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), 4 << 20);
     let file = |cache| {
@@ -208,7 +208,7 @@ fn memory_that_is_truncated_under_load_stops_the_ring_and_nothing_else() {
             let all = round % 2 == 0;
             memory.file.set_len(if all { 0 } else { DATA + 0x3000 }).unwrap();
             ring.kick();
-            // The loss of a buffer only shows when somebody touches it.
+            // The loss of a buffer only shows at the next access.
             let limit = if all { LIMIT } else { Duration::from_millis(100) };
             assert!(signalled(&ring.err, limit) || !all, "{round}: nobody was told");
             sound.submit(0, IN, 0, 512);
@@ -225,7 +225,7 @@ fn memory_that_is_truncated_under_load_stops_the_ring_and_nothing_else() {
 }
 
 #[test]
-fn a_dirty_log_that_is_truncated_hurts_nobody() {
+fn truncated_dirty_log_is_harmless() {
     use std::os::fd::AsFd;
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);

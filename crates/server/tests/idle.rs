@@ -1,5 +1,5 @@
-//! An idle session costs nothing: its lane threads are not scheduled at all, after a burst of load neither, whether
-//! they may poll or not.
+//! An idle session uses no CPU time: its lane threads are not scheduled at all, also after a burst
+//! of load, with and without polling.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use common::*;
 use vlane_driver::{Limit, Session, SessionOptions, Want, Workload};
 
-/// Lanes are told by the names of their threads, so only one volume may exist at a time.
+/// Lanes are recognized by the names of their threads, so only one volume may exist at a time.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// How often each lane thread of this process was scheduled away, for whatever reason; the one that chooses their number is among them, if there
-/// is one.
+/// The number of times that each lane thread of this process was scheduled away, for any reason. It
+/// includes the thread that chooses their number, if there is one.
 fn switches() -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
@@ -101,23 +101,23 @@ fn volume_idles(poll_max: Duration, packed: Want, event_idx: Want) {
 }
 
 #[test]
-fn lanes_that_may_poll_sleep_when_the_guest_is_idle() {
+fn polling_lanes_sleep_when_idle() {
     volume_idles(Duration::from_micros(50), Want::No, Want::Must);
     volume_idles(Duration::from_micros(50), Want::Must, Want::Must);
 }
 
 #[test]
-fn lanes_that_may_poll_for_long_sleep_when_the_guest_is_idle() {
+fn long_polling_lanes_sleep_when_idle() {
     volume_idles(Duration::from_millis(20), Want::No, Want::No);
 }
 
 #[test]
-fn lanes_that_may_not_poll_sleep_when_the_guest_is_idle() {
+fn lanes_without_polling_sleep_when_idle() {
     volume_idles(Duration::ZERO, Want::Must, Want::No);
 }
 
 #[test]
-fn lanes_that_adapt_and_who_lets_them_sleep_when_the_guest_is_idle() {
+fn adaptive_lanes_and_governor_sleep_when_idle() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Server::adapting(null(None), 2, 2);
     idles(&server, Want::No, Want::Must, 3);
@@ -135,10 +135,10 @@ fn lanes_sleep_after_requests_that_took_time() {
     quiet("after a modelled device's load", 2);
 }
 
-/// Nothing tells of a request in a ring without a kick descriptor: its lane has to look. It looks
-/// seldom while nothing comes.
+/// Requests in a ring without a kick descriptor give no sign: its lane has to look. It looks seldom
+/// while no request comes.
 #[test]
-fn ring_without_kicks_costs_few_looks_and_is_served() {
+fn ring_without_kicks_is_served_cheaply() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);

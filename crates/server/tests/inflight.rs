@@ -1,4 +1,5 @@
-//! What is in flight, in memory that the front end keeps: how it is asked for and given back, and how a queue is stopped with requests in flight.
+//! Requests in flight, in memory that the front end keeps: how it is asked for and given back, and
+//! how a queue is stopped with requests in flight.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -28,7 +29,7 @@ fn memory() -> Memory {
     Memory::new(0x10_0000, 0x20_0000)
 }
 
-/// What is in flight when `stop` has stopped the queue is answered by the next back end, once.
+/// Requests in flight when `stop` has stopped the queue are answered by the next back end, once.
 fn stays_in_flight(protocol: u64, stop: fn(&Wire) -> Option<u32>) {
     let server = Server::new(null(None), 2, 1);
     let memory = memory();
@@ -59,7 +60,7 @@ fn stays_in_flight(protocol: u64, stop: fn(&Wire) -> Option<u32>) {
 }
 
 #[test]
-fn a_front_end_that_skips_the_drain_finds_what_waited_in_flight() {
+fn skipped_drain_leaves_waiting_requests_in_flight() {
     let protocol = USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT | SKIP_DRAIN;
     stays_in_flight(protocol, |wire| {
         wire.ask(GET_VRING_BASE_SKIP_DRAIN, &halves(&[1, 0])).map(|body| half(&body, 4))
@@ -68,13 +69,13 @@ fn a_front_end_that_skips_the_drain_finds_what_waited_in_flight() {
 
 /// Before there was a message for it, the feature alone said so.
 #[test]
-fn a_base_is_told_with_requests_in_flight_where_that_is_what_it_means() {
+fn suspending_base_leaves_requests_in_flight() {
     stays_in_flight(USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT, |wire| wire.get_base(1));
 }
 
-/// With both features, and without any, GET_VRING_BASE leaves nothing in flight.
+/// With both features, and without any, GET_VRING_BASE leaves no request in flight.
 #[test]
-fn a_base_is_told_with_nothing_in_flight_otherwise() {
+fn other_base_leaves_no_request_in_flight() {
     for protocol in [USUAL_PROTOCOL, USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT | SKIP_DRAIN] {
         let server = Server::new(null(None), 1, 1);
         let memory = memory();
@@ -86,14 +87,14 @@ fn a_base_is_told_with_nothing_in_flight_otherwise() {
         (0..REQUESTS).for_each(|slot| ring.submit(slot, IN, u64::from(slot) * 8, 4096));
         let done = ring.wait(1).len() + ring.used().len();
         let base = wire.get_base(0).unwrap() as usize;
-        // What is not answered is in the ring.
+        // Unanswered requests are in the ring.
         assert_eq!(base, done + ring.used().len());
     }
 }
 
 /// A queue that is stopped before it has come to what the back end before it left does that first: no base tells of it.
 #[test]
-fn what_a_back_end_left_is_done_before_a_base_is_told() {
+fn left_requests_are_done_before_base() {
     let server = Server::new(null(None), 1, 1);
     let memory = memory();
     let mut ring = Ring::new(&memory, 0);
@@ -107,7 +108,7 @@ fn what_a_back_end_left_is_done_before_a_base_is_told() {
     assert!(ring.is_quiet());
     let base = wire.ask(GET_VRING_BASE_SKIP_DRAIN, &halves(&[0, 0])).map(|body| half(&body, 4)).unwrap();
     assert!(base as usize > first, "nothing was in flight");
-    // The limits still hold, and nothing is taken out of the ring.
+    // The limits still hold, and no request is taken out of the ring.
     assert!(wire.start_at(0, &ring, 0));
     assert_eq!(wire.get_base(0), Some(base));
     assert_eq!(first + ring.used().len(), base as usize);
@@ -115,7 +116,7 @@ fn what_a_back_end_left_is_done_before_a_base_is_told() {
 
 /// The firmware's driver, and then the system's, which wants a smaller queue, with the same memory.
 #[test]
-fn a_queue_that_was_stopped_in_order_may_have_another_size_when_it_starts_again() {
+fn stopped_queue_may_change_size() {
     let server = Server::new(null(None), 1, 1);
     let memory = memory();
     let mut ring = Ring::new(&memory, 0);
@@ -136,7 +137,7 @@ fn a_queue_that_was_stopped_in_order_may_have_another_size_when_it_starts_again(
 }
 
 #[test]
-fn features_that_need_others_are_refused_without_them() {
+fn features_need_the_ones_they_require() {
     let server = Server::new(null(None), 1, 1);
     for protocol in [
         GET_VRING_BASE_INFLIGHT,
@@ -151,7 +152,7 @@ fn features_that_need_others_are_refused_without_them() {
 }
 
 #[test]
-fn memory_for_it_is_checked_and_does_not_change_under_a_queue() {
+fn inflight_memory_is_checked_and_fixed() {
     let server = Server::new(null(None), 2, 1);
     let memory = memory();
     let ring = Ring::new(&memory, 0);
@@ -174,7 +175,7 @@ fn memory_for_it_is_checked_and_does_not_change_under_a_queue() {
 
 /// A front end that shrinks the file harms itself only.
 #[test]
-fn a_file_that_is_cut_short_ends_nobody_else() {
+fn truncated_inflight_file_ends_only_its_session() {
     let server = Server::new(null(None), 1, 1);
     let memory = memory();
     let mut ring = Ring::new(&memory, 0);

@@ -1,4 +1,5 @@
-//! Back ends and the machines that they bring, as the scheduler's daemon hears of them: from a thread of its own.
+//! Back ends and the machines that they bring, as the scheduler's daemon hears of them: from a
+//! separate thread.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -24,7 +25,7 @@ fn threads(name: &str) -> usize {
     tasks.filter_map(|task| comm(task).ok()).filter(|comm| comm.trim() == name).count()
 }
 
-/// What is told until something holds.
+/// Collects marks until a condition holds.
 fn told_until(source: &mut impl Source, what: &str, mut holds: impl FnMut(&mut Vec<Mark>) -> bool) {
     let (limit, mut marks) = (Instant::now() + LIMIT, Vec::new());
     while !holds(&mut marks) {
@@ -37,7 +38,7 @@ fn told_until(source: &mut impl Source, what: &str, mut holds: impl FnMut(&mut V
 }
 
 #[test]
-fn machines_come_with_their_back_ends_and_their_threads_are_opened_elsewhere() {
+fn machines_join_with_their_back_ends() {
     let directory = TempDir::with_prefix("vlane-joins-").unwrap();
     let path = directory.path().join("sched.sock");
     // This process is the machine, too.

@@ -1,4 +1,4 @@
-//! What a volume offers, and what a front end may choose.
+//! Features of a volume, and the front end's choice among them.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -52,7 +52,7 @@ fn a_writable_volume_offers_exactly_what_it_can_do() {
 //= virtio 5.2.6.2, test
 //# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the VIRTIO_BLK_F_RO feature if
 //# offered, and MUST NOT write any data.
-fn a_read_only_volume_offers_nothing_that_writes_and_refuses_writes() {
+fn read_only_volume_refuses_writes() {
     let directory = tempfile::tempdir().unwrap();
     let server = file_server(true, &directory);
     let (wire, memory) = server.guest(USUAL & !CONFIG_WCE | READ_ONLY);
@@ -69,7 +69,7 @@ fn a_read_only_volume_offers_nothing_that_writes_and_refuses_writes() {
 }
 
 #[test]
-fn the_vhost_crates_front_end_gets_along() {
+fn vhost_crate_front_end_is_served() {
     let server = Server::new(null(None), 3, 2);
     let mut frontend = Frontend::from_stream(UnixStream::connect(server.path()).unwrap(), 8);
     frontend.set_owner().unwrap();
@@ -96,7 +96,7 @@ fn the_vhost_crates_front_end_gets_along() {
 //# The device MUST initialize padding bytes unused0 and unused1 to 0.
 //= vhost-user Front-end message types, test
 //# vhost-user back-end's payload size MUST match the front-end's request
-fn the_configuration_space_describes_the_volume() {
+fn configuration_space_describes_the_volume() {
     let directory = tempfile::tempdir().unwrap();
     let server = file_server(false, &directory);
     let wire = server.connect();
@@ -115,12 +115,12 @@ fn the_configuration_space_describes_the_volume() {
     assert_eq!(wire.config(0, 256).len(), 256);
     let mut beyond = halves(&[255, 2, 0]);
     beyond.extend([0, 0]);
-    // Either an empty answer or the end of this session, never somebody else's bytes.
+    // Either an empty answer or the end of this session, never foreign bytes.
     assert!(wire.ask(code::GET_CONFIG, &beyond).is_none_or(|body| body.len() == 12));
 }
 
 #[test]
-fn only_the_write_caches_switch_can_be_written() {
+fn only_write_cache_switch_is_writable() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);
@@ -144,7 +144,7 @@ fn only_the_write_caches_switch_can_be_written() {
 //= virtio 5.2.5.2, test
 //# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST initialize
 //# writeback to 0.
-fn a_guest_that_cannot_flush_sees_the_write_cache_off_and_the_next_one_on() {
+fn write_cache_is_off_without_flush() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL & !FLUSH);
@@ -158,7 +158,7 @@ fn a_guest_that_cannot_flush_sees_the_write_cache_off_and_the_next_one_on() {
 }
 
 #[test]
-fn what_was_not_offered_is_refused() {
+fn unoffered_features_are_refused() {
     let server = Server::new(null(None), 2, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);
@@ -174,7 +174,7 @@ fn what_was_not_offered_is_refused() {
 }
 
 #[test]
-fn queues_beyond_the_offer_are_refused_and_the_others_work() {
+fn queues_beyond_the_offer_are_refused() {
     let server = Server::new(null(None), 2, 1);
     let (wire, memory) = server.guest(USUAL);
     assert_eq!(wire.ask_word(code::GET_QUEUE_NUM), 2);
@@ -209,7 +209,7 @@ fn queue_sizes_are_checked() {
 }
 
 #[test]
-fn a_client_that_only_probes_costs_nothing_and_the_next_is_served() {
+fn probing_client_leaves_room_for_next() {
     let server = Server::new(null(None), 1, 1);
     server.serves_the_next();
     std::thread::sleep(Duration::from_millis(100));
@@ -219,7 +219,7 @@ fn a_client_that_only_probes_costs_nothing_and_the_next_is_served() {
         match round % 3 {
             0 => {}
             1 => drop(wire.ask_word(code::GET_FEATURES)),
-            // What libblkio does before it connects in earnest.
+            // The steps that libblkio takes before it connects in earnest.
             _ => {
                 wire.negotiate(USUAL);
                 wire.config(0, 60);
@@ -249,7 +249,7 @@ fn session_follows_session_on_one_socket() {
 
 /// A socket whose queue of connections is full is a live server's, and finding that out takes no waiting.
 #[test]
-fn a_server_too_busy_to_answer_is_recognised_at_once() {
+fn busy_server_is_recognised_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("s");
     let flags = rustix::net::SocketFlags::NONBLOCK;

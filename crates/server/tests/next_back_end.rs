@@ -1,5 +1,5 @@
 //! State that a back end leaves for the next one of the same guest, and takes over from the last.
-//! It is the image, the size, the write cache, and everything that was answered.
+//! It is the image, the size, the write cache, and all answered requests.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -84,7 +84,7 @@ fn is_empty(path: &Path) -> bool {
 }
 
 #[test]
-fn another_image_is_refused_and_stays_as_it_is() {
+fn another_image_is_refused_unchanged() {
     let place = tempfile::tempdir().unwrap();
     let [p, q] = ["p.raw", "q.raw"].map(|name| place.path().join(name));
     make(&p, MIB);
@@ -100,7 +100,7 @@ fn another_image_is_refused_and_stays_as_it_is() {
 }
 
 #[test]
-fn another_image_is_served_to_whoever_insists() {
+fn insisting_front_end_gets_another_image() {
     let place = tempfile::tempdir().unwrap();
     let [p, q] = ["p.raw", "q.raw"].map(|name| place.path().join(name));
     make(&p, MIB);
@@ -114,7 +114,7 @@ fn another_image_is_served_to_whoever_insists() {
 }
 
 #[test]
-fn shorter_image_is_refused_and_longer_one_is_not() {
+fn only_shorter_image_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let p = place.path().join("p.raw");
     make(&p, MIB);
@@ -126,8 +126,7 @@ fn shorter_image_is_refused_and_longer_one_is_not() {
     assert!(kept.goes_on(&Server::new(file(&p), 1, 1)));
 }
 
-/// Of a back end that knows nothing of notes, or in which somebody has written: it counts as
-/// missing.
+/// Notes from a back end without them, or overwritten ones: they count as missing.
 #[test]
 fn guest_without_readable_notes_is_served() {
     let place = tempfile::tempdir().unwrap();
@@ -146,7 +145,7 @@ fn guest_without_readable_notes_is_served() {
     assert!(!kept.goes_on(&Server::new(file(&p), 1, 1)));
 }
 
-/// A guest that was refused stays refused, whoever takes over: nothing is handed over of it.
+/// A refused guest stays refused after a takeover: no part of it is handed over.
 #[test]
 fn refused_guest_resets_its_device_and_is_served() {
     let place = tempfile::tempdir().unwrap();
@@ -157,7 +156,7 @@ fn refused_guest_resets_its_device_and_is_served() {
     let server = Server::new(file(&q), 1, 1);
     let wire = connect(&server, &kept.memory, USUAL_PROTOCOL);
     assert!(!set_inflight(&wire, &kept.shape, &kept.file));
-    // It boots again, from this image: the front end has nothing to keep, and asks for new memory.
+    // It boots again, from this image: the front end has no marks to keep, and asks for new memory.
     let (shape, file) = get_inflight(&wire, 1, SIZE).unwrap();
     assert!(set_inflight(&wire, &shape, &file));
     let fresh = Memory::new(0x10_0000, 0x20_0000);
@@ -228,7 +227,7 @@ impl Noting {
 const CACHE: u32 = 32;
 
 #[test]
-fn write_cache_stays_off_when_the_next_back_end_begins() {
+fn write_cache_stays_off_in_next_back_end() {
     let memory = memory();
     let mut kept: Option<(Vec<u8>, File)> = None;
     let mut at = 0;
@@ -255,13 +254,13 @@ fn write_cache_stays_off_when_the_next_back_end_begins() {
 
 /// Without a word of what the driver has said, what is answered may have to be durable.
 #[test]
-fn ring_that_goes_on_is_written_through_until_told_otherwise() {
+fn continued_ring_writes_through() {
     for base in [0, 1, 500] {
         let engine = Arc::new(Noting::default());
         let server = Server::new(Arc::clone(&engine) as _, 2, 1);
         let (wire, memory) = server.guest(USUAL);
         let mut first = Ring::new(&memory, 0);
-        // One that has done nothing yet.
+        // A ring that has served no request yet.
         assert!(wire.start(0, &first));
         assert!(!engine.is_write_through(&mut first));
         let at = base as u16;
@@ -273,7 +272,7 @@ fn ring_that_goes_on_is_written_through_until_told_otherwise() {
         assert_eq!(engine.is_write_through(&mut ring), goes_on, "{base}");
         assert_eq!(engine.is_write_through(&mut first), goes_on, "all lanes alike");
         assert_eq!(wire.config(CACHE, 1), [u8::from(!goes_on)]);
-        // A machine that is stopped and goes on in the same session is nothing new.
+        // A machine that is stopped and continues in the same session does not count as new.
         assert!(wire.set_config(CACHE, &[1]));
         let base = wire.get_base(1).unwrap();
         assert!(wire.start_at(1, &ring, base));
@@ -282,7 +281,7 @@ fn ring_that_goes_on_is_written_through_until_told_otherwise() {
 }
 
 #[test]
-fn write_cache_that_is_off_survives_other_features_and_a_reset() {
+fn disabled_write_cache_survives_a_reset() {
     let engine = Arc::new(Noting::default());
     let server = Server::new(Arc::clone(&engine) as _, 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -299,7 +298,7 @@ fn write_cache_that_is_off_survives_other_features_and_a_reset() {
 }
 
 #[test]
-fn everything_is_synced_before_the_last_base_is_told() {
+fn sync_precedes_the_last_base() {
     let engine = Arc::new(Noting::default());
     let server = Server::new(Arc::clone(&engine) as _, 2, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -327,7 +326,7 @@ fn everything_is_synced_before_the_last_base_is_told() {
 
 /// QEMU disables the rings first, and asks for their bases then. An upgrade may come in between.
 #[test]
-fn upgrade_before_the_last_base_leaves_the_sync_to_do() {
+fn upgrade_before_last_base_still_syncs() {
     let (server, relief) = Server::relievable(Arc::new(Noting::default()));
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -344,7 +343,7 @@ fn upgrade_before_the_last_base_leaves_the_sync_to_do() {
 /// QEMU does not take its memory away when a device goes, and brings it again for the next one at
 /// the same connection.
 #[test]
-fn memory_that_comes_again_replaces_the_old_while_no_ring_runs() {
+fn repeated_memory_replaces_the_old() {
     let server = Server::new(null(None), 1, 1);
     let (wire, old) = server.guest(USUAL);
     let ring = Ring::new(&old, 0);

@@ -12,7 +12,7 @@ fn body(memory: &Memory) -> Vec<u8> {
 }
 
 #[test]
-fn a_padded_table_is_taken_and_its_memory_serves_requests() {
+fn padded_table_serves_requests() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);
@@ -32,7 +32,7 @@ fn a_padded_table_is_taken_and_its_memory_serves_requests() {
 //# otherwise.
 //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK, test
 //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
-fn a_padded_table_without_its_file_or_with_a_senseless_region_is_refused_and_the_session_goes_on() {
+fn bad_padded_table_is_refused() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);

@@ -1,5 +1,5 @@
-//! Rings start and stop in whatever order a front end likes, memory comes and goes under them, and no request is
-//! lost or answered twice.
+//! Rings start and stop in any order, memory comes and goes under them, and no request is lost or
+//! answered twice.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -24,7 +24,7 @@ const PACKED: u64 = 1 << 34;
 //= vhost-user Ring states, test
 //# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it is enabled or
 //# disabled.
-fn rings_start_in_any_order_of_messages() {
+fn rings_start_in_any_message_order() {
     let server = Server::new(null(None), 1, 1);
     type Step = fn(&Wire, &Ring<'_>) -> bool;
     let steps: [(&str, Step); 5] = [
@@ -46,7 +46,7 @@ fn rings_start_in_any_order_of_messages() {
         assert!(wire.vring(code::SET_VRING_NUM, 0, SIZE.into()));
         let memory = Memory::new(0x10_0000, 0x20_0000);
         let mut ring = Ring::new(&memory, 0);
-        // A request from before the start: nobody kicks for it again.
+        // A request from before the start: no further kick comes for it.
         ring.submit(0, IN, 0, 512);
         for step in &order {
             assert!(steps[*step].1(&wire, &ring), "{} in {order:?}", steps[*step].0);
@@ -64,7 +64,7 @@ fn rings_start_in_any_order_of_messages() {
 //= vhost-user Front-end message types, test
 //# The message payload contains a memory region descriptor struct, describing a region of guest memory which the
 //# back-end device must unmap.
-fn memory_that_is_added_while_rings_run_can_be_used_and_memory_that_is_removed_cannot() {
+fn running_rings_use_added_memory_only() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -86,7 +86,7 @@ fn memory_that_is_added_while_rings_run_can_be_used_and_memory_that_is_removed_c
     ring.submit(1, IN, 0, 4096);
     ring.wait(1);
     assert_eq!(ring.status(1), 0, "what lies in the first region is served as before");
-    // Without the region a request there fails, and nothing else.
+    // Without the region only a request there fails.
     ring.build(2, IN, 0, 4096);
     ring.descriptor(7, more.guest, 4096, 2 | 1, 8);
     ring.offer(6);
@@ -100,7 +100,7 @@ fn memory_that_is_added_while_rings_run_can_be_used_and_memory_that_is_removed_c
 }
 
 #[test]
-fn the_memory_table_can_be_replaced_under_load() {
+fn memory_table_is_replaced_under_load() {
     let server = Server::new(null(Some(Duration::from_millis(2))), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -128,7 +128,7 @@ fn the_memory_table_can_be_replaced_under_load() {
 //= vhost-user Ring states, test
 //# In addition, upon receiving a VHOST_USER_SET_FEATURES message from the front-end without
 //# VHOST_USER_F_PROTOCOL_FEATURES set, the back-end must enable all rings immediately.
-fn without_protocol_features_rings_are_enabled_from_the_start() {
+fn rings_start_enabled_without_protocol_features() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.tell(code::SET_OWNER, &[], &[]);
@@ -152,7 +152,7 @@ fn without_protocol_features_rings_are_enabled_from_the_start() {
 }
 
 #[test]
-fn disabling_a_ring_holds_it_and_enabling_lets_it_go_on() {
+fn disabled_ring_waits_until_enabled() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -171,7 +171,7 @@ fn disabling_a_ring_holds_it_and_enabling_lets_it_go_on() {
 //= vhost-user Ring states, test
 //# While processing the rings (whether they are enabled or not), the back-end must support changing some configuration
 //# aspects on the fly.
-fn new_kick_and_call_descriptors_take_the_place_of_the_old_ones() {
+fn new_descriptors_replace_the_old_ones() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -204,7 +204,7 @@ fn new_kick_and_call_descriptors_take_the_place_of_the_old_ones() {
 }
 
 #[test]
-fn a_reset_device_starts_afresh_on_the_same_memory() {
+fn reset_device_restarts_on_same_memory() {
     let server = Server::new(null(Some(Duration::from_millis(100))), 2, 1);
     let (wire, memory) = server.guest(USUAL);
     for round in 0..3 {
@@ -284,7 +284,7 @@ impl Driven {
 #[test]
 //= vhost-user Migration, test
 //# No further update must be done before rings are restarted.
-fn a_stopped_ring_is_drained_and_goes_on_from_its_base() {
+fn stopped_ring_continues_from_its_base() {
     let latency = Duration::from_millis(60);
     let server = Server::new(null(Some(latency)), 1, 1);
     for (format, event_idx) in
@@ -322,7 +322,7 @@ fn a_stopped_ring_is_drained_and_goes_on_from_its_base() {
 
 /// QEMU does not know how far the back end before came in a packed ring, and says where that one began.
 #[test]
-fn a_packed_ring_goes_on_where_the_last_back_end_stopped() {
+fn packed_ring_continues_in_next_back_end() {
     let mut driven = Driven::new(Format::Packed, true);
     for round in 0..8 {
         let server = Server::new(null(None), 1, 1);
@@ -343,9 +343,10 @@ fn a_packed_ring_goes_on_where_the_last_back_end_stopped() {
     }
 }
 
-/// A back end that was killed leaves nobody who knows what was in flight. Its ring must not be guessed at.
+/// A killed back end leaves no knowledge of the requests in flight. Its ring must not be guessed
+/// at.
 #[test]
-fn a_packed_ring_whose_back_end_was_killed_is_said_to_be_lost_and_left_alone() {
+fn packed_ring_of_killed_back_end_is_refused() {
     let mut driven = Driven::new(Format::Packed, true);
     let server = Server::new(null(None), 1, 1);
     let wire = driven.connect(&server);
@@ -366,7 +367,7 @@ fn a_packed_ring_whose_back_end_was_killed_is_said_to_be_lost_and_left_alone() {
 
 /// A front end may negotiate anew for the next driver (a firmware's split ring, then a kernel's packed one).
 #[test]
-fn a_stopped_queue_can_go_on_with_other_features() {
+fn stopped_queue_continues_with_other_features() {
     let server = Server::new(null(None), 1, 1);
     let mut driven = Driven::new(Format::Packed, true);
     let wire = driven.connect(&server);
@@ -391,7 +392,7 @@ fn a_stopped_queue_can_go_on_with_other_features() {
 
 /// The region with the ring itself goes while it runs: what is in flight is answered first, then the ring is broken.
 #[test]
-fn a_ring_whose_memory_is_removed_is_drained_and_broken_and_can_come_back() {
+fn ring_without_memory_breaks_and_returns() {
     let server = Server::new(null(Some(Duration::from_millis(50))), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -412,7 +413,7 @@ fn a_ring_whose_memory_is_removed_is_drained_and_broken_and_can_come_back() {
 }
 
 #[test]
-fn every_kind_of_ring_carries_a_load_on_several_lanes() {
+fn every_ring_kind_carries_load() {
     use vlane_driver::{Limit, SessionOptions, Want, Workload};
     let server = Server::polling(null(None), 3, 2, Duration::from_micros(50));
     for (packed, event_idx, indirect) in [
@@ -431,10 +432,10 @@ fn every_kind_of_ring_carries_a_load_on_several_lanes() {
     assert!(server.volume.counters().reads >= 9000);
 }
 
-/// A null device that notes when it is told to write through, and when it was flushed.
+/// A null device that notes switches to write-through, and flushes.
 #[derive(Debug, Default)]
 struct Probe {
-    /// 0: never told; 1: write back; 2: write through.
+    /// 0: never switched; 1: write back; 2: write through.
     mode: Arc<AtomicU64>,
 }
 
@@ -470,7 +471,7 @@ impl Channel for ProbeChannel {
 }
 
 #[test]
-fn the_cache_switch_reaches_running_lanes_before_it_is_confirmed() {
+fn cache_switch_reaches_lanes_before_confirmation() {
     let probe = Probe::default();
     let mode = Arc::clone(&probe.mode);
     let server = Server::new(Arc::new(probe), 1, 1);

@@ -1,5 +1,5 @@
-//! What an operator is told: who is connected, how many queues are used, who keeps others waiting, that memory is not shared, and that a
-//! socket's file is gone. Each in one line, and once.
+//! Messages for an operator: the front end, the number of used queues, a session that keeps others
+//! waiting, memory that is not shared, a socket's missing file. Each in one line, and once.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -23,7 +23,7 @@ use vlane_server::Vanishing;
 const GET_INFLIGHT_FD: u32 = 31;
 const SET_INFLIGHT_FD: u32 = 32;
 
-/// What all servers of this process have said.
+/// The log of all servers of this process.
 #[derive(Clone, Copy)]
 struct Log;
 
@@ -65,7 +65,7 @@ fn hears(what: &str) {
 }
 
 #[test]
-fn who_is_connected_is_said_and_how_many_queues_it_uses() {
+fn front_end_and_queue_count_are_logged() {
     let _one = listening();
     let server = Server::new(null(None), 4, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -80,7 +80,7 @@ fn who_is_connected_is_said_and_how_many_queues_it_uses() {
 
 /// Queues that come and go at once are no news while the session lasts.
 #[test]
-fn end_of_a_short_session_says_how_many_queues_it_used() {
+fn short_session_logs_queues_used() {
     let _one = listening();
     let server = Server::new(null(None), 4, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -97,7 +97,7 @@ fn end_of_a_short_session_says_how_many_queues_it_used() {
 }
 
 #[test]
-fn a_front_end_that_leaves_after_it_has_asked_for_queues_may_have_wanted_more() {
+fn front_end_lacking_queues_is_logged() {
     let _one = listening();
     let server = Server::new(null(None), 2, 1);
     let wire = server.connect();
@@ -105,7 +105,7 @@ fn a_front_end_that_leaves_after_it_has_asked_for_queues_may_have_wanted_more() 
     assert_eq!(wire.ask_word(code::GET_QUEUE_NUM), 2);
     drop(wire);
     hears("asked how many queues there are, and left: it may want more than 2, which vlane offers");
-    // It is told to each process once. One that goes on has found enough.
+    // It is reported once for each process. A front end that continues has found enough.
     for goes_on in [false, true] {
         let wire = server.connect();
         wire.negotiate(USUAL);
@@ -124,7 +124,7 @@ fn a_front_end_that_leaves_after_it_has_asked_for_queues_may_have_wanted_more() 
 }
 
 #[test]
-fn a_session_that_keeps_another_front_end_waiting_is_named_once() {
+fn session_that_delays_others_is_logged_once() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -135,14 +135,14 @@ fn a_session_that_keeps_another_front_end_waiting_is_named_once() {
     hears(&who);
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(said(&who), 1);
-    // The one who waits gets its turn, and is not accused of waiting for itself.
+    // The waiting front end gets its turn, and is not blamed for its own wait.
     drop(wire);
     assert!(waiting.is_alive());
     assert_eq!(said("waiting until"), 1);
 }
 
 #[test]
-fn one_who_was_let_in_while_the_other_said_nothing_waits_as_well() {
+fn admitted_front_end_counts_as_waiting() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);
     let first = server.connect();
@@ -155,7 +155,7 @@ fn one_who_was_let_in_while_the_other_said_nothing_waits_as_well() {
 }
 
 #[test]
-fn a_scheduler_that_joins_and_goes_is_said() {
+fn scheduler_arrival_and_departure_are_logged() {
     let _one = listening();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("sched.sock");
@@ -175,7 +175,7 @@ fn a_scheduler_that_joins_and_goes_is_said() {
 
 /// A scheduler that refuses is asked again, less and less often. A new one is asked at once.
 #[test]
-fn refusal_of_a_scheduler_is_said_once_with_the_way_out() {
+fn scheduler_refusal_is_logged_with_remedy() {
     let _one = listening();
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("sched.sock");
@@ -210,10 +210,10 @@ fn refusal_of_a_scheduler_is_said_once_with_the_way_out() {
 }
 
 #[test]
-fn memory_that_is_not_shared_is_said_once() {
+fn unshared_memory_is_logged_once() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);
-    // All zero as we see it, whatever the guest writes to its own copy.
+    // The server sees only zeroes, while the guest writes to a separate copy.
     let (wire, memory) = server.guest(USUAL);
     let ring = Ring::new(&memory, 0x2_0000);
     assert!(wire.start(0, &ring));
@@ -226,7 +226,7 @@ fn memory_that_is_not_shared_is_said_once() {
 /// A QEMU whose guest's memory is not shared at all asks for the memory of the in-flight tracking.
 /// It finds no file of the guest's memory to send, and hangs up.
 #[test]
-fn memory_that_never_comes_is_said_once_with_the_way_out() {
+fn missing_memory_is_logged_once_with_remedy() {
     let _one = listening();
     let server = Server::new(null(None), 2, 1);
     for _ in 0..3 {
@@ -238,12 +238,12 @@ fn memory_that_never_comes_is_said_once_with_the_way_out() {
         let answer = wire.ask(GET_INFLIGHT_FD, &shape).unwrap();
         let marks = Memory::new(0, word(&answer, 0));
         assert!(wire.set(SET_INFLIGHT_FD, &answer, &[marks.file.as_fd()]));
-        // Front ends may stay, too, and say nothing more.
+        // Front ends may stay, too, and send no more messages.
         hears("never came");
     }
     hears("session 3 ended");
     assert_eq!((said("never came"), said("share=on"), said("--queues")), (1, 1, 0));
-    // One that has given memory, and ran nothing, lacks none.
+    // A front end that has given memory, and ran no ring, lacks none.
     let (wire, _memory) = server.guest(USUAL);
     drop(wire);
     hears("session 4 ended");
@@ -251,7 +251,7 @@ fn memory_that_never_comes_is_said_once_with_the_way_out() {
 }
 
 #[test]
-fn refused_image_is_said_in_one_message() {
+fn refused_image_is_logged_in_one_message() {
     let _one = listening();
     let place = tempfile::tempdir().unwrap();
     let file = |name| {
@@ -272,7 +272,7 @@ fn refused_image_is_said_in_one_message() {
 }
 
 #[test]
-fn request_outside_shared_memory_fails_alone_and_is_said_once() {
+fn outside_request_fails_alone_logged_once() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -287,7 +287,7 @@ fn request_outside_shared_memory_fails_alone_and_is_said_once() {
         ring.kick();
         ring.wait(1);
         assert_eq!(ring.status(slot), 1, "an error");
-        // The others go on.
+        // The others continue.
         ring.submit(10 + slot, IN, 0, 512);
         ring.wait(1);
         assert_eq!(ring.status(10 + slot), 0);
@@ -296,7 +296,7 @@ fn request_outside_shared_memory_fails_alone_and_is_said_once() {
         "a buffer at 0x100000000, which is not in the memory that the front end shares (0x100000-0x2fffff)",
     );
     assert_eq!(said("memory-backend-ram"), 1);
-    // Without a place for the status, nothing can be answered.
+    // Without a place for the status, no answer is possible.
     ring.build(4, IN, 0, 512);
     ring.descriptor(14, OUTSIDE, 1, 2, 0);
     ring.offer(12);
@@ -309,7 +309,7 @@ fn request_outside_shared_memory_fails_alone_and_is_said_once() {
 }
 
 #[test]
-fn file_name_of_a_descriptor_is_part_of_one_line() {
+fn descriptor_file_name_stays_in_one_line() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);
     let (wire, _memory) = server.guest(USUAL);
@@ -322,7 +322,7 @@ fn file_name_of_a_descriptor_is_part_of_one_line() {
 }
 
 #[test]
-fn an_idle_guest_s_memory_is_not_said_to_be_unshared() {
+fn idle_guest_memory_is_not_called_unshared() {
     let _one = listening();
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -337,7 +337,7 @@ fn an_idle_guest_s_memory_is_not_said_to_be_unshared() {
 }
 
 #[test]
-fn a_socket_whose_file_is_gone_is_said_once_and_one_s_own_end_is_not() {
+fn removed_socket_file_is_logged_once() {
     let _one = listening();
     for replaced in [false, true] {
         let server = Server::new(null(None), 1, 1);

@@ -1,5 +1,6 @@
-//! A front end that connects and says nothing keeps the VM's own from its disk for a bounded time only. One that has
-//! said something is never put out: a VM that sits in its firmware is silent, too, and so is one that has nothing to do.
+//! A front end that connects and sends no message keeps the VM's own from its disk for a bounded
+//! time only. A front end that has sent a message is never put out: a VM in its firmware is silent,
+//! too, and so is an idle one.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -13,7 +14,7 @@ use common::*;
 /// Longer than the patience with a silent one.
 const LONG: Duration = Duration::from_secs(7);
 
-/// Whether an answer comes within that time.
+/// Returns true if an answer comes within that time.
 fn is_answered(wire: &Wire, within: Duration) -> bool {
     wire.raw(&Wire::message(code::GET_FEATURES, 0, &[]), &[]).unwrap();
     wire.stream.set_read_timeout(Some(within)).unwrap();
@@ -24,7 +25,7 @@ fn is_answered(wire: &Wire, within: Duration) -> bool {
 }
 
 #[test]
-fn one_that_says_nothing_gives_way_to_one_that_waits() {
+fn silent_front_end_gives_way() {
     let server = Server::new(null(None), 1, 1);
     let silent = server.connect();
     let waiting = server.connect();
@@ -35,7 +36,7 @@ fn one_that_says_nothing_gives_way_to_one_that_waits() {
 }
 
 #[test]
-fn one_that_stops_in_its_first_message_gives_way_too() {
+fn unfinished_first_message_gives_way() {
     let gives_way = |len: usize| {
         let server = Server::new(null(None), 1, 1);
         let silent = server.connect();
@@ -53,7 +54,7 @@ fn one_that_stops_in_its_first_message_gives_way_too() {
 }
 
 #[test]
-fn one_that_said_something_stays() {
+fn front_end_that_spoke_stays() {
     let server = Server::new(null(None), 1, 1);
     let first = server.connect();
     assert!(first.is_alive());
@@ -66,7 +67,7 @@ fn one_that_said_something_stays() {
 }
 
 #[test]
-fn one_with_a_started_queue_stays_however_long_it_is_idle() {
+fn idle_started_queue_stays() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
@@ -79,7 +80,7 @@ fn one_with_a_started_queue_stays_however_long_it_is_idle() {
 }
 
 #[test]
-fn silence_does_not_count_while_nobody_waits() {
+fn silence_does_not_count_without_waiter() {
     let server = Server::new(null(None), 1, 1);
     let silent = server.connect();
     std::thread::sleep(LONG);
@@ -87,7 +88,7 @@ fn silence_does_not_count_while_nobody_waits() {
 }
 
 #[test]
-fn silence_does_not_count_while_who_waited_is_gone() {
+fn silence_does_not_count_after_waiter_left() {
     let server = Server::new(null(None), 1, 1);
     let silent = server.connect();
     let looked_in = server.connect();
@@ -98,7 +99,7 @@ fn silence_does_not_count_while_who_waited_is_gone() {
 }
 
 #[test]
-fn a_server_that_stops_hangs_up_on_both() {
+fn stopping_server_hangs_up_on_both() {
     let server = Server::new(null(None), 1, 1);
     let (silent, waiting) = (server.connect(), server.connect());
     std::thread::sleep(Duration::from_millis(300));

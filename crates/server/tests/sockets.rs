@@ -1,5 +1,5 @@
-//! The files of the four unix sockets: a server's, its control's, the scheduler's for back ends and its state's. Nothing but a dead
-//! socket is ever removed to make room, and nothing but one's own at the end.
+//! The files of the four unix sockets: a server's, its control's, the scheduler's for back ends and
+//! its state's. Only a dead socket is ever removed to make room, and only the own one at the end.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -18,7 +18,7 @@ use vlane_sched::link::Link;
 use vlane_sched::live::socket::Socket;
 use vlane_server::{Control, Listener};
 
-/// What listens, or why it does not.
+/// The listener, or the reason why there is none.
 type Made = Result<Box<dyn Any>, String>;
 
 /// One of the four: its name, what makes it, and its type.
@@ -41,7 +41,7 @@ fn makers(server: &Server) -> [Maker<'_>; 4] {
     ]
 }
 
-/// A socket that somebody made who is dead.
+/// A socket of a dead process.
 fn dead(path: &Path, kind: SocketType) {
     let socket = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
     rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
@@ -53,7 +53,7 @@ fn inode(path: &Path) -> u64 {
 }
 
 #[test]
-fn what_is_no_dead_socket_stays_and_is_named() {
+fn only_dead_sockets_are_removed() {
     let server = Server::new(null(None), 1, 1);
     for (name, make, kind) in makers(&server) {
         let dir = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ fn what_is_no_dead_socket_stays_and_is_named() {
 }
 
 #[test]
-fn a_dead_socket_is_replaced_and_only_ones_own_is_removed_at_the_end() {
+fn dead_socket_is_replaced_own_removed() {
     let server = Server::new(null(None), 1, 1);
     for (name, make, kind) in makers(&server) {
         let dir = tempfile::tempdir().unwrap();
@@ -106,7 +106,7 @@ fn a_dead_socket_is_replaced_and_only_ones_own_is_removed_at_the_end() {
         drop(listens);
         assert!(!path.exists(), "{name}: its socket is left");
 
-        // Somebody has put something of their own there meanwhile.
+        // Another program has put its own file there meanwhile.
         let listens = make(&path).unwrap();
         fs::remove_file(&path).unwrap();
         fs::write(&path, "another's").unwrap();
@@ -122,7 +122,7 @@ fn a_dead_socket_is_replaced_and_only_ones_own_is_removed_at_the_end() {
 }
 
 #[test]
-fn the_sockets_that_only_the_owner_may_use_are_the_owners_whatever_the_umask() {
+fn owner_sockets_ignore_the_umask() {
     let server = Server::new(null(None), 1, 1);
     for (name, make, _) in makers(&server).into_iter().skip(1) {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `/v1/classes`: what the volume's lanes counted of classes, and how long requests waited where.
+//! `/v1/classes`: the volume's lanes' counts by class, and how long requests waited where.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,10 +9,11 @@ use vlane_policy::express::{Class, Ioprio, Mode};
 
 use super::Context;
 
-/// What the lanes counted by class. Counters only rise, across sessions too.
+/// The lanes' counts by class. Counters only rise, across sessions too.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ClassesInfo {
-    /// `off`, `order`, `shortest` or `on` (`--classes`). With `off`, nothing else here says anything.
+    /// `off`, `order`, `shortest` or `on` (`--classes`). With `off`, no other field here has a
+    /// meaning.
     mode: &'static str,
     /// More than one class was seen in the last ten seconds: with `order` and `on`, lanes have windows then.
     is_mixed: bool,
@@ -31,7 +32,7 @@ pub(super) struct ClassesInfo {
     lanes: Vec<LaneInfo>,
 }
 
-/// What was counted of one class.
+/// The counts of one class.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Counted {
     /// `express`, `normal`, `background`.

@@ -1,4 +1,4 @@
-//! `/v1/counters`: what the lanes counted, and what the process used.
+//! `/v1/counters`: the lanes' counts, and the process's use of resources.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,8 @@ pub(super) struct CountersInfo {
     lanes: Vec<Counted>,
 }
 
-/// What the process of the volume used since it began, all threads, the one that answers here included.
+/// Resources that the volume's process used since it began, by all threads, including the one that
+/// answers here.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ProcessInfo {
     /// Its number.

@@ -9,11 +9,11 @@ use utoipa::ToSchema;
 /// Why a request was not answered.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Problem {
-    /// What failed, and on what.
+    /// The failed action, and its object.
     what: String,
     /// Why.
     why: String,
-    /// What to do about it.
+    /// The advice.
     advice: String,
 }
 

@@ -15,9 +15,11 @@ use super::error::{ApiError, Problem};
 /// The guest's journals, and what is done about them. Counters only rise, as long as the volume is served.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct JournalInfo {
-    /// Whether journals are looked for (`--cache pdc`, and not read-only). If not, nothing else here says anything.
+    /// True if journals are looked for (`--cache pdc`, and not read-only). If not, no other field
+    /// here has a meaning.
     is_watched: bool,
-    /// Whether all that was written before the question is counted. If not, the thread that counts hangs with its storage.
+    /// True if all writes before the question are counted. If not, the thread that counts hangs
+    /// with its storage.
     is_current: bool,
     /// The journals that are known now.
     journals: Vec<Found>,
@@ -41,13 +43,13 @@ pub(super) struct JournalInfo {
     dropped_bytes: Ways,
     /// Bytes of journals that are in the page cache now; null where the system does not tell (before Linux 6.5).
     cached_bytes: Option<u64>,
-    /// What of the journals is read and written around the page cache (`--journal direct`).
+    /// The journals' reads and writes around the page cache (`--journal direct`).
     direct: Direct,
     /// Events that were not looked at because there were too many; what they wrote is in no figure here.
     lost: u64,
 }
 
-/// What is read and written around the page cache.
+/// Reads and writes around the page cache.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Direct {
     /// Why no journal is, if none can be.

@@ -1,4 +1,4 @@
-//! `/v1/limits`: what the volume may do per second.
+//! `/v1/limits`: the volume's limits per second.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -15,16 +15,17 @@ use super::Context;
 use super::error::{ApiError, Problem};
 use crate::volume::Volume;
 
-/// What a volume may do per second, and how often that kept it waiting.
+/// A volume's limits per second, and how often they kept it waiting.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LimitsInfo {
     /// Requests per second; null: as many as there are.
     iops: Option<u64>,
     /// Bytes read and written per second; null: as many as there are.
     bandwidth: Option<u64>,
-    /// What of both may pass at once after a pause: as much as in so many microseconds.
+    /// The amount of both that may pass at once after a pause: as much as in so many microseconds.
     burst_us: u64,
-    /// Whether express requests are `counted` like others, or `exempt`: they never wait, and use nothing.
+    /// Express requests are `counted` like others, or `exempt`: they never wait, and are not
+    /// charged.
     #[schema(value_type = String)]
     express: ExpressBudget,
     /// Times that a lane had to wait, since the limits were set.
@@ -33,7 +34,7 @@ pub(super) struct LimitsInfo {
     waited_us: u64,
 }
 
-/// What a volume is to be limited to. What is not said is as without it.
+/// New limits for a volume. An omitted limit does not apply.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NewLimits {
@@ -45,7 +46,8 @@ pub(super) struct NewLimits {
     #[serde(default)]
     #[schema(value_type = Option<u64>)]
     bandwidth: Option<NonZeroU64>,
-    /// What of both may pass at once after a pause: as much as in so many microseconds, from 1000 on; 100000 unless said.
+    /// The amount of both that may pass at once after a pause: as much as in so many microseconds,
+    /// from 1000 on; 100000 if omitted.
     #[serde(default)]
     burst_us: Option<u64>,
     /// `counted` unless said, or `exempt`.
@@ -79,7 +81,8 @@ pub(super) async fn get(State(context): State<Context>) -> Json<LimitsInfo> {
     Json(info(&context.volume))
 }
 
-/// Sets all of the volume's limits, from now on. What is begun goes on; what waited for the old ones waits for the new ones.
+/// Sets all of the volume's limits, from now on. Requests that have begun continue; waiting ones
+/// wait for the new limits.
 #[utoipa::path(
     put, path = "/v1/limits", operation_id = "set_limits", request_body = NewLimits,
     responses(

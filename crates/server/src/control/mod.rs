@@ -1,8 +1,9 @@
-//! The control socket: what a volume tells of itself while it serves, over HTTP/1.1 on a unix socket.
+//! The control socket: a volume's state while it serves, over HTTP/1.1 on a unix socket.
 //!
-//! One thread, `control`, runs all of it; it sleeps unless somebody asks, and never touches the data path: counters are read where the
-//! lanes publish them, a recording is a message in their inboxes. Each resource is a file here: a handler with its description, from which
-//! the OpenAPI document is made, and a line in [`api`].
+//! One thread, `control`, runs all of it. It sleeps unless a client asks, and never touches the
+//! data path: counters are read where the lanes publish them, and a recording is a message in their
+//! inboxes. Each resource is a file here: a handler with its description, from which the OpenAPI
+//! document is made, and a line in [`api`].
 
 mod classes;
 mod counters;
@@ -38,7 +39,7 @@ use vlane_socket::{Access, ListenError, Place, SocketFile};
 /// How long clients that are still reading may keep the end waiting.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What handlers know.
+/// The handlers' context.
 #[derive(Debug, Clone)]
 struct Context {
     volume: Arc<Volume>,
@@ -56,12 +57,12 @@ pub enum ControlError {
     /// Not the one of the process before.
     #[error(transparent)]
     TakeOver(#[from] HandoverError),
-    /// The system gives no thread, or nothing to wait with.
+    /// The system gives no thread, or no way to wait.
     #[error("{}: cannot start the thread that answers there", path.display())]
     Thread {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -89,7 +90,7 @@ impl Control {
         Control::start_for(path, Rights::All, Access::OWNER, volume)
     }
 
-    /// Serves `volume` at `path` to those who have `access`, who may do what `rights` says.
+    /// Serves `volume` at `path` to users with `access`, limited by `rights`.
     ///
     /// # Errors
     /// [`ControlError`].
@@ -193,7 +194,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Whoever reads a trace gets its end.
+        // A reader of a trace gets its end.
         self.volume.recording.end();
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
@@ -203,7 +204,7 @@ impl Drop for Control {
         {
             tracing::error!("the control thread panicked");
         }
-        // Now, whoever else has it: nobody listens any more.
+        // Now, even if another process has it open: no thread listens any more.
         self.file.remove();
     }
 }

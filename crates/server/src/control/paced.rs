@@ -1,6 +1,6 @@
-//! The control socket's listener. It accepts a limited number of connections, so that a user who may
-//! ask takes no descriptors from the guest. When descriptors are short it waits, as all sockets of
-//! the program do, and says so once.
+//! The control socket's listener. It accepts a limited number of connections, so that a client with
+//! the right to ask takes no descriptors from the guest. When descriptors are short it waits, as
+//! all sockets of the program do, and says so once.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use vlane_socket::Shortage;
 /// Connections at a time; a further one is hung up on at once.
 const CONNECTIONS: usize = 64;
 
-/// A listener that goes on after each error.
+/// A listener that continues after each error.
 #[derive(Debug)]
 pub(super) struct Paced {
     listener: UnixListener,

@@ -17,7 +17,7 @@ use super::error::{ApiError, Problem};
 use crate::recorded::Recording;
 use crate::recording::Refused;
 
-/// What is to be recorded.
+/// The parts to record.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -30,8 +30,9 @@ pub(super) struct TraceQuery {
 
 /// A trace from now on, until the client hangs up or the volume ends.
 ///
-/// The body is the trace itself, in vlane's trace format. Only when the volume ends does it have an entry that says it is complete: a client
-/// that hangs up adds that by itself, after the last whole entry.
+/// The body is the trace itself, in vlane's trace format. Only when the volume ends does it have an
+/// entry that says it is complete. A client that hangs up adds that by itself, after the last whole
+/// entry.
 #[utoipa::path(
     get, path = "/v1/trace", operation_id = "trace", params(TraceQuery),
     responses(

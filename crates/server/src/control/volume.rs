@@ -1,4 +1,4 @@
-//! `/v1/volume`: what is served, and to whom.
+//! `/v1/volume`: the served disk and its front end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,14 +23,15 @@ pub(super) struct VolumeInfo {
     size: u64,
     /// Logical block size in bytes.
     block_size: u32,
-    /// Whether nothing can be written.
+    /// True if writes are refused.
     read_only: bool,
-    /// Whether DISCARD does something.
+    /// True if DISCARD has an effect.
     discard: bool,
-    /// Whether WRITE_ZEROES is possible.
+    /// True if WRITE_ZEROES is possible.
     write_zeroes: bool,
     topology: TopologyInfo,
-    /// Threads that have ended by a fault of their own; their queues are not served until vlane is started again.
+    /// Threads that have ended by a fault; their queues are not served until vlane is started
+    /// again.
     lost_threads: Vec<usize>,
     /// When threads poll: `latency`, `balanced` or `off`.
     poll: &'static str,
@@ -40,7 +41,7 @@ pub(super) struct VolumeInfo {
     sessions: u64,
     /// The present session; null without one.
     session: Option<SessionInfo>,
-    /// Whether a trace is being recorded.
+    /// True if a trace is being recorded.
     recording: bool,
     /// Writes that were answered and are lost; null if there are none. Since then writes and flushes are answered with an error.
     lost_write: Option<LostWriteInfo>,
@@ -50,14 +51,15 @@ pub(super) struct VolumeInfo {
     stalled: Vec<UnansweredInfo>,
 }
 
-/// Writes that were answered and could not be made durable. Nobody knows which.
+/// Writes that were answered and could not be made durable. The affected writes are unknown.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LostWriteInfo {
     /// The error number of the first failure.
     errno: i32,
     /// The same in words.
     error: String,
-    /// What met it: a guest's `flush`, a durable `write`, or a `sync` of the whole volume.
+    /// The request that met it: a guest's `flush`, a durable `write`, or a `sync` of the whole
+    /// volume.
     during: &'static str,
     /// Failures to write back that were seen, the first one included.
     failures: u64,
@@ -95,7 +97,7 @@ pub(super) struct TopologyInfo {
     queues: u16,
     /// Threads; lane i runs on thread i modulo their number. If they adapt: the most that are used.
     threads: u16,
-    /// Whether the number of threads chooses itself (`--threads auto`).
+    /// True if the number of threads chooses itself (`--threads auto`).
     adapts: bool,
     /// Threads that have lanes now.
     threads_used: u16,

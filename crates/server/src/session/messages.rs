@@ -1,4 +1,4 @@
-//! What each vhost-user message does to a session's [`State`].
+//! Effects of each vhost-user message on a session's [`State`].
 
 use super::tracking::Tracking;
 use super::{State, refuse, refuse_for_good, with_cause};
@@ -287,7 +287,7 @@ impl VhostUserBackendReqHandlerMut for State {
         if memory.len() > MAX_REGIONS {
             return Err(refuse(format_args!("more than {MAX_REGIONS} memory regions")));
         }
-        // What was there stays there: lanes need not wait.
+        // Old memory stays in place: lanes need not wait.
         self.use_memory(memory, false)?;
         Ok(None)
     }

@@ -121,8 +121,8 @@ impl State {
         self.has(features::BLK_CONFIG_WCE) && !self.has(features::BLK_FLUSH)
     }
 
-    /// A ring is about to start: one that goes on has a driver that may have switched the write
-    /// cache off, which nobody says again. `again` requests of it are done again.
+    /// A ring is about to start. The driver of a continued ring may have switched the write cache
+    /// off, which no message repeats. `again` requests of it are repeated.
     pub(super) fn settle_write_cache(&mut self, index: u16, queue: &Queue, again: usize) -> Result<()> {
         let vring = &mut self.vrings[usize::from(index)];
         let is_ours = std::mem::replace(&mut vring.has_run, true);
@@ -156,8 +156,8 @@ impl State {
     }
 
     /// The first ring of a session, or of a machine that was stopped, has started. A front end that
-    /// has not asked for the present size since may have another one in mind, and heeds no message
-    /// while it is stopped.
+    /// has not asked for the present size since may expect another one. It heeds no message while
+    /// it is stopped.
     pub(super) fn tell_size_at_start(&mut self) {
         let sectors = self.volume.geometry().sectors;
         self.config.set_sectors(sectors);
@@ -169,7 +169,7 @@ impl State {
         }
     }
 
-    /// Tells the front end, if it can be told, that the size may be another one.
+    /// Informs the front end, if it supports that, that the size may have changed.
     pub(super) fn tell_size(&self) {
         if let Some(notes) = self.notes() {
             notes.set_sectors(self.config.sectors());

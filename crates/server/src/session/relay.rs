@@ -1,9 +1,11 @@
 //! Messages of a front end that began to talk to another process.
 //!
-//! The `vhost` crate keeps what was negotiated to itself: which messages are allowed, and which are answered, depends on it. There is no way to
-//! tell it. So its handler is told as a front end would tell it, by messages, before it gets the first one of the true front end. But it
-//! reads from one stream only, which it owns. That stream is one end of a pair, then: what was negotiated goes in at the other end first,
-//! and from then on each message of the front end, as it is, one at a time; the answer goes the other way.
+//! The `vhost` crate keeps what was negotiated to itself: which messages are allowed, and which are
+//! answered, depends on it. There is no way to tell it. So its handler gets the same messages as
+//! from a front end before the first one of the true front end. But it reads from one stream only,
+//! which it owns. That stream is therefore one end of a pair. The negotiation goes in at the other
+//! end first, and then each message of the front end, as it is, one at a time; the answer goes the
+//! other way.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -45,7 +47,8 @@ impl Messages {
         Messages { handler, relay: None }
     }
 
-    /// Of one that has told another process `talked`. `state` is as if it had told this one, afterwards.
+    /// The messages of a front end that has sent `talked` to another process. `state` is as if this
+    /// process had received them.
     pub(super) fn continued(talked: Talked, state: &Arc<Mutex<State>>) -> io::Result<Messages> {
         let (mut ours, theirs) = UnixStream::pair()?;
         let mut handler = BackendReqHandler::from_stream(theirs, Arc::clone(state));
@@ -62,17 +65,17 @@ impl Messages {
                 [code, VERSION, len].iter().flat_map(|word| word.to_le_bytes()).collect();
             message.extend(body);
             ours.write_all(&message)?;
-            // What was refused then is refused again.
+            // A message refused then is refused again.
             let _ = handler.handle_request();
         }
-        // Answers that nobody waits for.
+        // Answers without a reader.
         ours.set_nonblocking(true)?;
         while matches!(ours.read(&mut [0; 256]), Ok(len) if len > 0) {}
         ours.set_nonblocking(false)?;
         Ok(Messages { handler, relay: Some(ours) })
     }
 
-    /// Whether the front end has talked to another process before.
+    /// Returns true if the front end has talked to another process before.
     pub(super) fn is_continued(&self) -> bool {
         self.relay.is_some()
     }

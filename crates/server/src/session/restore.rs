@@ -26,7 +26,7 @@ use crate::vring::{Addresses, Vring};
 /// How long the requests under way may take to be answered before it is given up.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What SET_LOG_BASE gave.
+/// The file and range of SET_LOG_BASE.
 #[derive(Debug)]
 pub(super) struct LogFile {
     file: File,
@@ -34,7 +34,7 @@ pub(super) struct LogFile {
     size: u64,
 }
 
-/// A session that goes on here.
+/// A session that continues here.
 pub(crate) struct Restored {
     pub(crate) session: Session,
     pub(crate) stream: UnixStream,
@@ -56,7 +56,8 @@ impl State {
         self.running().into_iter().try_for_each(|index| self.update_log(index))
     }
 
-    /// Stops all lanes in time; says why not, and then those that could not go on.
+    /// Stops all lanes in time. Otherwise returns the reason, and then those lanes that could not
+    /// continue.
     fn stop_in_time(&mut self) -> std::result::Result<(), String> {
         let counters = &self.volume.counters;
         let running = self.running();
@@ -151,8 +152,8 @@ impl State {
         }
     }
 
-    /// Does what [`State::restore`] does in the next process and what can fail there, without its
-    /// effects: nothing leads back from there. Says what failed.
+    /// Does the steps of [`State::restore`] that can fail in the next process, without their
+    /// effects: there is no way back from there. Names the failed step.
     fn rehearse(&self) -> std::result::Result<(), String> {
         self.check_features(self.features)?;
         let refused = |error: Error| format!("the session could not go on: {error}");
@@ -218,7 +219,7 @@ impl State {
         self.is_negotiated = handed.is_negotiated;
         self.was_asked_for_queues = handed.was_asked_for_queues;
         self.had_memory = !self.memory.is_empty();
-        // A ring that does not run now may have run there: its base is not told before a sync.
+        // A ring that does not run now may have run there: its base is not answered before a sync.
         self.has_run = true;
         // The front end does not say it again.
         self.switched = Some(self.config.write_back() || self.cannot_flush());
@@ -235,10 +236,10 @@ impl State {
 }
 
 impl Session {
-    /// Has somebody take over, if nothing is in the way. Comes back with everything as it was.
+    /// Hands the session over, if there is no obstacle. Returns with all state as it was.
     ///
     /// # Errors
-    /// When the session cannot even go on.
+    /// An error if the session cannot even continue.
     pub(super) fn hand_over(
         &self,
         relief: &Relief<'_>,
@@ -279,8 +280,8 @@ impl Session {
         let messages = messages.map_err(HandoverError::system("the session's messages"))?;
         let standing = Standing { number, peer: session.meet(number, &stream), refused };
         session.lock().restore(handed, from).inspect_err(|_| {
-            // The front end learns of it, whatever else holds its connection. Then the volume has
-            // no front end.
+            // The front end sees the hang-up, even if another process holds its connection. Then
+            // the volume has no front end.
             let _ = stream.shutdown(std::net::Shutdown::Both);
             *volume.facts() = None;
         })?;

@@ -11,7 +11,7 @@ use vlane_ring::{InflightError, InflightRegion, Notes, Queue};
 
 use super::{State, refuse, refuse_for_good, with_cause};
 
-/// What SET_INFLIGHT_FD gave.
+/// The memory of SET_INFLIGHT_FD.
 pub(super) struct Tracking {
     region: Arc<InflightRegion>,
     /// For a process that takes over.
@@ -37,7 +37,7 @@ impl Tracking {
         Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
     }
 
-    /// What the front end kept.
+    /// Opens the front end's memory.
     pub(super) fn open(shape: VhostUserInflight, file: File) -> Result<Tracking> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = shape;
         let region =
@@ -57,14 +57,15 @@ impl Tracking {
         self.region.notes()
     }
 
-    /// Nothing is in flight any more.
+    /// Notes that no request is in flight any more.
     pub(super) fn forget(&self) {
         self.region.forget();
     }
 }
 
 impl State {
-    /// Stops a ring and says where it goes on. If it `suspends`, requests may stay in flight, marked.
+    /// Stops a ring and returns the position where it continues. If it `suspends`, requests may
+    /// stay in flight, marked.
     pub(super) fn take_base(&mut self, index: u32, suspends: bool) -> Result<VhostUserVringState> {
         let (number, _) = self.vring(index).map_err(refuse_for_good)?;
         self.stop_or_suspend(number, suspends)?;

@@ -20,7 +20,7 @@ impl State {
         (self.was_asked_for_queues && !self.had_memory).then_some(Unused::TooFewQueues)
     }
 
-    /// The front end says something that one does not say who has found too few queues.
+    /// The front end sends a message that it would not send after finding too few queues.
     pub(super) fn goes_on(&mut self) {
         self.was_asked_for_queues = false;
     }

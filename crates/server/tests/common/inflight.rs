@@ -30,7 +30,7 @@ pub fn shape(bytes: u64, queues: u16, size: u16) -> Vec<u8> {
     body
 }
 
-/// The memory for so many queues of that size; nothing when the other side hung up.
+/// The memory for so many queues of that size; `None` when the other side hung up.
 pub fn get_inflight(wire: &Wire, queues: u16, size: u16) -> Option<(Vec<u8>, File)> {
     wire.tell(GET_INFLIGHT_FD, &shape(0, queues, size), &[]);
     let mut reply = [0; 12 + 24];

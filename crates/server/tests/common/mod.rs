@@ -1,7 +1,8 @@
-//! What the session tests share: a volume on a listener in this process, a front end that can say anything
-//! ([`Wire`]), and a split ring that is written into guest memory by file writes ([`Ring`]), legal or not.
+//! Shared parts of the session tests: a volume on a listener in this process, and a front end that
+//! can send any message ([`Wire`]). A split ring is written into guest memory by file writes
+//! ([`Ring`]), legal or not.
 //!
-//! Every wait has a limit: what hangs fails.
+//! Every wait has a limit: a hang is a failure.
 
 #![allow(
     dead_code,
@@ -36,7 +37,7 @@ use vlane_server::{
     Arrived, Descriptors, HandedServer, Listener, Schedulers, Stopper, Successor, Volume, VolumeConfig,
 };
 
-/// Whatever takes longer hangs.
+/// A longer wait counts as a hang.
 pub const LIMIT: Duration = Duration::from_secs(10);
 
 /// Feature bits.
@@ -47,7 +48,7 @@ pub const INDIRECT: u64 = 1 << 28;
 pub const LOG_ALL: u64 = 1 << 26;
 pub const FLUSH: u64 = 1 << 9;
 pub const CONFIG_WCE: u64 = 1 << 11;
-/// What the tests' guest wants.
+/// The features of the tests' guest.
 pub const USUAL: u64 = VERSION_1 | PROTOCOL | FLUSH | CONFIG_WCE;
 
 /// Request types.
@@ -157,16 +158,16 @@ impl Server {
         (Server::serving(directory, volume, listener), Relief { wanted, given })
     }
 
-    /// The one that takes over from this one, on a storage of its own.
+    /// Returns the server that takes over from this one, on separate storage.
     pub fn hand_over(self, relief: &Relief, engine: Arc<dyn Engine>) -> Server {
         self.hand_over_after(relief, engine, || ())
     }
 
-    /// The same; something happens when nothing leads back any more.
+    /// The same; calls `event` at the point of no return.
     pub fn hand_over_after(self, relief: &Relief, engine: Arc<dyn Engine>, event: impl FnOnce()) -> Server {
         let (written, descriptors) = relief.ask().unwrap();
         event();
-        // Its threads do nothing any more.
+        // Its threads are idle from now on.
         self.stopped.set(true);
         let handed: HandedServer = serde_json::from_str(&written).unwrap();
         let topology = Topology { queues: handed.queues(), threads: 1, cpus: Vec::new(), adapts: false };
@@ -176,7 +177,7 @@ impl Server {
         Server::serving(Arc::clone(&self.directory), volume, listener)
     }
 
-    /// One that lets a guest go on that had another image.
+    /// A server that lets a guest continue that had another image.
     pub fn insisting(engine: Arc<dyn Engine>) -> Server {
         let directory = Arc::new(TempDir::with_prefix("vlane-server-").unwrap());
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
@@ -221,7 +222,7 @@ impl Server {
         Wire::new(UnixStream::connect(self.path()).unwrap())
     }
 
-    /// A front end that has negotiated, on memory of its own.
+    /// A front end that has negotiated, on separate memory.
     pub fn guest(&self, features: u64) -> (Wire, Memory) {
         let wire = self.connect();
         wire.negotiate(features);
@@ -235,7 +236,7 @@ impl Server {
         self.stop_within(LIMIT).expect("the server did not end")
     }
 
-    /// The same, or nothing if it has not ended after `limit`.
+    /// The same, or `None` if it has not ended after `limit`.
     pub fn stop_within(&self, limit: Duration) -> Option<Duration> {
         let begin = Instant::now();
         self.stopped.set(true);
@@ -247,14 +248,15 @@ impl Server {
         Some(begin.elapsed())
     }
 
-    /// From a thread of its own: what stops the server waits for its lanes.
+    /// From a separate thread: stopping the server waits for its lanes.
     fn end_within(&self, limit: Duration) -> Result<std::io::Result<()>, RecvTimeoutError> {
         let stopper = self.stopper.clone();
         std::thread::spawn(move || stopper.stop());
         self.ended.recv_timeout(limit)
     }
 
-    /// The next front end is served: it negotiates, reads and is answered. Proves that nothing is stuck.
+    /// The next front end is served: it negotiates, reads and is answered. Proves that the server
+    /// is not stuck.
     pub fn serves_the_next(&self) {
         let (wire, memory) = self.guest(USUAL);
         let mut ring = Ring::new(&memory, 0);
@@ -265,7 +267,7 @@ impl Server {
     }
 }
 
-/// What it takes to take over from a server.
+/// The means to take over from a server.
 pub struct Relief {
     wanted: Arc<OwnedFd>,
     given: Receiver<Given>,
@@ -329,7 +331,7 @@ impl Drop for Server {
     }
 }
 
-/// One end of a vhost-user connection that sends what it is told to.
+/// One end of a vhost-user connection that sends the given bytes.
 pub struct Wire {
     pub stream: UnixStream,
 }
@@ -375,7 +377,7 @@ impl Wire {
         self.try_set(code, body, fds).unwrap_or(false)
     }
 
-    /// Sends a message that has an answer of its own.
+    /// Sends a message that has a specific answer.
     pub fn ask(&self, code: u32, body: &[u8]) -> Option<Vec<u8>> {
         self.raw(&Wire::message(code, 0, body), &[]).ok()?;
         self.reply(code)
@@ -385,7 +387,7 @@ impl Wire {
         word(&self.ask(code, &[]).unwrap(), 0)
     }
 
-    /// The next answer; nothing when the other side hung up.
+    /// The next answer; `None` when the other side hung up.
     pub fn reply(&self, code: u32) -> Option<Vec<u8>> {
         let mut header = [0; 12];
         let mut stream = &self.stream;
@@ -403,7 +405,7 @@ impl Wire {
         Some(body)
     }
 
-    /// Whether the other side has hung up; waits for it.
+    /// Returns true if the other side has hung up; waits for it.
     pub fn is_hung_up(&self, within: Duration) -> bool {
         let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         rustix::event::poll(&mut fds, Some(&timespec(within))).unwrap() > 0
@@ -567,7 +569,7 @@ impl Memory {
     pub fn new(guest: u64, size: u64) -> Memory {
         let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(size).unwrap();
-        // Far from what it is in the guest, so that nobody mistakes one for the other.
+        // Far from the guest's address, so that the two cannot be confused.
         Memory { file, guest, user: 0x7f00_0000_0000 + guest, size }
     }
 
@@ -693,7 +695,7 @@ impl<'a> Ring<'a> {
         slots
     }
 
-    /// Nothing comes back for a while.
+    /// Returns true if no answer comes for a while.
     pub fn is_quiet(&mut self) -> bool {
         std::thread::sleep(Duration::from_millis(100));
         self.used().is_empty()
@@ -719,7 +721,7 @@ pub fn in_memory(bytes: u64) -> Option<TempDir> {
     (room.f_bavail * room.f_frsize >= bytes).then_some(directory)
 }
 
-/// An image of zeroes in a file of its own. Outside /dev/shm, where it would be mapped.
+/// An image of zeroes in a new file. Outside /dev/shm, where it would be mapped.
 pub fn image(directory: &Path, bytes: u64) -> PathBuf {
     let path = directory.join("disk.raw");
     File::create(&path).unwrap().set_len(bytes).unwrap();
