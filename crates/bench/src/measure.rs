@@ -19,6 +19,7 @@ use super::plan::order;
 use super::profile::{Backend, Client, Load, Pin, Profile, Storage, Target};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use super::threads;
+use vlane_client::progress::Progress;
 use vlane_host::control::{Control, Counters};
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{Image, Medium, Place};
@@ -27,7 +28,6 @@ use vlane_host::server::{Server, Storage as Served};
 use vlane_host::sniff::SAVED;
 use vlane_report::date;
 use vlane_report::machine::{Busy, Machine, usable_cpus};
-use vlane_report::progress::Progress;
 
 /// Where and with what it is measured.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use vlane_driver::{Arrivals, Buckets, Wait};
 use vlane_error::counted;
-use vlane_report::figure::show_size;
 use vlane_report::stats::median;
+use vlane_units::show_size;
 
 use super::compare::{Comparison, Judged};
 use super::profile::{Load, Pin, Storage};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vlane_driver::units::{parse_duration, parse_ioprio, parse_size};
+use vlane_units::{parse_duration, parse_ioprio, parse_size};
 
 /// A number of bytes: a number, or text such as `4k`, `1M`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

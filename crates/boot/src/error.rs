@@ -26,3 +26,17 @@ vlane_error::error!(ErrorKind);
 pub(crate) fn io<S: Into<String>>(context: impl FnOnce() -> S) -> impl FnOnce(std::io::Error) -> Error {
     move |source| Error::caused_by(ErrorKind::Io, context(), source)
 }
+
+impl From<Error> for vlane_error::program::Error {
+    fn from(error: Error) -> Self {
+        use vlane_error::program::ErrorKind as Program;
+        let kind = match error.kind() {
+            ErrorKind::Missing | ErrorKind::Install => Program::Missing,
+            ErrorKind::Io => Program::Io,
+            ErrorKind::Format => Program::Format,
+            ErrorKind::Timeout => Program::Timeout,
+            _ => Program::Process,
+        };
+        Self::converted(kind, &error)
+    }
+}

@@ -10,7 +10,6 @@ pub mod blktrace;
 pub mod detection;
 pub mod iolog;
 pub mod msr;
-pub mod record;
 pub mod replay;
 mod replay_report;
 

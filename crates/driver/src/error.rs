@@ -63,3 +63,15 @@ impl From<crate::ring::Error> for Error {
         }
     }
 }
+
+impl From<Error> for vlane_error::program::Error {
+    fn from(error: Error) -> Self {
+        use vlane_error::program::ErrorKind as Program;
+        let kind = match error.kind() {
+            ErrorKind::Invalid => Program::Invalid,
+            ErrorKind::Timeout => Program::Timeout,
+            _ => Program::Process,
+        };
+        Self::converted(kind, &error)
+    }
+}

@@ -26,7 +26,6 @@ mod report;
 pub mod ring;
 mod run;
 mod session;
-pub mod units;
 mod verify;
 mod watchdog;
 mod window;

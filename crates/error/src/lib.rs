@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod limit;
+pub mod program;
 
 pub use limit::raise_descriptor_limit;
 

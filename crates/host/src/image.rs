@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, statfs};
 use tempfile::{NamedTempFile, TempPath};
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::interrupt::Interrupt;

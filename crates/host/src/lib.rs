@@ -5,19 +5,15 @@
 
 #![forbid(unsafe_code)]
 
-pub mod control;
-pub mod error;
 pub mod fio;
 pub mod guests;
 pub mod image;
-pub mod interrupt;
-pub mod output;
+pub mod reports;
 pub mod rounds;
 pub mod server;
-pub mod sniff;
 
-pub use error::{Context, Error, ErrorKind, Result};
-pub use interrupt::Interrupt;
-pub use output::Output;
 pub use rounds::Rounds;
 pub use server::Server;
+pub use vlane_client::{Interrupt, Output, control, interrupt, output, sniff};
+pub use vlane_error::program as error;
+pub use vlane_error::program::{Context, Error, ErrorKind, Result};

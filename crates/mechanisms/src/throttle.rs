@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use vlane_boot::{BlkioFio, Host};
 use vlane_driver::{Limit, SessionOptions, Workload};
 use vlane_error::counted;
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use vlane_bench::{Load, blkio};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::control::Control;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
@@ -19,7 +20,6 @@ use vlane_host::server::{Server, Storage};
 use vlane_report::Section;
 use vlane_report::build::{Begun, table};
 use vlane_report::machine::usable_cpus;
-use vlane_report::progress::Progress;
 use vlane_report::{Cell, Note, Report, Spread};
 
 /// The time that the back end has for its burst, which does not count.

@@ -13,3 +13,15 @@ pub enum ErrorKind {
 }
 
 vlane_error::error!(ErrorKind);
+
+impl From<Error> for vlane_error::program::Error {
+    fn from(error: Error) -> Self {
+        use vlane_error::program::ErrorKind as Program;
+        let kind = match error.kind() {
+            ErrorKind::Usage => Program::Usage,
+            ErrorKind::Io => Program::Io,
+            _ => Program::Format,
+        };
+        Self::converted(kind, &error)
+    }
+}

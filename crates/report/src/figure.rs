@@ -229,34 +229,10 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A number of bytes for people: `4 KiB`, `1.5 GiB`.
-pub fn show_size(bytes: u64) -> String {
-    let (mut value, mut unit) = (bytes as f64, "B");
-    for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        (value, unit) = (value / 1024.0, next);
-    }
-    if (value - value.round()).abs() < 0.005 {
-        format!("{value:.0} {unit}")
-    } else {
-        format!("{value:.2} {unit}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn sizes() {
-        assert_eq!(
-            (show_size(4096), show_size(3 << 29), show_size(100)),
-            ("4 KiB".into(), "1.50 GiB".into(), "100 B".into())
-        );
-    }
 
     #[test]
     fn only_counts_take_letters() {

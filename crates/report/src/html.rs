@@ -124,7 +124,7 @@ pub(super) fn facts(report: &Report) -> Vec<(&'static str, String)> {
         name => format!(", itself a virtual machine ({name})"),
     };
     let cpus = if machine.cpus == 1 { "1 CPU".into() } else { format!("{} CPUs", machine.cpus) };
-    let memory = figure::show_size(machine.memory_mib << 20);
+    let memory = vlane_units::show_size(machine.memory_mib << 20);
     let versions: Vec<_> =
         machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let date = report.created.replace('T', " ").replace('Z', " UTC");

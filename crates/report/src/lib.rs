@@ -26,7 +26,6 @@ pub mod machine;
 pub mod markdown;
 mod markup;
 mod model;
-pub mod progress;
 pub mod published;
 mod records;
 mod scale;
@@ -42,5 +41,4 @@ pub use model::{
     Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section, Series,
     Severity, Spread, Table,
 };
-pub use progress::Progress;
 pub use svg::{is_svg_file, svg_file};

@@ -13,8 +13,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use vlane_driver::units::{parse_ioprio, parse_rate};
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
+use vlane_units::{parse_ioprio, parse_rate};
 
 use crate::{exit, explain, values};
 use vlane_driver::{

@@ -6,7 +6,6 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use vlane_boot::{Accel, Host, Install};
-use vlane_driver::units::parse_size;
 use vlane_host::Interrupt;
 use vlane_lab::compare::columns::{ALL, Column};
 use vlane_lab::compare::jobs::CacheState;
@@ -15,6 +14,7 @@ use vlane_lab::compare::plan::Often;
 use vlane_lab::compare::scratch::Target;
 use vlane_lab::compare::{self, Found, Options};
 use vlane_report::{stats, text};
+use vlane_units::parse_size;
 
 use crate::output::{OutputArgs, Overwrite, command_line};
 use crate::values;

@@ -13,7 +13,7 @@ use vlane_engine::file::look_into;
 use vlane_host::Output;
 use vlane_policy::journal::layout::{Content, Findings, Label, Place, Why, examine};
 use vlane_policy::journal::{Disk, Journal};
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use crate::output::Overwrite;
 use crate::serve::FormatArg;

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use vlane_boot::{Host, Install};
 use vlane_capture::detection::prove::{self, ProveOptions, prove};
+use vlane_client::Progress;
 use vlane_host::Interrupt;
-use vlane_report::Progress;
 
 use crate::output::OutputArgs;
 

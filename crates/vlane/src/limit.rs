@@ -12,7 +12,7 @@ use vlane_policy::express::Mode;
 use vlane_policy::throttle::{
     DEFAULT_BURST, ExpressBudget, Limits, MAX_BANDWIDTH, MAX_BURST, MAX_IOPS, MIN_BURST,
 };
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use crate::values;
 

@@ -24,10 +24,7 @@ pub const STATUS: [(u8, &str); 4] = [
     (0, "done"),
     (1, "failed"),
     (2, "usage error"),
-    (
-        3,
-        "partial result (interrupted, damaged trace), or worse than --fail-on-worse allows",
-    ),
+    (3, "partial result (interrupted, damaged trace), or worse than --fail-on-worse allows"),
 ];
 
 const SERVE: Signals = &[
@@ -129,10 +126,7 @@ pub static PAGES: &[Page] = &[
     ),
     page(
         "record",
-        &[(
-            "SIGTERM, SIGINT, SIGHUP",
-            "Ends the recording with a complete trace and status 0.",
-        )],
+        &[("SIGTERM, SIGINT, SIGHUP", "Ends the recording with a complete trace and status 0.")],
         &[("record disk.ctl -o disk.trc --time 30s", "Records all requests of half a minute.")],
     ),
     page(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::Args;
 use vlane_host::Output;
-use vlane_host::output::{check_report, write_report};
+use vlane_host::reports::{check_report, write_report};
 use vlane_report::{Report, text};
 
 use crate::exit::Partial;
@@ -115,7 +115,7 @@ pub fn is_standard(path: &Path) -> bool {
 
 /// Columns for a report's text.
 pub fn width() -> usize {
-    vlane_report::progress::columns().map_or(WIDTH, |columns| columns.clamp(NARROWEST, WIDTH))
+    vlane_client::progress::columns().map_or(WIDTH, |columns| columns.clamp(NARROWEST, WIDTH))
 }
 
 /// The command as it was given, for the report: the program by its name.

@@ -129,7 +129,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     if let Some(path) = &args.html {
-        vlane_host::output::check_report(path, args.overwrite.force)?;
+        vlane_host::reports::check_report(path, args.overwrite.force)?;
     }
     let options = Options {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
@@ -171,7 +171,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.html {
         let mut report = peers::report(&outcome, &begun);
         outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
-        vlane_host::output::write_report(&report, path, args.overwrite.force)?;
+        vlane_host::reports::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     written?;
@@ -210,7 +210,7 @@ fn fixed_load(
         println!("\n{}", fixed::markdown(&outcome.rows));
     }
     if let Some(path) = &args.html {
-        vlane_host::output::write_report(&report, path, args.overwrite.force)?;
+        vlane_host::reports::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     written?;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use vlane_capture::record::{RecordOptions, Recorded, Recording, record};
+use vlane_client::Progress;
+use vlane_client::record::{RecordOptions, Recorded, Recording, record};
 use vlane_error::counted;
 use vlane_host::control::Control;
 use vlane_host::{Interrupt, Output};
-use vlane_report::Progress;
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use crate::exit::Partial;
 use crate::output::Overwrite;

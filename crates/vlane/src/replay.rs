@@ -6,10 +6,10 @@ use anyhow::{Result, bail};
 use clap::Args;
 use vlane_capture::Trace;
 use vlane_capture::replay::{Settings, replay};
+use vlane_client::Progress;
 use vlane_driver::Wait;
 use vlane_driver::replay::Timing;
 use vlane_host::Interrupt;
-use vlane_report::Progress;
 
 use crate::analyze::whole;
 use crate::output::OutputArgs;

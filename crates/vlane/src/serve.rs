@@ -24,8 +24,8 @@ use vlane_engine::file::{Cache, Discard, FileEngine};
 use vlane_error::counted;
 use vlane_lane::{CpuChoice, PollMode, ThreadChoice, Topology, online_cpus, parse_cpu_list};
 use vlane_policy::express::{Class, Classes, Express, Mode};
-use vlane_report::figure::show_size;
 use vlane_server::{Arrived, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
+use vlane_units::show_size;
 
 use self::storage::{Opened, model, open};
 use crate::limit::ServeLimits;

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
 use std::time::Duration;
 
-use vlane_driver::units::{parse_duration, parse_size};
+use vlane_units::{parse_duration, parse_size};
 
 /// The longest time that an option takes: a hundred years are a mistake.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);

@@ -149,7 +149,7 @@ fn sizes(records: &[&Record]) -> Section {
             counts.entry(class(record)).or_default()[place] += 1;
         }
     }
-    let label = |class: u32| vlane_report::figure::show_size(512_u64 << class);
+    let label = |class: u32| vlane_units::show_size(512_u64 << class);
     let (low, high) = (counts.keys().min().copied().unwrap_or(0), counts.keys().max().copied().unwrap_or(0));
     let classes: Vec<u32> = (low..=high).collect();
     let of = |class: &u32, place: usize| counts.get(class).map_or(0, |counts| counts[place]);

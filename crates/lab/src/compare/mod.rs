@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_error::counted;
 use vlane_report::build::Begun;
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use self::columns::{ALL, Column, Missing};
 use self::guest::{Machine, Parts, VCPUS};
@@ -40,13 +40,13 @@ use self::parts::Pids;
 use self::plan::{Costs, Often, Round};
 use self::results::{Measurement, Results, Work};
 use self::scratch::{Scratch, Sizes, Target};
+use vlane_client::progress::Progress;
 use vlane_host::control::Control;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::fio;
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 use vlane_report::Report;
-use vlane_report::progress::Progress;
 use vlane_work::kvm::KvmStats;
 use vlane_work::{Counted, calls};
 

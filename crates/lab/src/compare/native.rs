@@ -18,11 +18,11 @@ use super::jobs::CacheState;
 use super::loads::{Load, Pattern, fio_table};
 use super::plan::Often;
 use super::scratch::Scratch;
+use vlane_client::progress::Progress;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 use vlane_report::Spread;
-use vlane_report::progress::Progress;
 use vlane_report::stats::{self, Better, Verdict};
 
 /// Time before each measurement that does not count.

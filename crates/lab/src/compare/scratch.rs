@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use vlane_boot::{Host, Spec};
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use super::jobs::{CacheState, OLD};
 use vlane_host::error::{Context, Error, ErrorKind, Result};

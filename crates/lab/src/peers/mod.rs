@@ -29,13 +29,13 @@ pub use self::judge::{Verdict, lines, markdown, targets};
 use self::plan::{Client, Contender, Load, Medium};
 pub use self::plan::{Row, rows};
 pub use self::report::report;
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::output::Output;
 use vlane_host::server::{Server, Storage};
 use vlane_report::figure;
-use vlane_report::progress::Progress;
 
 /// Quiet before an idle session is watched, and the time that it is.
 const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));

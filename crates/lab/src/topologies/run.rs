@@ -9,6 +9,7 @@ use super::micro;
 use super::patterns::Pattern;
 use super::validate::{Bench, Suite};
 use super::{Kind, Subject, Topology, render};
+use vlane_client::progress::Progress;
 use vlane_driver::Workload;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
@@ -16,7 +17,6 @@ use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
 use vlane_report::machine::usable_cpus;
-use vlane_report::progress::Progress;
 
 /// How long each of the micro-measurements takes.
 const MICRO: Duration = Duration::from_millis(60);

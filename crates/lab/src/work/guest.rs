@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
 use super::{BLOCKS, Direction, Options};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::guests::{trouble, wait};
 use vlane_host::interrupt::Interrupt;
-use vlane_report::progress::Progress;
 use vlane_work::interrupts::Interrupts;
 use vlane_work::kvm::KvmStats;
 use vlane_work::qemu;

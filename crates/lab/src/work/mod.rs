@@ -15,12 +15,12 @@ use vlane_boot::{Accel, Choice, Host, Kernel, QemuProgram, find_program};
 
 use self::guest::GuestMeasured;
 use self::native::{Measured, Native};
+use vlane_client::progress::Progress;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Image, Place};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
-use vlane_report::progress::Progress;
 
 /// The small requests, in bytes.
 pub const SMALL: u32 = 4 << 10;

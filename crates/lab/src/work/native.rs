@@ -10,13 +10,13 @@ use vlane_driver::{Limit, SessionOptions, Workload};
 use vlane_error::counted;
 
 use super::{BLOCKS, Direction, Medium, Options};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::control::Control;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 use vlane_report::machine::usable_cpus;
-use vlane_report::progress::Progress;
 use vlane_work::{Calls, Counted, Role, Sampler};
 
 /// Capacity of the null device.

@@ -1,6 +1,6 @@
 //! What came of it, as a report.
 
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use super::guest::GuestMeasured;
 use super::native::{Case, Measured, Peer};

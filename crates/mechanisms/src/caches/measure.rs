@@ -20,7 +20,7 @@ use super::replay::{Replay, recording_time};
 use super::volume::{self, Volume};
 use super::{Options, guest};
 use vlane_capture::Trace;
-use vlane_capture::record::{RecordOptions, Recording, record};
+use vlane_client::record::{RecordOptions, Recording, record};
 use vlane_host::control::Control;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::Image;

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use vlane_boot::Host;
 use vlane_report::build::Begun;
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use self::judge::{AGAIN, CellResult, Measured};
 use self::limit::{Device, DirtyLimit, MemoryLimit, Unthrottled};
@@ -36,13 +36,13 @@ pub use self::plan::{Arm, Cell, Expected, Job};
 pub use self::volume::SMALLEST_JOURNAL;
 use self::volume::Volume;
 use vlane_bench::Pin;
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Place};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::machine::usable_cpus;
-use vlane_report::progress::Progress;
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;

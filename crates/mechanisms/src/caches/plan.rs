@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 /// Who writes to the volume whose cache mode is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

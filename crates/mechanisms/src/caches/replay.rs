@@ -16,7 +16,7 @@ use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayReport, 
 use vlane_driver::{Session, SessionOptions};
 use vlane_error::counted;
 use vlane_policy::journal::{Disk, layout};
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use super::done::Done;
 use super::plan::Job;

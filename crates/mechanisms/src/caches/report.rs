@@ -1,7 +1,7 @@
 //! The report.
 
 use vlane_error::counted;
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use super::commits::COMMIT;
 use super::judge::{AGAIN, CellResult, Measured, Verdict, middle};

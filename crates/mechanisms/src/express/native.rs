@@ -10,12 +10,12 @@ use vlane_error::counted;
 
 use super::judge::Arms;
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, turns};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Server, Storage};
 use vlane_report::build::Begun;
-use vlane_report::progress::Progress;
 use vlane_report::{Report, figure};
 
 pub(super) mod report;

@@ -8,11 +8,11 @@ use vlane_boot::Host;
 use super::judge::Arms;
 use super::machine::{Machine, Place, Setup};
 use super::{Model, Variant, turns};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
-use vlane_report::progress::Progress;
 
 /// What the user wants of guests.
 #[derive(Debug, Clone)]

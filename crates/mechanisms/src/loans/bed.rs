@@ -12,14 +12,14 @@ use vlane_sched::sys::{self, Attr};
 
 use super::figures::Sample;
 use vlane_capture::Trace;
-use vlane_capture::record::{RecordOptions, record};
+use vlane_client::progress::Progress;
+use vlane_client::record::{RecordOptions, record};
 use vlane_host::control::Control;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::guests::{Machines, Maker};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::output::Output;
 use vlane_host::server::{Server, Storage};
-use vlane_report::progress::Progress;
 use vlane_work::{Role, Sampler};
 
 /// Guests beside others that compute boot slowly.

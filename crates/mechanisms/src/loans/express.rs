@@ -17,13 +17,13 @@ use super::bed::{self, Bed, Plan};
 use super::express_report::{self, Labels};
 use super::figures::{Cell, Measured, Sample};
 use vlane_capture::Trace;
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
-use vlane_report::progress::Progress;
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;

@@ -16,12 +16,12 @@ use super::bed::{self, Bed, Plan};
 use super::figures::{Cell, Measured};
 use super::live_report::{self, Labels};
 use vlane_capture::Trace;
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
-use vlane_report::progress::Progress;
 
 /// What the user wants.
 #[derive(Debug, Clone)]

@@ -25,11 +25,11 @@ use vlane_sched::thread::Thread;
 
 use super::figures::{Cell, Measured, Sample};
 use super::live_report::{self, Labels};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
-use vlane_report::progress::Progress;
 
 /// Token of the guest with I/O at the scheduler.
 const TOKEN: u64 = 1;

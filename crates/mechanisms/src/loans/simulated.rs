@@ -10,10 +10,10 @@ use vlane_report::build::Begun;
 
 use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
 
+use vlane_client::progress::Progress;
 use vlane_error::counted;
 use vlane_host::Interrupt;
 use vlane_host::error::{Context, ErrorKind, Result};
-use vlane_report::progress::Progress;
 use vlane_report::{Note, Report, Section, Severity};
 
 /// What the user wants.

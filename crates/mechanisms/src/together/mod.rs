@@ -29,13 +29,13 @@ use self::bed::Bed;
 use crate::express::judge::Arms;
 use crate::express::root::{Program, Root};
 use crate::express::{Model, turns};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
 use vlane_report::build::Begun;
-use vlane_report::progress::Progress;
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;

@@ -6,9 +6,9 @@ use crate::express::report::{few, says};
 use crate::express::root::Root;
 use vlane_error::counted;
 use vlane_report::build::{Begun, bars, spread, table};
-use vlane_report::figure::show_size;
 use vlane_report::stats::nearest_rank;
 use vlane_report::{Block, Cell, Note, Report, Samples, Section, Spread};
+use vlane_units::show_size;
 
 /// Bytes of a reader's read.
 const READ: f64 = 4096.0;

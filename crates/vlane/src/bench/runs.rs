@@ -11,8 +11,8 @@ use vlane_bench::{
     between_targets, is_worse,
 };
 use vlane_boot::{Host, Install};
+use vlane_client::Progress;
 use vlane_host::{Interrupt, Output};
-use vlane_report::Progress;
 
 use crate::output::{OutputArgs, command_line};
 use crate::{exit, explain, values};
@@ -157,7 +157,7 @@ impl BenchArgs {
         let mut name = format!(
             "{} {}, depth {}, {}",
             self.rw,
-            vlane_report::figure::show_size(self.bs),
+            vlane_units::show_size(self.bs),
             self.depth,
             super::plural(self.jobs.into(), "job")
         );

@@ -22,12 +22,12 @@ use super::blkio::{BlkioClient, per_request};
 use super::ground::Ground;
 use super::plan::{Medium, daemons};
 use super::{Measured, Options};
+use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::guests::{Machines, Maker};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::{Aio, Server};
-use vlane_report::progress::Progress;
 use vlane_work::Counted;
 
 /// A rate of which less than this is achieved in the first round is not tried again.

@@ -1,7 +1,7 @@
 //! Report of Figure 5: the tables, charts and goals of program launches.
 
 use vlane_error::counted;
-use vlane_report::figure::show_size;
+use vlane_units::show_size;
 
 use super::super::Variant;
 use super::super::judge::{Arms, Bound, Measured, Verdict};

@@ -1,4 +1,6 @@
-//! Sizes and times as people write them.
+//! Sizes and times as people write and read them.
+
+#![forbid(unsafe_code)]
 
 use std::time::Duration;
 
@@ -34,6 +36,22 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked; there is no sign")]
     Ok(bytes as u64)
+}
+
+/// A number of bytes for people: `4 KiB`, `1.5 GiB`.
+pub fn show_size(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if (value - value.round()).abs() < 0.005 {
+        format!("{value:.0} {unit}")
+    } else {
+        format!("{value:.2} {unit}")
+    }
 }
 
 /// Parses a time: `5` and `5s` are seconds, `250ms`, `2m`.
@@ -146,5 +164,13 @@ mod tests {
         for text in ["", "k", "0", "-5", "inf", "NaN", "1e13", "5 per minute"] {
             assert!(parse_rate(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn sizes_are_shown_in_binary_units() {
+        assert_eq!(
+            (show_size(4096), show_size(3 << 29), show_size(100)),
+            ("4 KiB".into(), "1.50 GiB".into(), "100 B".into())
+        );
     }
 }

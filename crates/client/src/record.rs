@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use vlane_trace::{Entry, Reader, Writer};
 
-use vlane_host::control::Control;
-use vlane_host::error::{Context, Error, ErrorKind, Result};
-use vlane_host::interrupt::Interrupt;
-use vlane_host::output::Output;
+use crate::control::Control;
+use crate::interrupt::Interrupt;
+use crate::output::Output;
+use vlane_error::program::{Context, Error, ErrorKind, Result};
 
 mod layouts;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_error::program::{Context, Error, ErrorKind, Result};
 
 /// The user's request to end. While one exists, the signals set the flag instead of ending the
 /// process, so destructors run. Code that waits or loops calls [`Interrupt::check`].

@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 use vlane_policy::throttle::ExpressBudget;
 use vlane_socket::unanswered;
 
-use crate::error::{Context, Error, ErrorKind, Result};
 use crate::sniff::{self, Found, Wanted};
+use vlane_error::program::{Context, Error, ErrorKind, Result};
 
 /// How long the server may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! The crate's error: a kind to match on, a context that says what failed, on what and what to do, and the cause.
+//! The error of programs and of what measures: kinds that decide the exit status, and conversions that keep an error's words.
 
 use std::error::Error as StdError;
 
@@ -25,50 +25,17 @@ pub enum ErrorKind {
     Timeout,
 }
 
-vlane_error::error!(ErrorKind);
+crate::error!(ErrorKind);
 
-impl From<vlane_boot::Error> for Error {
-    fn from(error: vlane_boot::Error) -> Self {
-        use vlane_boot::ErrorKind as Boot;
-        let kind = match error.kind() {
-            Boot::Missing | Boot::Install => ErrorKind::Missing,
-            Boot::Io => ErrorKind::Io,
-            Boot::Format => ErrorKind::Format,
-            Boot::Timeout => ErrorKind::Timeout,
-            _ => ErrorKind::Process,
-        };
-        let context = error.to_string();
-        // Its text is ours; what lies below it stays the source.
-        Self { kind, context, source: next_source(error) }
+impl Error {
+    /// Another crate's error with this kind: its text stays the context, and the text of its causes the source.
+    pub fn converted(kind: ErrorKind, error: &dyn StdError) -> Self {
+        Self { kind, context: error.to_string(), source: sources(error) }
     }
 }
 
-impl From<vlane_driver::Error> for Error {
-    fn from(error: vlane_driver::Error) -> Self {
-        let kind = match error.kind() {
-            vlane_driver::ErrorKind::Invalid => ErrorKind::Invalid,
-            vlane_driver::ErrorKind::Timeout => ErrorKind::Timeout,
-            _ => ErrorKind::Process,
-        };
-        let context = error.to_string();
-        Self { kind, context, source: next_source(error) }
-    }
-}
-
-impl From<vlane_report::Error> for Error {
-    fn from(error: vlane_report::Error) -> Self {
-        let kind = match error.kind() {
-            vlane_report::ErrorKind::Usage => ErrorKind::Usage,
-            vlane_report::ErrorKind::Io => ErrorKind::Io,
-            _ => ErrorKind::Format,
-        };
-        let context = error.to_string();
-        Self { kind, context, source: next_source(error) }
-    }
-}
-
-/// The text of what caused an error, as an error.
-fn next_source(error: impl StdError) -> Option<Box<dyn StdError + Send + Sync>> {
+/// The texts of an error's causes, as one error.
+fn sources(error: &dyn StdError) -> Option<Box<dyn StdError + Send + Sync>> {
     let mut texts = Vec::new();
     let mut source = error.source();
     while let Some(cause) = source {

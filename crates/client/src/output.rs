@@ -13,9 +13,8 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
-use vlane_report::Report;
 
-use crate::error::{Context, Error, ErrorKind, Result};
+use vlane_error::program::{Context, Error, ErrorKind, Result};
 
 /// Bytes that a file may have to be looked at: a report with all its data is far smaller.
 const LARGEST_RESULT: u64 = 256 << 20;
@@ -264,31 +263,6 @@ fn parent(path: &Path) -> &Path {
 fn is_opened_by_the_shell(path: &Path) -> bool {
     let names = ["/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name));
     names || path.parent().is_some_and(|dir| dir == Path::new("/dev/fd") || dir == Path::new("/proc/self/fd"))
-}
-
-/// Says before anything is measured whether [`write_report`] will have a form and a place for a file.
-///
-/// # Errors
-/// [`ErrorKind::Usage`], [`ErrorKind::Invalid`], [`ErrorKind::Io`].
-pub fn check_report(path: &Path, force: bool) -> Result<()> {
-    Report::check_name(path)?;
-    for_report(path, force).check()
-}
-
-/// Writes a report in the form that the file's name ends in: `.json`, `.html` (`.htm`), `.txt`.
-///
-/// The file appears whole or not at all. It replaces another report; with `force`, any unused file
-/// ([`Output`]).
-///
-/// # Errors
-/// [`ErrorKind::Usage`] for another ending, [`ErrorKind::Invalid`] if there is something that must stay, [`ErrorKind::Io`] if it cannot be
-/// written.
-pub fn write_report(report: &Report, path: &Path, force: bool) -> Result<()> {
-    for_report(path, force).write(report.in_form_of(path)?.as_bytes())
-}
-
-fn for_report(path: &Path, force: bool) -> Output {
-    Output::new(path).replacing(Report::is_one).force(force)
 }
 
 #[cfg(test)]

@@ -17,6 +17,9 @@ const HEAD: usize = 64 * 1024;
 /// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
 pub const SAVED: &str = "vlane-bench/1";
 
+/// Name and version of a report's format. The number rises as that of [`SAVED`] does.
+pub const REPORT: &str = "vlane-report/1";
+
 /// Kind of file that a command needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -192,7 +195,7 @@ fn file(path: &Path, bytes: u64) -> Found {
         head if head.starts_with(b"vlverify") => Found::VerifyState,
         _ => match image(&head, &file, bytes) {
             Some(format) => Found::Image(format),
-            None if text().contains(vlane_report::SCHEMA) => Found::Report,
+            None if text().contains(REPORT) => Found::Report,
             None if text().contains(SAVED) => Found::SavedRun,
             None if foreign_trace(&head).is_some() => {
                 Found::ForeignTrace(foreign_trace(&head).unwrap_or_default())
@@ -347,7 +350,7 @@ mod tests {
     fn wrong_file_kind_names_remedy() {
         let mut qcow2 = vec![0; 4096];
         qcow2[..4].copy_from_slice(b"QFI\xfb");
-        let report = format!("{{\"schema\": \"{}\"}}", vlane_report::SCHEMA);
+        let report = format!("{{\"schema\": \"{}\"}}", REPORT);
         let saved = format!("{{\"schema\": \"{}\"}}", SAVED);
         let cases: [(&str, &[u8], Wanted, &[&str]); 9] = [
             ("a", &qcow2, Wanted::Report, &["an image (qcow2)", "not a report"]),
