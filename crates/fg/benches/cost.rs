@@ -1,4 +1,5 @@
-//! What the daemon takes of a CPU, and how late it is: `cargo bench -p vlane-fg`. Takes nine minutes and needs what the tests need.
+//! Measures the daemon's share of a CPU, and its delay: `cargo bench -p vlane-fg`. Takes nine
+//! minutes and needs what the tests need.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement: what fails ends it")]
 
@@ -11,13 +12,13 @@ use common::{Daemon, Shell, foreground, may_raise, values};
 
 const RAISED: &str = "-10 be/0";
 const OWN: &str = "0 none";
-/// Nothing is seen by looking.
+/// Looking finds no change.
 const NEVER: [&str; 2] = ["--look-every", "3600000"];
 const EVENTS: &str = "process events";
 const IDLE: Duration = Duration::from_secs(60);
 /// How often each change is made.
 const TIMES: usize = 50;
-/// A person's. Who is quicker meets the share of a CPU that looking may take.
+/// A person's. A quicker one meets the share of a CPU that looking may take.
 const PAUSE: Duration = Duration::from_millis(500);
 
 fn main() {
@@ -50,7 +51,7 @@ fn idle(what: &str, options: &[&str]) {
     let mut all = options.to_vec();
     others.iter().for_each(|shell| all.extend(["--terminal", &shell.name]));
     let daemon = Daemon::new(&first, &all);
-    // What it does after its start is over.
+    // Its state after the start is over.
     std::thread::sleep(Duration::from_secs(15));
     let (began, before) = (Instant::now(), worked(&daemon));
     std::thread::sleep(IDLE);

@@ -18,7 +18,7 @@ pub fn apply(change: &Change) -> Outcome {
         outcome.io = said(sys::set_io_priority(change.tid, change.to.io), &mut outcome.gone);
     }
     if change.to.nice != change.from.nice {
-        // Once more: nice(1) at this very moment would have been for nothing.
+        // Once more: nice(1) at this very moment would have had no effect.
         if sys::nice(change.tid).ok() != Some(change.from.nice) {
             return Outcome { gone: true, ..outcome };
         }

@@ -1,7 +1,7 @@
-//! The bell: a file that holds nothing. Shells open it for reading, and whoever watches it wakes up.
+//! The bell: an empty file. Shells open it for reading, and its watcher wakes up.
 //!
-//! Opening a file never blocks, needs no reader at the other end, takes no space, and a shell does it without starting a process. Nothing
-//! comes with it: what the daemon does then is to look.
+//! Opening a file never blocks, needs no reader at the other end, takes no space, and a shell does
+//! it without starting a process. No data comes with it: the daemon then looks by itself.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -31,17 +31,18 @@ impl Bell {
         Ok(Self { inotify, _file: file })
     }
 
-    /// What becomes readable when it rings.
+    /// The descriptor that becomes readable when it rings.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }
 
-    /// Whether it has rung since.
+    /// Returns true if it has rung since.
     pub fn has_rung(&self) -> bool {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
         let mut rung = false;
-        // What fits into the buffer: a daemon that is rung without a pause goes on with its other work in between.
+        // At most one buffer: a daemon that is rung without a pause continues its other work in
+        // between.
         while reader.next().is_ok() {
             rung = true;
             if reader.is_buffer_empty() {

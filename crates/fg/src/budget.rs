@@ -1,10 +1,10 @@
-//! How much of a CPU looking may take, whoever rings the bell and whatever is started.
+//! The share of a CPU that looking may take, for any rate of rings and starts.
 
 use std::time::{Duration, Instant};
 
 /// One part in this many of the time.
 const SHARE: u32 = 20;
-/// What can be saved up: some looks without a pause.
+/// The most that can be saved up: some looks without a pause.
 const MOST: Duration = Duration::from_millis(60);
 
 /// Time that may be spent.
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_without_end_takes_a_twentieth() {
+    fn endless_work_takes_a_twentieth() {
         let begin = Instant::now();
         let mut budget = Budget::new(begin);
         let (mut now, mut worked) = (begin, Duration::ZERO);
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_up_is_spent_without_waiting() {
+    fn saved_budget_is_spent_without_waiting() {
         let begin = Instant::now();
         let mut budget = Budget::new(begin);
         let now = begin + Duration::from_millis(50);

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_has_a_unit_or_is_in_milliseconds_as_it_was_before() {
+    fn time_without_unit_is_in_milliseconds() {
         let found = ["200ms", "2s", "20", "1h"].map(time);
         let expected = [200, 2000, 20, 3_600_000].map(|ms| Ok(Duration::from_millis(ms)));
         assert_eq!(found, expected);

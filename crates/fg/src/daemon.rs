@@ -1,4 +1,4 @@
-//! The daemon: sleeps until the bell rings, the kernel tells of a process, or it is time to look.
+//! The daemon: sleeps until the bell rings, the kernel reports a process, or it is time to look.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -31,7 +31,7 @@ const ROOT: Duration = Duration::from_secs(1);
 /// How long a daemon of root's waits for users' to withdraw.
 const WITHDRAWAL: Duration = Duration::from_secs(4);
 
-/// What was asked for.
+/// The daemon's options.
 #[derive(Debug)]
 pub struct Options {
     /// How to raise.
@@ -42,11 +42,11 @@ pub struct Options {
     pub every: Duration,
     /// The device numbers of the terminals that count; all of them if there are none.
     pub terminals: Vec<i32>,
-    /// Whether to listen to process events.
+    /// True if it listens to process events.
     pub events: bool,
 }
 
-/// Runs until it is told to end.
+/// Runs until it is asked to end.
 pub fn run(options: &Options) -> Result<()> {
     // A user who holds many of its descriptors must not keep others out.
     vlane_error::raise_descriptor_limit();
@@ -63,7 +63,7 @@ pub fn run(options: &Options) -> Result<()> {
     for number in [libc::SIGTERM, libc::SIGINT] {
         signal_hook::low_level::pipe::register(number, from_signal.try_clone()?).context("signals")?;
     }
-    // There is nothing to read again, and a terminal that goes is no reason to end.
+    // There is no configuration to read again, and a terminal that goes is no reason to end.
     let ignored = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(libc::SIGHUP, ignored).context("signals")?;
     let possible = privileges::try_out(options.raise)?;
@@ -117,7 +117,8 @@ fn of_root(dir: &Path) -> Option<About> {
     About::of_living(&Dir::open(Path::new(OF_ROOT)).ok()?)
 }
 
-/// Root's daemon waits until users' have given everything back: it would take raised values for somebody's own.
+/// Root's daemon waits until users' have restored all threads: it would take raised values for the
+/// users' choice.
 fn wait_for_withdrawal() {
     if !rustix::process::geteuid().is_root() {
         return;
@@ -201,7 +202,7 @@ impl Daemon {
                 match self.looker.look(self.way) {
                     Ok(true) => self.plan.push(began + Duration::from_millis(5)),
                     Ok(false) => said.clear(),
-                    // Nothing was raised that is not written down; the next look tries again.
+                    // Every raised value is written down; the next look tries again.
                     Err(error) => {
                         let error = format!("{error:#}");
                         if error != said {
@@ -228,7 +229,7 @@ impl Daemon {
         }
     }
 
-    /// Sleeps; whether it is told to end. Deaf, it hears nothing but that.
+    /// Sleeps; returns true if it is asked to end. With `deaf`, only that ends the sleep.
     fn sleep(&self, time: Duration, deaf: bool) -> Result<bool> {
         let timeout = Timespec::try_from(time).context("a time to sleep")?;
         let mut fds = vec![PollFd::from_borrowed_fd(self.signal.as_fd(), PollFlags::IN)];
@@ -271,7 +272,7 @@ impl Daemon {
     fn look_at(&mut self, way: Way, after_ms: &[u64]) {
         let now = Instant::now();
         self.way = way;
-        // What is planned already is as good: the plan does not grow.
+        // An existing plan is as good: the plan does not grow.
         if way == Way::Hook || after_ms.len() > 1 {
             self.plan.clear();
         }
@@ -296,7 +297,7 @@ pub fn restore(path: &Path) -> Result<(String, bool)> {
     };
     let left = record::read(&dir)?;
     let threads: usize = left.known.values().map(|known| known.entries().count()).sum();
-    // What was raised is in the record; how, does not matter.
+    // The raised threads are in the record; the way does not matter.
     let mut looker = Looker::new(dir, Raise { nice: 0, io: None })?;
     let stuck = looker.restore()?;
     for one in &stuck {

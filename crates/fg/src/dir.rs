@@ -12,7 +12,7 @@ use rustix::io::Errno;
 /// root's.
 pub const OF_ROOT: &str = "/run/vlane-fg";
 
-/// That of the user who runs this program.
+/// The directory of the user who runs this program.
 pub fn default_path() -> Result<PathBuf> {
     let uid = rustix::process::geteuid();
     if uid.is_root() {
@@ -36,7 +36,7 @@ pub fn default_path() -> Result<PathBuf> {
 pub struct Dir {
     fd: OwnedFd,
     path: PathBuf,
-    /// Others may read there: root's, whose bell everybody rings.
+    /// Others may read there: root's, whose bell all users ring.
     public: bool,
 }
 
@@ -62,7 +62,7 @@ impl Dir {
                 stat.st_uid
             );
         }
-        // Whatever the umask is.
+        // For any umask.
         fs::fchmod(&dir.fd, Mode::from_raw_mode(if public { 0o755 } else { 0o700 })).with_context(what)?;
         Ok(Self { public, ..dir })
     }
@@ -109,7 +109,7 @@ impl Dir {
         }
     }
 
-    /// Writes a file as a whole: whoever reads it, after a kill too, finds the old one or the new one.
+    /// Writes a file as a whole: a reader finds the old one or the new one, even after a kill.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<()> {
         let what = || format!("writing {}/{name}", self.path.display());
         let new = format!("{name}.new");
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_in_place_of_the_directory_or_of_a_file_is_not_followed() {
+    fn links_are_not_followed() {
         let temporary = tempfile::tempdir().unwrap();
         let (target, link) = (temporary.path().join("target"), temporary.path().join("link"));
         std::fs::create_dir(&target).unwrap();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn file_without_end_is_not_read() {
+    fn endless_file_is_not_read() {
         let temporary = tempfile::tempdir().unwrap();
         let dir = Dir::make(&temporary.path().join("state")).unwrap();
         dir.write("daemon", b"four").unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn others_cannot_write_there_whatever_was_before() {
+    fn others_cannot_write_there() {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("state");
         std::fs::create_dir(&path).unwrap();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lock_is_one_holders() {
+    fn lock_has_one_holder() {
         let temporary = tempfile::tempdir().unwrap();
         let dir = Dir::make(&temporary.path().join("state")).unwrap();
         let held = dir.lock().unwrap();

@@ -1,7 +1,9 @@
-//! The kernel's process events (the proc connector, `CONFIG_PROC_EVENTS`): who was started, by whom, and what became another program.
+//! The kernel's process events (the proc connector, `CONFIG_PROC_EVENTS`): starts with the parent,
+//! and changes to another program.
 //!
-//! They need the machine's first namespaces, and before Linux 6.6 root (`CAP_NET_ADMIN`). There is none for a change of the foreground group; but a shell
-//! makes a new job the foreground before that becomes its program, and takes the terminal back after it has ended.
+//! They need the machine's first namespaces, and before Linux 6.6 root (`CAP_NET_ADMIN`). A change
+//! of the foreground group causes no event. But a shell makes a new job the foreground before that
+//! becomes its program, and takes the terminal back after it has ended.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,14 +17,14 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, netlink, se
 pub enum Event {
     /// A process has started another one.
     Fork {
-        /// The one that was there.
+        /// The thread that already existed.
         parent: i32,
         /// The new one.
         child: i32,
     },
     /// It runs another program now.
     Exec(i32),
-    /// It has a session of its own now.
+    /// It has a separate session now.
     Session(i32),
     /// It has ended.
     Exit(i32),
@@ -62,7 +64,8 @@ fn parse(message: &[u8]) -> Option<Event> {
     }
 }
 
-/// What is sent: the request to be told, of these kinds where the kernel can choose (6.6), else of all; or to be told no more.
+/// The request to send: start events, of these kinds where the kernel can choose (6.6), else of
+/// all; or stop them.
 fn request(what: u32, kinds: Option<u32>) -> Vec<u8> {
     let mut message = Vec::new();
     let mut put = |word: u32| message.extend_from_slice(&word.to_ne_bytes());
@@ -79,7 +82,7 @@ fn request(what: u32, kinds: Option<u32>) -> Vec<u8> {
     message
 }
 
-/// A socket that is told.
+/// A socket that receives events.
 #[derive(Debug)]
 pub struct Events {
     socket: OwnedFd,
@@ -127,7 +130,7 @@ impl Events {
         }
     }
 
-    /// What becomes readable.
+    /// The descriptor that becomes readable.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -150,7 +153,7 @@ impl Events {
     }
 }
 
-/// Kernels before 6.6 go on telling everybody of processes when a listener has gone without a word.
+/// Kernels before 6.6 keep sending process events to all after a listener has gone without a word.
 impl Drop for Events {
     fn drop(&mut self) {
         let _ = send(&self.socket, &request(IGNORE, None), SendFlags::empty());
@@ -171,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_and_threads_passed_over() {
+    fn messages_are_read_threads_skipped() {
         assert_eq!(parse(&message(FORK, &[9, 8, 20, 20])), Some(Event::Fork { parent: 8, child: 20 }));
         assert_eq!(parse(&message(FORK, &[8, 8, 21, 20])), None, "a thread");
         assert_eq!(parse(&message(EXEC, &[5, 5])), Some(Event::Exec(5)));
@@ -180,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_is_nothing() {
+    fn truncated_message_is_ignored() {
         let whole = message(FORK, &[9, 8, 20, 20]);
         for length in 0..whole.len() {
             assert_eq!(parse(&whole[..length]), None);
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_the_length_that_it_says() {
+    fn request_has_its_stated_length() {
         for kinds in [None, Some(FORK)] {
             let message = request(LISTEN, kinds);
             assert_eq!(message.len(), HEADERS + if kinds.is_some() { 8 } else { 4 });

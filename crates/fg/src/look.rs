@@ -25,8 +25,8 @@ const NEW_IDS: i32 = 64;
 const PROMISED: usize = 128;
 /// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
 const PASSES: usize = 8;
-/// So many terminals of a user who is not root are looked at each time, each through a file that is
-/// kept open. Others are looked at with everything.
+/// The number of terminals of a user other than root that are looked at each time, each through a
+/// file that is kept open. Others are looked at with everything.
 const LEADERS: usize = 64;
 /// How long all is given back at most, and how long after it was a fork may come to light.
 const RESTORING: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ struct Leader {
     user: String,
 }
 
-/// What is known of processes that are looked at.
+/// The known state of processes that are looked at.
 #[derive(Debug)]
 pub struct Looker {
     policy: Policy,
@@ -55,7 +55,7 @@ pub struct Looker {
     marks: HashMap<i32, (i32, i32, i32, i32, u32, u64)>,
     young: Vec<(i32, u64)>,
     dirty: BTreeSet<i32>,
-    /// What is raised, or was a moment ago; and from where on it is looked at next.
+    /// The raised threads, and those raised a moment ago; and the place from which to look next.
     watched: Vec<i32>,
     turn: usize,
     everything: Option<Instant>,
@@ -120,12 +120,12 @@ impl Looker {
         self.everything = None;
     }
 
-    /// Process events have told who started whom.
+    /// Process events have reported a child and its parent.
     pub fn born(&mut self, child: i32, parent: i32) {
         self.policy.born(child, parent);
     }
 
-    /// Whether any thread of it is raised.
+    /// Returns true if any thread of it is raised.
     pub fn is_raised(&self, pid: i32) -> bool {
         self.policy.is_raised(pid)
     }
@@ -255,7 +255,7 @@ impl Looker {
         self.turn = from + AT_ONCE;
         let in_turn = watched.iter().cycle().skip(from).take(AT_ONCE.min(watched.len())).copied();
         let young = self.young.iter().rev().take(AT_ONCE).map(|(pid, _)| *pid);
-        // What leads a session was looked at with its terminal.
+        // Session leaders were looked at with their terminal.
         let is_new = |pid: &i32| !self.dirty.contains(pid) && !self.leaders.contains_key(pid);
         let pids: BTreeSet<i32> = in_turn.chain(young).filter(is_new).collect();
         for pid in pids {
@@ -265,7 +265,8 @@ impl Looker {
         }
     }
 
-    /// Reads what is to be read, decides, writes the record, makes the changes, and again until nothing is left.
+    /// Reads the changed processes, decides, writes the record, makes the changes, and repeats
+    /// until none is left.
     fn settle(&mut self, way: Way) -> Result<bool> {
         for _ in 0..PASSES {
             if self.dirty.is_empty() {
@@ -279,7 +280,7 @@ impl Looker {
                 self.watch();
                 continue;
             }
-            // Where the record cannot be written nothing is raised; to give back needs none.
+            // Without a writable record no thread is raised; restoring needs none.
             let written = self.write();
             let began = sys::ticks();
             for change in &changes {
@@ -325,9 +326,9 @@ impl Looker {
         self.marks.remove(&pid);
     }
 
-    /// Reads what is to be read, and the parents of what is new. If that fails, for want of a
-    /// descriptor for example, all of it is still to be read: nothing is taken for ended. A process
-    /// that this one may not look at (`hidepid=1`) is left as it is.
+    /// Reads the changed processes, and the parents of new ones. If that fails, for want of a
+    /// descriptor for example, all of it is still to be read: no process is taken for ended. A
+    /// process that this one may not look at (`hidepid=1`) is left as it is.
     fn read(&mut self) -> Result<Vec<Seen>> {
         let mut pids: Vec<i32> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut read: BTreeSet<i32> = pids.iter().copied().collect();
@@ -376,7 +377,7 @@ impl Looker {
         let tids = known.map(Known::tids).unwrap_or_default();
         let Some((stat, threads)) = proc::process(pid, &tids)? else { return Ok(None) };
         let stat = counts(stat);
-        // Whatever this program raises by: it may restore what another one has raised.
+        // Any way of raising counts: this program may restore threads that another one has raised.
         let is_like_raised = threads.iter().any(|t| t.values.nice < 0 || !t.values.io.is_default());
         let owner = if is_like_raised || stat.is_foreground() { proc::owner(pid) } else { None };
         Ok((!threads.is_empty()).then_some(Seen { stat, threads, owner }))

@@ -1,4 +1,5 @@
-//! `vlane-fg` runs in a guest: it raises what a person waits for, the foreground process group of each terminal.
+//! `vlane-fg` runs in a guest: it raises the programs that a person waits for, the foreground
+//! process group of each terminal.
 //!
 //! See `docs/src/vlane-fg.md`. [`policy`] decides, without a system call; [`look`] reads and has its decisions made; [`daemon`] knows when.
 

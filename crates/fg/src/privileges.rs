@@ -1,4 +1,4 @@
-//! What this program may do here, found out by trying it on itself, and what it lacks.
+//! The rights of this program here, found out by trying them on itself, and the missing ones.
 
 use anyhow::{Result, bail};
 use rustix::process::{Resource, getrlimit};
@@ -6,12 +6,12 @@ use rustix::process::{Resource, getrlimit};
 use crate::sys;
 use crate::values::{Raise, clamp};
 
-/// What is left of what was asked for, and what is not possible, in words.
+/// The possible part of the options, and the impossible part in words.
 #[derive(Debug)]
 pub struct Possible {
-    /// What can be set.
+    /// The values that can be set.
     pub raise: Raise,
-    /// What is missing for the rest.
+    /// The missing requirements of the rest.
     pub lacks: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ pub fn try_out(asked: Raise) -> Result<Possible> {
     Ok(Possible { raise, lacks })
 }
 
-/// What `SCHED_AUTOGROUP` makes of nice values, if it is on.
+/// The effect of `SCHED_AUTOGROUP` on nice values, if it is on.
 pub fn autogroup() -> Option<String> {
     let on = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").ok()?;
     (on.trim() == "1").then(|| {
@@ -64,7 +64,7 @@ pub fn autogroup() -> Option<String> {
     })
 }
 
-/// What to be warned of, of real-time I/O priorities.
+/// The warning about real-time I/O priorities.
 pub fn warning(raise: Raise) -> Option<String> {
     raise.io.filter(|io| io.is_real_time()).map(|io| {
         format!("{io} goes before everything else of the machine, and can starve it: a foreground job that reads without end")

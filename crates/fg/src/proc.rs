@@ -1,4 +1,4 @@
-//! Reading `/proc`: what the kernel says about a process and its threads.
+//! Reading `/proc`: the kernel's facts on a process and its threads.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -75,19 +75,19 @@ impl Stat {
         self.parent == 2 || self.pid == 2
     }
 
-    /// What tells that it must be looked at again.
+    /// A mark that changes when it must be looked at again.
     pub fn mark(&self) -> (i32, i32, i32, i32, u32, u64) {
         (self.group, self.session, self.foreground, self.nice, self.threads, self.stack)
     }
 }
 
-/// The value that was read, or nothing if its process has ended. Other errors, as "too many open
-/// files", say nothing of the process.
+/// Returns the value that was read, or `None` if its process has ended. Other errors, as "too many
+/// open files", do not describe the process.
 fn if_there<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
-        // Nothing was in it.
+        // The file was empty.
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
         Err(error) => Err(error),
     }
@@ -125,7 +125,7 @@ impl OpenStat {
         File::open(format!("/proc/{pid}/task/{pid}/stat")).map(Self)
     }
 
-    /// What it says now.
+    /// Reads the present state.
     pub fn read(&self) -> io::Result<Stat> {
         let mut line = [0; 1024];
         let length = self.0.read_at(&mut line, 0)?;
@@ -140,14 +140,14 @@ pub struct Thread {
     pub tid: i32,
     /// When it began, in ticks.
     pub start: u64,
-    /// What it has now.
+    /// Its present values.
     pub values: Values,
 }
 
 /// How often a process is read that becomes another program meanwhile.
 const READINGS: usize = 4;
 
-/// A process with all threads that live. Nothing if it ended meanwhile. Each thread is read, and
+/// A process with all threads that live. `None` if it ended meanwhile. Each thread is read, and
 /// then the process once more. So no thread of another process with the same number is among them,
 /// and the values are those of the program that it runs. The threads `known` from before are found
 /// even where the listing passes over them.
@@ -191,7 +191,7 @@ pub fn thread(pid: i32, tid: i32) -> io::Result<Option<Thread>> {
     Ok(io.map(|io| Thread { tid, start: stat.start, values: Values { nice: stat.nice, io } }))
 }
 
-/// Whose a process is, and in which control group: two that agree in both can be of one origin.
+/// A process's user and control group: two that agree in both can be of one origin.
 pub fn owner(pid: i32) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let uid = status
@@ -225,7 +225,7 @@ impl LastId {
         File::open("/proc/loadavg").map(Self)
     }
 
-    /// What it says now.
+    /// Reads the present value.
     pub fn read(&self) -> Option<i32> {
         let mut line = [0; 128];
         let length = self.0.read_at(&mut line, 0).ok()?;
@@ -256,7 +256,7 @@ mod tests {
         "77 (a) S (b) c) T 1 70 60 34817 70 4194304 1 2 3 4 5 6 7 8 20 -10 3 0 900 1 2 3 4 5 140 6 7";
 
     #[test]
-    fn a_name_with_brackets_and_spaces_is_a_name() {
+    fn name_with_brackets_and_spaces_is_read() {
         let stat = Stat::parse(LINE).unwrap();
         assert_eq!((stat.pid, stat.name.as_str(), stat.state, stat.parent), (77, "a) S (b) c", 'T', 1));
         assert_eq!((stat.group, stat.session, stat.foreground, stat.nice), (70, 60, 70, -10));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_main_thread_has_ended_is_alive() {
+    fn process_without_main_thread_is_alive() {
         let ended =
             |threads: &str| Stat::parse(&LINE.replace(" T ", " Z ").replace(" 3 0 900", threads)).unwrap();
         assert!(!ended(" 2 0 900").is_dead());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn want_of_descriptors_is_no_end_of_a_process() {
+    fn descriptor_shortage_does_not_end_processes() {
         for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EACCES] {
             assert!(if_there::<()>(Err(io::Error::from_raw_os_error(errno))).is_err(), "{errno}");
         }
@@ -284,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_none_are_refused() {
+    fn malformed_lines_are_refused() {
         for end in 0..LINE.len() - 6 {
             assert!(Stat::parse(&LINE[..end]).is_none(), "{}", &LINE[..end]);
         }
     }
 
     #[test]
-    fn this_process_is_found_with_its_threads() {
+    fn own_process_is_found_with_threads() {
         let me = std::process::id().cast_signed();
         let (stat, threads) = process(me, &[]).unwrap().unwrap();
         assert!(threads.iter().any(|thread| thread.tid == me) && stat.pid == me);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_thread_is_read_though_it_is_not_listed_and_one_that_has_ended_is_none() {
+    fn known_thread_is_read_without_listing() {
         assert_eq!(all_of(&[3, 5], &[4, 5, 6]), [3, 5, 4, 6]);
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id().cast_signed();

@@ -1,4 +1,5 @@
-//! What a later program needs to know: what was raised, by whom, and what it had before.
+//! The record for a later program: raised threads, the daemon that raised them, and their earlier
+//! values.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ const ABOUT: u64 = 64 << 10;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Content {
-    /// The kernel's name for the time since it was booted: pids of another time say nothing.
+    /// The kernel's name for the time since it was booted: pids of another time are meaningless.
     boot: String,
     memory: Memory,
 }
@@ -30,7 +31,7 @@ pub fn write(dir: &Dir, memory: Memory) -> Result<()> {
     dir.write(NAME, &serde_json::to_vec(&content).context("the record")?)
 }
 
-/// What was left; nothing if there is none, or if it is of another boot.
+/// Returns the record left behind; empty if there is none, or if it is of another boot.
 pub fn read(dir: &Dir) -> Result<Memory> {
     let Some(text) = dir.read(NAME, RECORD)? else { return Ok(Memory::default()) };
     let content: Content = serde_json::from_str(&text).with_context(|| {
@@ -42,23 +43,23 @@ pub fn read(dir: &Dir) -> Result<Memory> {
     Ok(if content.boot == boot() { content.memory } else { Memory::default() })
 }
 
-/// Nothing is left to restore.
+/// Removes the record: no thread is left to restore.
 pub fn remove(dir: &Dir) {
     dir.remove(NAME);
 }
 
-/// What a daemon says of itself.
+/// A daemon's description of itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct About {
     /// Its process.
     pub pid: i32,
     /// When that began, in ticks.
     pub start: u64,
-    /// What wakes it, in words.
+    /// The events that wake it, in words.
     pub wakes: Vec<String>,
-    /// What it cannot do, and why.
+    /// The missing abilities, and the reasons.
     pub lacks: Vec<String>,
-    /// What is added to nice values.
+    /// The amount added to nice values.
     pub nice: i32,
     /// The I/O priority that it sets.
     pub io: String,

@@ -1,4 +1,5 @@
-//! `vlane-fg status`: what is raised, in which terminal, and what has woken the daemon for it.
+//! `vlane-fg status`: the raised programs, by terminal, and the events that woke the daemon for
+//! them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -56,7 +56,8 @@ pub fn worked() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Whether this id is a process, not one of another process's threads; not known on kernels before 5.3.
+/// Returns true if this id is a process, not one of another process's threads; not known on kernels
+/// before 5.3.
 pub fn is_process(pid: i32) -> bool {
     let Some(pid) = Pid::from_raw(pid) else { return false };
     match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_has_the_values_that_it_was_given_and_its_neighbours_do_not() {
+    fn only_the_given_thread_is_set() {
         let before = values(0).unwrap();
         std::thread::spawn(|| {
             let tid = rustix::thread::gettid().as_raw_nonzero().get();

@@ -1,4 +1,4 @@
-//! What is raised: a thread's nice value and its I/O priority.
+//! The raised values: a thread's nice value and its I/O priority.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,12 +28,12 @@ impl IoPriority {
         }
     }
 
-    /// What `ioprio_set(2)` takes.
+    /// The number for `ioprio_set(2)`.
     pub fn raw(self) -> u32 {
         u32::from(self.0)
     }
 
-    /// Nobody has chosen it: none, or the default's own value.
+    /// Returns true if it was not chosen: none, or the default's own value.
     pub fn is_default(self) -> bool {
         self == Self::NONE || self == Self::DEFAULT
     }
@@ -68,7 +68,7 @@ impl FromStr for IoPriority {
             None => return Err(wrong()),
             Some(("rt", level)) => (1, level),
             Some(("be", level)) => (2, level),
-            // What a later kernel may have, as it is printed above.
+            // A later kernel's value, as it is printed above.
             Some((class, level)) => (class.parse::<u16>().map_err(|_| wrong())?, level),
         };
         let level: u16 = level.parse().map_err(|_| wrong())?;
@@ -118,7 +118,7 @@ pub struct Raise {
 }
 
 impl Raise {
-    /// What a thread with these values of its own gets in the foreground. An I/O priority that somebody chose stays.
+    /// Returns the values of such a thread in the foreground. A chosen I/O priority stays.
     pub fn of(self, own: Values) -> Values {
         Values {
             nice: clamp(own.nice + self.nice),
@@ -138,20 +138,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_priority_is_not_the_default_one() {
+    fn no_priority_differs_from_default() {
         assert_ne!(IoPriority::NONE, IoPriority::of(2 << 13 | 4));
         assert_eq!(IoPriority::of(4), IoPriority::NONE, "what old kernels say");
         assert_eq!(IoPriority::NONE.raw(), 0, "the only one of its class that the kernel accepts");
     }
 
     #[test]
-    fn every_number_is_printed_and_read_back() {
+    fn every_number_round_trips() {
         for raw in 0..=0xffff {
             let priority = IoPriority::of(raw);
             assert_eq!(
                 priority.to_string().parse::<IoPriority>(),
                 Ok(priority).map(|p: IoPriority| {
-                    // Idle has levels that say nothing.
+                    // Idle has levels without a meaning.
                     if p.raw() >> 13 == 3 { IoPriority(3 << 13) } else { p }
                 })
             );
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_chose_is_not_raised() {
+    fn chosen_values_are_not_raised() {
         let raise = Raise { nice: -10, io: Some(IoPriority::BEST) };
         let of = |nice, io: &str| raise.of(Values { nice, io: io.parse().unwrap() }).to_string();
         assert_eq!(of(0, "none"), "nice -10 io be/0");

@@ -6,11 +6,11 @@
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
-/// Another user: `nobody`.
+/// Another user: the account `nobody`.
 const OTHER: u32 = 65534;
 
-/// In a mount namespace of its own: as another user with the right to raise, in a terminal, until
-/// the shell there is raised.
+/// In a separate mount namespace: as another user with the right to raise, in a terminal, until the
+/// shell there is raised.
 const SCRIPT: &str = r#"
 mount -t proc -o hidepid=1 proc /proc || exit 9
 exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all,+sys_nice \
@@ -25,7 +25,7 @@ kill %1 && wait' /dev/null
 "#;
 
 #[test]
-fn hidden_processes_keep_no_job_from_being_raised() {
+fn job_is_raised_beside_hidden_processes() {
     if !rustix::process::geteuid().is_root() {
         return vlane_testing::skip("only root can be other users");
     }

@@ -1,4 +1,4 @@
-//! What a shell evaluates: it wakes the daemon, and nobody notices anything else of it.
+//! Code that a shell evaluates: it wakes the daemon, and has no other visible effect.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -35,7 +35,7 @@ fn raised_by_the_hook(mut shell: Shell, name: &str) {
 }
 
 #[test]
-fn the_hook_of_bash_wakes_the_daemon_before_a_command_and_after_it() {
+fn bash_hook_wakes_daemon_around_commands() {
     if may_raise() {
         raised_by_the_hook(Shell::bash(), "bash");
     }
@@ -50,7 +50,7 @@ fn zsh() -> Option<Shell> {
 }
 
 #[test]
-fn the_hook_of_zsh_wakes_the_daemon_before_a_command_and_after_it() {
+fn zsh_hook_wakes_daemon_around_commands() {
     if !may_raise() {
         return;
     }
@@ -60,7 +60,7 @@ fn the_hook_of_zsh_wakes_the_daemon_before_a_command_and_after_it() {
 }
 
 #[test]
-fn a_shell_without_a_daemon_does_not_notice_the_hook() {
+fn hook_without_daemon_has_no_effect() {
     let temporary = tempfile::tempdir().unwrap();
     let mut shells = vec![("bash", Shell::bash())];
     shells.extend(zsh().map(|shell| ("zsh", shell)));
@@ -93,7 +93,7 @@ fn lines(said: &str, line: &str) -> usize {
 }
 
 #[test]
-fn traps_and_the_status_of_the_last_command_are_the_users() {
+fn hook_keeps_traps_and_last_status() {
     let temporary = tempfile::tempdir().unwrap();
     std::fs::write(temporary.path().join("bell"), "").unwrap();
     let mut shell = Shell::bash();
@@ -121,7 +121,7 @@ fn traps_and_the_status_of_the_last_command_are_the_users() {
 }
 
 #[test]
-fn a_shell_that_ends_at_any_error_goes_on_and_so_does_one_with_variables_that_cannot_be_changed() {
+fn hook_survives_strict_shells() {
     let temporary = tempfile::tempdir().unwrap();
     let mut shell = Shell::bash();
     shell.line("set -eu; readonly PROMPT_COMMAND PS0");
@@ -140,7 +140,7 @@ fn a_shell_that_ends_at_any_error_goes_on_and_so_does_one_with_variables_that_ca
 }
 
 #[test]
-fn a_shell_that_is_not_interactive_gets_nothing() {
+fn non_interactive_shell_gets_no_hook() {
     let temporary = tempfile::tempdir().unwrap();
     let script =
         format!("set -eu\n{}\ndeclare -p PROMPT_COMMAND PS0 || echo none", hook("bash", temporary.path()));
@@ -149,7 +149,7 @@ fn a_shell_that_is_not_interactive_gets_nothing() {
 }
 
 #[test]
-fn process_events_alone_raise_a_new_job_and_its_shell_after_it() {
+fn process_events_raise_job_then_shell() {
     if !may_raise() {
         return;
     }

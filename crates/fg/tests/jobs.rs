@@ -1,4 +1,4 @@
-//! A real bash in a pseudo-terminal: what it has in the foreground is raised, and nothing else.
+//! A real bash in a pseudo-terminal: exactly its foreground is raised.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +17,7 @@ const OWN: &str = "0 none";
 const LOOKING: [&str; 3] = ["--no-events", "--every", "20ms"];
 
 #[test]
-fn a_job_goes_to_the_background_and_comes_back() {
+fn job_goes_to_background_and_back() {
     if !may_raise() {
         return;
     }
@@ -40,18 +40,18 @@ fn a_job_goes_to_the_background_and_comes_back() {
 }
 
 #[test]
-fn every_process_of_a_pipeline_is_raised_and_none_of_what_is_started_with_an_ampersand() {
+fn pipeline_is_raised_background_job_is_not() {
     if !may_raise() {
         return;
     }
     let mut shell = Shell::bash();
-    // A value of its own: other tests' daemons must not take an orphan for theirs.
+    // A distinct value: other tests' daemons must not take an orphan for theirs.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-9"]].concat());
     until_it_has(shell.pid(), "-9 be/0");
     // It inherits what the raised shell has.
     let left = shell.job("JOB &");
     until_it_has(left, OWN);
-    // One that its parents have left, in a session of its own.
+    // An orphan in a separate session.
     let orphan = shell.job("(setsid JOB &)");
     until_it_has(orphan, OWN);
     let last = shell.job("sleep 1001 | sleep 1002 | JOB");
@@ -67,12 +67,12 @@ fn every_process_of_a_pipeline_is_raised_and_none_of_what_is_started_with_an_amp
 }
 
 #[test]
-fn what_a_shell_leaves_behind_when_it_ends_has_its_own_values() {
+fn ended_shells_jobs_have_own_values() {
     if !may_raise() {
         return;
     }
     let mut shell = Shell::bash();
-    // A value of its own: other tests' daemons must not take an orphan for theirs.
+    // A distinct value: other tests' daemons must not take an orphan for theirs.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-8"]].concat());
     until_it_has(shell.pid(), "-8 be/0");
     let left = shell.job("JOB & disown -a");
@@ -83,12 +83,12 @@ fn what_a_shell_leaves_behind_when_it_ends_has_its_own_values() {
 }
 
 #[test]
-fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
+fn each_thread_is_restored_exactly() {
     if !may_raise() {
         return;
     }
     let mut shell = Shell::bash();
-    // A value of its own, as above.
+    // A distinct value, as above.
     let _daemon = Daemon::new(&shell, &[&LOOKING[..], &["--nice", "-11"]].concat());
     until_it_has(shell.pid(), "-11 be/0");
     let python = "import os,threading,time\n\
@@ -111,7 +111,7 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
         });
     };
     all([OWN; 4]);
-    // Level 4 of best effort, said; a nice value; a class of one's own.
+    // Level 4 of best effort, said; a nice value; a chosen class.
     set_io_priority(threads[1], 2 << 13 | 4);
     renice(threads[2], 3);
     set_io_priority(threads[3], 3 << 13);
@@ -122,7 +122,7 @@ fn each_thread_gets_back_what_it_had_and_none_is_not_the_same_as_the_default() {
 }
 
 #[test]
-fn what_was_set_by_hand_while_it_was_raised_stays() {
+fn value_set_by_hand_survives_daemon() {
     if !may_raise() {
         return;
     }
@@ -142,14 +142,14 @@ fn what_was_set_by_hand_while_it_was_raised_stays() {
 }
 
 #[test]
-fn nice_in_a_raised_shell_means_what_it_always_means() {
+fn nice_in_raised_shell_is_relative() {
     if !may_raise() {
         return;
     }
     let mut shell = Shell::bash();
     let _daemon = Daemon::new(&shell, &LOOKING);
     until_it_has(shell.pid(), RAISED);
-    // What is started in the very moment in which its shell is raised may have inherited or not.
+    // A job started in the very moment in which its shell is raised may have inherited or not.
     std::thread::sleep(std::time::Duration::from_millis(200));
     let job = shell.job("nice -n 5 JOB &");
     until_it_has(job, "5 none");
@@ -162,12 +162,12 @@ fn nice_in_a_raised_shell_means_what_it_always_means() {
 }
 
 #[test]
-fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
+fn killed_daemons_changes_are_restored() {
     if !may_raise() {
         return;
     }
     let raised = "-7 be/0";
-    // A value of its own: other tests' daemons must not take an orphan for theirs.
+    // A distinct value: other tests' daemons must not take an orphan for theirs.
     let options = [&LOOKING[..], &["--nice", "-7"]].concat();
     let mut shell = Shell::bash();
     for by_restore in [true, false] {
@@ -179,10 +179,10 @@ fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
         until_it_has(shell.pid(), raised);
         let dir = daemon.dir.clone();
         let _temporary = daemon.kill();
-        // Started by a shell that nobody restores.
+        // Started by a shell that is not restored.
         let job = shell.job("JOB &");
         assert_eq!(values(job).as_deref(), Some(raised));
-        // One that its parents have left, in a session of its own.
+        // An orphan in a separate session.
         let orphan = shell.job("(setsid JOB &)");
         assert_eq!(values(orphan).as_deref(), Some(raised));
         if by_restore {
@@ -207,7 +207,7 @@ fn a_killed_daemons_changes_are_given_back_by_the_next_one_and_by_restore() {
 }
 
 #[test]
-fn where_the_record_cannot_be_written_what_was_raised_is_given_back_and_nothing_more_is_raised() {
+fn unwritable_record_restores_all_threads() {
     if !may_raise() {
         return;
     }
@@ -226,7 +226,7 @@ fn where_the_record_cannot_be_written_what_was_raised_is_given_back_and_nothing_
 }
 
 #[test]
-fn a_process_whose_main_thread_has_ended_is_alive() {
+fn process_without_main_thread_is_alive() {
     if !may_raise() {
         return;
     }
@@ -265,7 +265,7 @@ fn a_process_whose_main_thread_has_ended_is_alive() {
 }
 
 #[test]
-fn hangup_signal_ends_no_daemon() {
+fn hangup_signal_does_not_end_daemon() {
     if !may_raise() {
         return;
     }
@@ -274,14 +274,14 @@ fn hangup_signal_ends_no_daemon() {
     until_it_has(shell.pid(), RAISED);
     let pid = rustix::process::Pid::from_raw(daemon.pid()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
-    // It goes on with its work: had it ended, nothing would be raised any more.
+    // It keeps working: had it ended, no thread would be raised any more.
     let job = shell.job("JOB");
     until_it_has(job, RAISED);
     until_it_has(shell.pid(), OWN);
 }
 
 #[test]
-fn one_daemon_works_in_a_directory() {
+fn directory_has_one_daemon() {
     let shell = Shell::bash();
     let daemon = Daemon::new(&shell, &LOOKING);
     let second = Command::new(PROGRAM).args(["daemon", "--state-dir"]).arg(&daemon.dir).output().unwrap();
@@ -290,7 +290,7 @@ fn one_daemon_works_in_a_directory() {
 }
 
 #[test]
-fn run_raises_a_command_without_a_daemon() {
+fn run_raises_command_without_daemon() {
     let mut shell = Shell::bash();
     let job = shell.job(&format!("{PROGRAM} run --nice -4 --io-priority be/1 -- JOB"));
     let nice = values(job).unwrap().split(' ').next().unwrap().to_owned();
@@ -305,7 +305,7 @@ fn run_raises_a_command_without_a_daemon() {
 }
 
 #[test]
-fn who_reads_only_the_first_line_of_an_answer_ends_nothing_and_a_full_disk_is_said() {
+fn short_reader_is_fine_full_disk_fails() {
     let temporary = tempfile::tempdir().unwrap();
     let printing = |to: std::process::Stdio, what: &[&str]| {
         let mut command = Command::new(PROGRAM);

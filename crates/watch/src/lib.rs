@@ -1,8 +1,10 @@
-//! I/O that is not vlane's own: a virtual machine's interrupts are eventfds, whoever signals them (vhost in the kernel, another back
-//! end, QEMU for KVM). BPF programs in the kernel see them, and tell of the vCPU that is to take one.
+//! I/O that is not vlane's own: a virtual machine's interrupts are eventfds, signalled by vhost in
+//! the kernel, another back end, or QEMU for KVM. BPF programs in the kernel see them, and report
+//! the vCPU that is to take one.
 //!
-//! `program` is the kernel's side (`bpf/watch.bpf.c`), `scan` finds the machines' eventfds in `/proc`, `source` tells the daemon. All of
-//! it lives in file descriptors of this process: when it ends, however it ends, nothing stays in the kernel.
+//! `program` is the kernel's side (`bpf/watch.bpf.c`), `scan` finds the machines' eventfds in
+//! `/proc`, `source` reports to the daemon. All of it lives in file descriptors of this process:
+//! however it ends, no part stays in the kernel.
 
 #![forbid(unsafe_code)]
 
@@ -26,8 +28,9 @@ use vlane_sched::live::source::Source;
 ///
 /// # Errors
 ///
-/// [`probe`]'s, and [`vlane_sched::ErrorKind::Unsupported`] or [`vlane_sched::ErrorKind::Permission`] when the kernel refuses the programs; nothing
-/// is attached then.
+/// [`probe`]'s, and [`vlane_sched::ErrorKind::Unsupported`] or
+/// [`vlane_sched::ErrorKind::Permission`] when the kernel refuses the programs; no program is
+/// attached then.
 pub fn open(boost_ns: u64) -> Result<(Box<dyn Source>, Box<dyn Silence>)> {
     probe()?;
     #[cfg(feature = "bpf")]

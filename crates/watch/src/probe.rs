@@ -1,4 +1,5 @@
-//! Whether this kernel, this user and this program can watch eventfds. Nothing is changed by asking.
+//! Checks if this kernel, this user and this program can watch eventfds. The check changes no
+//! state.
 
 use std::path::Path;
 
@@ -7,14 +8,14 @@ use vlane_sched::{Error, ErrorKind, Result};
 
 /// From this one on the kernel's own signals all go through one function.
 const SINCE: (u32, u32) = (6, 8);
-/// What loading tracing programs takes, and reading which files a process of another user has open; the numbers are those of
-/// `include/uapi/linux/capability.h`.
+/// Capabilities for loading tracing programs, and for reading the open files of another user's
+/// process; the numbers are those of `include/uapi/linux/capability.h`.
 const CAPABILITIES: [(&str, u32); 3] = [("CAP_BPF", 39), ("CAP_PERFMON", 38), ("CAP_SYS_PTRACE", 19)];
 
 pub(crate) const NOT_BUILT: &str = "watching I/O: this vlane was built without it; build it with `cargo build --features bpf` (needs make, \
                                     pkg-config, libelf-dev and zlib1g-dev)";
 
-/// Whether I/O can be watched here, as far as can be seen without trying.
+/// Checks if I/O can be watched here, as far as can be seen without trying.
 ///
 /// # Errors
 ///
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_and_a_host_that_has_all_is_taken() {
+    fn missing_requirement_is_named() {
         const RELEASE: (&str, &str) = ("proc/sys/kernel/osrelease", "6.18.15-amd64\n");
         const TYPES: (&str, &str) = ("sys/kernel/btf/vmlinux", "");
         let (kind, text) = told(&[("proc/sys/kernel/osrelease", "6.1.0-40-amd64\n")]);

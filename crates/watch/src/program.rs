@@ -1,4 +1,4 @@
-//! The BPF programs in the kernel: loading and attaching them, what they are told, and what they tell.
+//! The BPF programs in the kernel: loading and attaching them, their input, and their reports.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,7 +37,7 @@ const COUNTS: [&str; 10] = [
 /// The program that only a kernel with KVM can take.
 const WITH_KVM: &str = "raised";
 
-/// What the programs tell of a vCPU.
+/// The programs' reports on a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Told {
     Event { token: u64 },
@@ -130,7 +130,7 @@ impl Program {
         self.marks.as_fd()
     }
 
-    /// What was told since the last time.
+    /// Takes the reports since the last time.
     pub(crate) fn take(&self, told: &mut Vec<Told>) -> Result<()> {
         self.ring.consume().map_err(failed("what the programs tell cannot be read"))?;
         told.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
@@ -160,7 +160,7 @@ impl Program {
         let _ = self.threads.delete(&tid.to_ne_bytes());
     }
 
-    /// The table of eventfds, for whoever looks for them.
+    /// The table of eventfds, for the scanner.
     pub(crate) fn eventfds(&self) -> Result<Eventfds> {
         Ok(Eventfds(map(&self.object, "eventfds")?))
     }
@@ -219,7 +219,7 @@ fn machine(vcpus: &[Vcpu]) -> Vec<u8> {
     bytes
 }
 
-/// `struct mark`; none for what nobody knows.
+/// Reads a `struct mark`; `None` for an unknown one.
 fn mark(bytes: &[u8]) -> Option<Told> {
     let bytes: &[u8; MARK] = bytes.first_chunk()?;
     let (words, _) = bytes.as_chunks();
@@ -237,7 +237,7 @@ fn mark(bytes: &[u8]) -> Option<Told> {
 pub(crate) struct Eventfds(MapHandle);
 
 impl Eventfds {
-    /// This eventfd is this machine's; nothing if it is known.
+    /// Adds this eventfd to this machine; no effect if it is known.
     pub(crate) fn add(&self, id: u32, machine: u32) -> Result<()> {
         // `uses` and `looked_at` are the programs'.
         let value = [machine, 0, 0, 0].map(u32::to_ne_bytes).concat();
@@ -249,13 +249,13 @@ impl Eventfds {
         }
     }
 
-    /// It is nobody's any more.
+    /// Removes it from its machine.
     pub(crate) fn remove(&self, id: u32) {
         let _ = self.0.delete(&id.to_ne_bytes());
     }
 }
 
-/// Interrupts that machines raise without an eventfd, so that nobody can be told of them.
+/// Interrupts that machines raise without an eventfd, so that they cannot be reported.
 #[derive(Debug)]
 pub(crate) struct Unseen(MapHandle);
 
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn structs_have_the_sizes_that_the_programs_assert() {
+    fn structs_match_the_programs_sizes() {
         let vcpus: Vec<Vcpu> = (1..=300).map(|n| Vcpu { tid: n, token: u64::from(n) + 7 }).collect();
         let bytes = machine(&vcpus);
         assert_eq!(bytes.len(), 8 + 24 * 256);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_read_and_what_is_none_is_left_out() {
+    fn malformed_marks_are_skipped() {
         let of = |token: u64, ns: u64, what: u64| [token, ns, what].map(u64::to_le_bytes).concat();
         if cfg!(target_endian = "little") {
             assert_eq!(mark(&of(5, 0, 1)), Some(Told::Event { token: 5 }));

@@ -1,4 +1,5 @@
-//! Finds the eventfds of machines in `/proc`: on a thread of its own, because a machine may have thousands of files.
+//! Finds the eventfds of machines in `/proc`: on a separate thread, because a machine may have
+//! thousands of files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,10 +18,11 @@ use vlane_sched::realtime::describe;
 const EVERY: Duration = Duration::from_secs(1);
 /// Looking takes no more than one part in so many of the time.
 const PART: u32 = 100;
-/// So many interrupts of a machine that nobody can be told of are worth a warning: a few are raised when a guest starts.
+/// The number of a machine's unreportable interrupts that is worth a warning: a few are raised when
+/// a guest starts.
 const MANY_UNSEEN: u64 = 100;
 
-/// What the scanner is told.
+/// Orders to the scanner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     Watch(u32),
@@ -36,7 +38,7 @@ struct Machine {
     told_unseen: bool,
 }
 
-/// Looks until nobody can give orders any more. `found` is how many eventfds are known.
+/// Looks until no order can come any more. `found` is how many eventfds are known.
 pub(crate) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, unseen: &Unseen, found: &Arc<AtomicU64>) {
     let mut machines: BTreeMap<u32, Machine> = BTreeMap::new();
     let mut pause = EVERY;
@@ -48,7 +50,7 @@ pub(crate) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, unseen: &Unsee
         };
         match order {
             Some(Order::Watch(pid)) => {
-                // Whoever is gone already is forgotten soon.
+                // A process that is gone already is forgotten soon.
                 let Ok(process) = ProcessId::of(pid) else { continue };
                 let machine = Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
                 unseen.watch(pid);
@@ -103,7 +105,7 @@ fn look(machine: &mut Machine, table: &Eventfds) {
     machine.eventfds = now;
 }
 
-/// Says once that a machine has interrupts that nobody can be told of. Whether it was said.
+/// Warns once that a machine has interrupts that cannot be reported. Returns true if it warned.
 fn warn_of_unseen(machine: &mut Machine, count: u64) -> bool {
     if count < MANY_UNSEEN || std::mem::replace(&mut machine.told_unseen, true) {
         return false;
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_of_this_process_s_eventfds_are_found_one_for_each() {
+    fn own_eventfd_numbers_are_found() {
         let before = eventfds_in(Path::new("/proc"), std::process::id()).unwrap();
         let made: Vec<OwnedFd> = (0..3).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
         // Another descriptor of the same one.
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_that_are_not_seen_are_told_once_and_a_few_are_none() {
+    fn many_unseen_interrupts_warn_once() {
         let process = ProcessId::of(std::process::id()).unwrap();
         let mut machine = Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
         let told =
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_none() {
+    fn malformed_number_is_refused() {
         assert_eq!(number("pos:\t0\neventfd-count:                0\neventfd-id: 17\n"), Some(17));
         assert_eq!(number("eventfd-count: 0\neventfd-id: -12\n"), None);
         assert_eq!(number("pos:\t0\n"), None);

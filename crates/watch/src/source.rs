@@ -1,4 +1,5 @@
-//! The daemon's source: the machines whose vCPUs it schedules are watched, and what the programs tell becomes marks.
+//! The daemon's source: the machines whose vCPUs it schedules are watched, and the programs'
+//! reports become marks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! What a shell evaluates so that it rings the bell.
+//! Code that a shell evaluates so that it rings the bell.
 
 use std::path::Path;
 

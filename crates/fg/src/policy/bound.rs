@@ -1,11 +1,11 @@
-//! How much of one user is raised at a time: anybody may open terminals, and start in their
-//! foreground what computes.
+//! Limits the number of a user's raised threads at a time: any user may open terminals, and start
+//! programs that compute in their foreground.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Known, Seen};
 
-/// So many threads of a user who is not root are raised at a time, in so many terminals.
+/// The number of threads of a user other than root that are raised at a time, in so many terminals.
 pub(super) const THREADS: usize = 1024;
 pub(super) const TERMINALS: usize = 16;
 /// Root's number.

@@ -39,10 +39,10 @@ fn raised(policy: &Policy, user: &str) -> (usize, usize) {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
-    /// Whatever a user opens and starts, over several looks: no more than so much is raised, and
+    /// A user may open and start anything over several looks: no more than the limit is raised, and
     /// others' foreground is.
     #[test]
-    fn no_user_has_more_raised_than_its_part(
+    fn users_share_of_raised_threads_is_limited(
         looks in prop::collection::vec(prop::collection::vec((0_i32..40, 1_usize..200), 1..25), 1..3),
     ) {
         let mut policy = Policy::new(RAISE);
@@ -67,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn room_of_a_process_that_has_ended_is_free_again() {
+fn ended_process_frees_its_room() {
     let mut policy = Policy::new(RAISE);
     let full = seen(10_000, 1000, 34816, THREADS);
     assert_eq!(policy.decide(std::slice::from_ref(&full), 100, Way::Look).len(), THREADS);

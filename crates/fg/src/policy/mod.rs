@@ -1,7 +1,8 @@
-//! What each thread should have: decided from what is seen, and from what was done before; no system calls here.
+//! Decides each thread's values from the observed state and from earlier changes; no system calls
+//! here.
 //!
-//! It goes by states, not by events: each look compares what is with what should be. A look that is missed, or a change that fails, is
-//! made good by the next one.
+//! It goes by states, not by events: each look compares the present values with the wanted ones. A
+//! look that is missed, or a change that fails, is made good by the next one.
 
 mod bound;
 #[cfg(test)]
@@ -27,10 +28,10 @@ const YOUTH: u64 = 50;
 /// How many pasts of a process, and ended processes, are remembered.
 const PASTS: usize = 8;
 const GHOSTS: usize = 256;
-/// How many children's parents are remembered that process events have told.
+/// The number of children from process events whose parents are remembered.
 const LINEAGE: usize = 4096;
 
-/// What made the program look.
+/// The reason for a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
@@ -38,7 +39,7 @@ pub enum Way {
     Hook,
     /// The kernel's process events.
     Event,
-    /// Nothing: it looks every so often.
+    /// No event: it looks every so often.
     Look,
     /// It has just begun, or ends.
     Start,
@@ -51,16 +52,16 @@ pub struct Seen {
     pub stat: Stat,
     /// Its threads that live; none where a known process is neither raised nor in the foreground.
     pub threads: Vec<Thread>,
-    /// Whose it is; read where its values are like raised ones.
+    /// Its owner; read where its values are like raised ones.
     pub owner: Option<String>,
 }
 
 /// A thread that was raised.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What it has without this program.
+    /// Its values without this program.
     pub old: Values,
-    /// What it has in the foreground.
+    /// Its values in the foreground.
     pub set: Values,
     /// The ticks between which it was raised.
     begin: (u64, u64),
@@ -68,7 +69,7 @@ pub struct Entry {
     ending: Option<u64>,
     /// The program that it ran when it was last seen with what was set.
     seen: Option<Image>,
-    /// What woke this program then.
+    /// The event that woke this program then.
     pub way: Way,
     /// Why it could not be restored.
     pub stuck: Option<String>,
@@ -101,7 +102,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// It is the one that began then, not another one with its number.
+    /// Returns true if it began then, so that it is not another one with its number.
     pub fn began(&self, start: u64) -> bool {
         self.start == start
     }
@@ -139,8 +140,8 @@ impl Entry {
         }
     }
 
-    /// It is in the foreground again, or still. Somebody else may have taken away what was set, nobody knows when: the values decide on
-    /// what was started meanwhile.
+    /// It is in the foreground again, or still. Another program may have reset the values at an
+    /// unknown time: the values decide on processes that were started meanwhile.
     fn come_back(&mut self, now: Values) {
         (self.ending, self.stuck) = (None, None);
         if now != self.set {
@@ -148,9 +149,9 @@ impl Entry {
         }
     }
 
-    /// Takes note of what somebody else has changed. What nice(1) did, between two programs, was relative to the raised value; another
-    /// change was to the very value that is there now, and stays. Whoever has set both values back has given back what was raised, and has
-    /// added nothing.
+    /// Notes changes by other programs. The change of nice(1), between two programs, was relative
+    /// to the raised value; another change was to the very value that is there now, and stays. A
+    /// program that has set both values back has restored the raised one, and has added no change.
     fn absorb(&mut self, now: Values, image: &Image, is_nice: bool, is_young: bool, tick: u64) {
         if now == self.set && self.begin.1 == u64::MAX {
             // Raised by one that was killed before it could note when.
@@ -159,8 +160,9 @@ impl Entry {
         if now.nice != self.set.nice {
             let another = self.seen.as_ref().is_some_and(|seen| seen != image);
             let given_back = now == self.old && self.set.io != self.old.io;
-            // Also nice(1) itself, before it becomes the other program; and what it has become before it was seen at all: nobody else would
-            // choose a part of what was set for a process that has just begun.
+            // Also nice(1) itself, before it becomes the other program; and a new program that was
+            // not seen before. No other program would choose a part of the raise for a process that
+            // has just begun.
             let by_nice = another || is_nice || (is_young && now.nice < self.old.nice);
             if by_nice && !given_back && self.ending.is_none() {
                 self.old.nice = clamp(self.old.nice + now.nice - self.set.nice);
@@ -180,7 +182,7 @@ impl Entry {
     }
 }
 
-/// What is to be done to a thread.
+/// A change to a thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Its process.
@@ -189,15 +191,15 @@ pub struct Change {
     pub tid: i32,
     /// When it began: another one with its number is left alone.
     pub start: u64,
-    /// What it had when that was decided; with anything else it is left alone.
+    /// Its values at the decision; with other values it is left alone.
     pub from: Values,
-    /// What it gets.
+    /// Its new values.
     pub to: Values,
     /// It comes to the foreground, or leaves it.
     pub raise: bool,
 }
 
-/// What came of a change.
+/// The result of a change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Why the nice value could not be set.
@@ -218,7 +220,7 @@ pub struct Policy {
     halted: bool,
 }
 
-/// What of it goes to disk.
+/// The part of the state that goes to disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// Processes that are raised, or were a short while ago.
@@ -227,20 +229,20 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Nothing of it has to be restored.
+    /// Returns true if no thread of it has to be restored.
     pub fn is_clean(&self) -> bool {
         self.known.values().all(|known| known.entries().next().is_none())
     }
 }
 
 impl Policy {
-    /// With nothing remembered.
+    /// Starts without any memory.
     pub fn new(raise: Raise) -> Self {
         let (known, ghosts, lineage) = (BTreeMap::new(), VecDeque::new(), HashMap::new());
         Self { raise, known, ghosts, lineage, halted: false }
     }
 
-    /// Goes on where another one, that was killed perhaps, has ended.
+    /// Continues from the state of another one that has ended, by a kill perhaps.
     pub fn of(raise: Raise, mut memory: Memory) -> Self {
         let threads = memory.known.values_mut().flat_map(|known| known.threads.values_mut());
         for entry in threads.filter_map(|thread| thread.entry.as_mut()) {
@@ -252,12 +254,12 @@ impl Policy {
         Self { known: memory.known, ghosts: memory.ghosts.into(), ..Self::new(raise) }
     }
 
-    /// From now on nothing counts as foreground: all is restored.
+    /// From now on no process counts as foreground: all are restored.
     pub fn halt(&mut self) {
         self.halted = true;
     }
 
-    /// What a later program needs in order to restore.
+    /// The state that a later program needs in order to restore.
     pub fn memory(&self) -> Memory {
         let worth = |known: &&Known| !known.past.is_empty() || known.entries().next().is_some();
         Memory {
@@ -266,7 +268,7 @@ impl Policy {
         }
     }
 
-    /// Whether this process has been seen.
+    /// Returns true if this process has been seen.
     pub fn knows(&self, pid: i32) -> bool {
         self.known.contains_key(&pid)
     }
@@ -276,18 +278,19 @@ impl Policy {
         &self.known
     }
 
-    /// Whether any of its threads is raised.
+    /// Returns true if any of its threads is raised.
     pub fn is_raised(&self, pid: i32) -> bool {
         self.known.get(&pid).is_some_and(|known| known.entries().next().is_some())
     }
 
-    /// Whether any of its threads is raised, or was a moment ago: a thread that was being started then is raised still.
+    /// Returns true if any of its threads is raised, or was a moment ago: a thread that was being
+    /// started then is raised still.
     pub fn is_watched(&self, pid: i32, now: u64) -> bool {
         let recent = |span: &Span| span.end.is_none_or(|end| end.1 + UNDER_WAY > now);
         self.is_raised(pid) || self.known.get(&pid).is_some_and(|known| known.past.iter().any(recent))
     }
 
-    /// A process event told who has started whom.
+    /// Notes a process event: a child and its parent.
     pub fn born(&mut self, child: i32, parent: i32) {
         if !self.is_raised(parent) && !self.lineage.contains_key(&parent) {
             // The number can be one of before.
@@ -348,7 +351,7 @@ impl Policy {
         let is_young = now < stat.start + YOUTH;
         let before = self.known.remove(&stat.pid);
         if stat.state == 'Z' {
-            // Its main thread has ended, and nothing tells its programs apart.
+            // Its main thread has ended, so its programs cannot be distinguished.
             let entries = before.iter().flat_map(Known::entries);
             image = entries.filter_map(|(_, entry)| entry.seen.clone()).next().unwrap_or(image);
         }
@@ -363,7 +366,7 @@ impl Policy {
                     let old = inherited(spans, thread.start, thread.values);
                     old.map(|old| born_raised(old, thread, thread.start, way))
                 }
-                // All of its life: whatever it has started has inherited that.
+                // All of its life: every child has inherited that.
                 (None, None) => self.origin(seen, thread.values).map(|old| born_raised(old, thread, 0, way)),
             };
             let born = remembered.is_none_or(|known| known.start != thread.start);
@@ -380,7 +383,8 @@ impl Policy {
                 if let Some(restored) =
                     entry.take_if(|entry| entry.ending.is_some() && thread.values != entry.set)
                 {
-                    // It was restored, and nobody has looked at it since: that time is over, and another one begins.
+                    // It was restored, and no look has followed: that time is over, and another one
+                    // begins.
                     past.push(restored.span(Some(now)));
                 }
                 if let Some(entry) = &mut entry {
@@ -409,7 +413,7 @@ impl Policy {
         self.known.insert(stat.pid, Known { start, session, group, terminal, name, owner, threads, past });
     }
 
-    /// What a thread in the foreground gets.
+    /// Decides the values of a thread in the foreground.
     fn foreground(
         &self,
         entry: &mut Option<Entry>,
@@ -421,12 +425,12 @@ impl Policy {
         let own = thread.values;
         match entry {
             Some(entry) => {
-                // What it runs when it is raised again.
+                // The program that it runs when it is raised again.
                 entry.seen = Some(image.clone());
                 entry.set
             }
             None => {
-                // What nobody has told of may have been raised already: never twice.
+                // An unreported thread may have been raised already: never twice.
                 let has_all = self.raise.io == Some(own.io) && own.nice <= self.raise.nice;
                 let set = if has_all { own } else { self.raise.of(own) };
                 if set != own {
@@ -457,7 +461,7 @@ impl Policy {
         if entry.begin.1 == u64::MAX {
             entry.begin.1 = between.1;
         }
-        // What may not be set is not tried again while the thread lives.
+        // A forbidden value is not tried again while the thread lives.
         if outcome.nice.is_some() {
             entry.set.nice = change.from.nice;
             entry.old.nice = change.from.nice;
@@ -474,7 +478,7 @@ fn born_raised(old: Values, thread: &Thread, since: u64, way: Way) -> Entry {
     Entry { old, set: thread.values, begin: (since, since), ending: None, seen: None, way, stuck: None }
 }
 
-/// What a thread that is not in the foreground gets.
+/// Decides the values of a thread that is not in the foreground.
 fn background(entry: &mut Option<Entry>, thread: &Thread, now: u64, past: &mut Vec<Span>) -> Values {
     let Some(raised) = entry else { return thread.values };
     let old = raised.old;

@@ -1,9 +1,11 @@
-//! Where a process has its values from: a child inherits those of the thread that starts it, raised or not.
+//! The origin of a process's values: a child inherits those of the thread that starts it, raised or
+//! not.
 //!
-//! What decides is when it was started, and by whom: a child of a raised process has inherited, whatever it has made of it since, and one
-//! that was started before has not. Start times are in ticks of 1/100 s; near a change the values decide,
-//! for a fork takes its time. A process whose parent
-//! has ended is nobody's child any more: it has inherited if it has exactly what was set in its session, its group, or its control group.
+//! The time of its start and its parent decide. A child of a raised process has inherited, even if
+//! it has changed its values since; one that was started before has not. Start times are in ticks
+//! of 1/100 s; near a change the values decide, for a fork takes its time. A process whose parent
+//! has ended has no known parent. It has inherited if it has exactly the values that were set in
+//! its session, its group, or its control group.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,9 +18,9 @@ pub(super) const UNDER_WAY: u64 = 50;
 /// A time in which a thread was raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// What it has without this program.
+    /// Its values without this program.
     pub old: Values,
-    /// What it was given.
+    /// The values that were set.
     pub set: Values,
     /// The ticks between which that began.
     pub begin: (u64, u64),
@@ -34,7 +36,7 @@ enum Cover {
 }
 
 impl Span {
-    /// Whether a child that began at this tick has inherited.
+    /// Tells if a child that began at this tick has inherited.
     fn covers(&self, start: u64) -> Cover {
         let began = if self.begin.1 == 0 { 0 } else { self.begin.1.saturating_add(UNDER_WAY / 10) };
         if start < self.begin.0 || self.end.is_some_and(|end| start > end.1.saturating_add(UNDER_WAY)) {
@@ -46,8 +48,9 @@ impl Span {
         }
     }
 
-    /// What a child has without this program that may have inherited, if its values speak for that. A fork copies the nice value first and
-    /// the I/O priority a moment later: a change in between leaves it with one of them.
+    /// Returns a child's values without this program, for a child that may have inherited, if its
+    /// present values speak for that. A fork copies the nice value first and the I/O priority a
+    /// moment later: a change in between leaves it with one of them.
     fn perhaps_own(&self, start: u64, now: Values) -> Option<Values> {
         let near_end = self.end.is_some_and(|end| start >= end.0);
         let io = self.set.io != self.old.io && now.io == self.set.io;
@@ -67,7 +70,8 @@ impl Span {
         self.set.io != self.old.io || (self.set.nice < 0 && self.set.nice < self.old.nice)
     }
 
-    /// What a child has without this program: its nice value differs by what nice(1) has added since.
+    /// Returns a child's values without this program: its nice value differs by the later changes
+    /// of nice(1).
     fn own(&self, now: Values) -> Values {
         Values {
             nice: clamp(self.old.nice + now.nice - self.set.nice),
@@ -76,10 +80,11 @@ impl Span {
     }
 }
 
-/// What a child of a process with these times has without this program, if it has inherited.
+/// Returns the values, without this program, of a child of a process with these times, if it has
+/// inherited.
 pub(super) fn inherited(spans: &[Span], start: u64, now: Values) -> Option<Values> {
     if spans.iter().any(|span| span.old == now && span.set.io != now.io && span.covers(start) != Cover::No) {
-        // A fork that took longer than most, or a process that somebody has given just that.
+        // A fork that took longer than most, or a process that was given just that.
         let exactly = |span: &&Span| span.set == now && span.covers(start) == Cover::Surely;
         return spans.iter().find(exactly).map(|span| span.own(now));
     }
@@ -104,7 +109,7 @@ pub(super) struct Ghost {
 }
 
 impl Policy {
-    /// What a process that is seen for the first time has without this program, if it has inherited.
+    /// Returns the values of a newly seen process without this program, if it has inherited.
     pub(super) fn origin(&self, seen: &Seen, now: Values) -> Option<Values> {
         let stat = &seen.stat;
         let parent = self.known.get(&stat.parent);
@@ -117,7 +122,7 @@ impl Policy {
         self.by_lineage(stat.pid, stat.start, now).or_else(|| self.orphan(seen, now))
     }
 
-    /// By what process events have told of its parent, which has ended since.
+    /// Decides by the parent from process events, which has ended since.
     fn by_lineage(&self, pid: i32, start: u64, now: Values) -> Option<Values> {
         let mut at = pid;
         for _ in 0..8 {

@@ -99,7 +99,7 @@ impl World {
     fn nice(&mut self, pid: i32, by: i32) {
         let task = self.task(pid);
         if [task.has.nice + by, task.own.nice + by].iter().any(|nice| *nice != clamp(*nice)) {
-            // What is cut off at the end of the scale cannot be known.
+            // A value cut off at the end of the scale cannot be known.
             return;
         }
         task.has.nice = clamp(task.has.nice + by);
@@ -177,7 +177,7 @@ impl World {
         }
     }
 
-    /// Looks at everything until nothing is left to do.
+    /// Looks at all processes until no change is left.
     fn look(&mut self) {
         self.now += 60;
         for _ in 0..6 {
@@ -214,7 +214,7 @@ impl World {
     }
 }
 
-/// What people, programs and the daemon do.
+/// Steps of people, programs and the daemon.
 #[derive(Debug, Clone)]
 enum Step {
     Fork(usize),
@@ -280,7 +280,7 @@ fn take(world: &mut World, step: &Step) {
             let pid = world.pick(who);
             // All threads: which of them starts a process is not known.
             for task in &mut world.at(pid).tasks {
-                // What is the raised value, or the process's own one, is no other one.
+                // The raised value, or the process's own one, does not count as another one.
                 if to != task.has.nice && to != task.own.nice {
                     (task.has.nice, task.own.nice) = (to, to);
                 }
@@ -340,7 +340,7 @@ proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0x6667), ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_has_happened_what_is_not_in_the_foreground_has_what_it_would_have_without_us(steps in steps()) {
+    fn background_has_its_own_values(steps in steps()) {
         let mut world = World::new();
         for step in &steps {
             take(&mut world, step);
@@ -355,7 +355,7 @@ proptest! {
 }
 
 #[test]
-fn a_job_is_raised_while_it_is_in_the_foreground_and_its_shell_when_it_is_not() {
+fn job_and_shell_are_raised_in_turn() {
     let mut world = World::new();
     world.look();
     assert_eq!(world.has(SHELL), "nice -10 io be/0");
@@ -370,7 +370,7 @@ fn a_job_is_raised_while_it_is_in_the_foreground_and_its_shell_when_it_is_not() 
 }
 
 #[test]
-fn nice_in_a_raised_shell_adds_to_what_the_shell_has_of_its_own() {
+fn nice_adds_to_the_shells_own_value() {
     for (by, own) in [(5, 5), (10, 10), (19, 19), (1, 1)] {
         // The process is seen before nice(1) and after it, or after it only.
         for seen_before in [true, false] {
@@ -389,7 +389,7 @@ fn nice_in_a_raised_shell_adds_to_what_the_shell_has_of_its_own() {
 }
 
 #[test]
-fn what_was_set_by_hand_while_raised_stays_in_the_foreground_and_after() {
+fn value_set_by_hand_stays() {
     let mut world = World::new();
     let job = world.fork(SHELL);
     (world.at(job).group, world.foreground) = (job, job);
@@ -422,7 +422,7 @@ fn a_young_job_is_changed(change: impl Fn(&mut World, i32)) -> (World, i32) {
 }
 
 #[test]
-fn given_back_by_another_within_the_first_half_second_is_not_plus_10() {
+fn early_reset_is_not_plus_10() {
     for exec in [false, true] {
         let (world, job) = a_young_job_is_changed(|world, job| {
             world.task(job).has = PLAIN;
@@ -435,18 +435,18 @@ fn given_back_by_another_within_the_first_half_second_is_not_plus_10() {
 }
 
 #[test]
-fn renice_10_of_a_young_process_stays_10() {
+fn renice_10_of_young_process_stays() {
     for nice in [10, 1] {
         let (world, job) = a_young_job_is_changed(|world, job| world.task(job).has.nice = nice);
         assert_eq!(world.has(job), format!("nice {nice} io none"));
     }
-    // A part of what was set: nobody else than nice(1).
+    // A part of the raise: only nice(1) sets that.
     let (world, job) = a_young_job_is_changed(|world, job| world.task(job).has.nice = -5);
     assert_eq!(world.has(job), "nice 5 io none");
 }
 
 #[test]
-fn a_process_whose_parents_have_ended_unseen_has_what_its_session_had_before() {
+fn orphan_has_its_sessions_values() {
     for own_session in [false, true] {
         let mut world = World::new();
         world.task(SHELL).has.nice = 3;
@@ -473,7 +473,7 @@ fn a_process_whose_parents_have_ended_unseen_has_what_its_session_had_before() {
 }
 
 #[test]
-fn a_fork_that_was_under_way_while_its_parent_was_restored_has_half_of_it() {
+fn fork_during_restore_has_half() {
     for (nice, io) in [(-10, "none"), (0, "be/0"), (-10, "be/0"), (0, "none")] {
         let mut world = World::new();
         world.look();
@@ -489,8 +489,8 @@ fn a_fork_that_was_under_way_while_its_parent_was_restored_has_half_of_it() {
 }
 
 #[test]
-fn a_fork_that_was_under_way_while_its_parent_was_raised_is_raised_whole_in_the_foreground() {
-    // The I/O priority is set first and copied last: nobody has only the nice value.
+fn fork_during_raise_is_raised_whole() {
+    // The I/O priority is set first and copied last: the nice value alone never occurs.
     for (nice, io) in [(0, "be/0"), (-10, "be/0"), (0, "none")] {
         let mut world = World::new();
         // Raised in the tick in which it starts a job; the job has what was copied of it meanwhile.
@@ -508,7 +508,7 @@ fn a_fork_that_was_under_way_while_its_parent_was_raised_is_raised_whole_in_the_
 }
 
 #[test]
-fn a_value_that_was_taken_away_is_set_again_by_the_next_look() {
+fn removed_value_is_set_by_next_look() {
     let mut world = World::new();
     world.look();
     world.task(SHELL).has.io = IoPriority::NONE;
@@ -517,7 +517,7 @@ fn a_value_that_was_taken_away_is_set_again_by_the_next_look() {
 }
 
 #[test]
-fn what_was_raised_by_one_whose_record_is_lost_is_not_raised_twice() {
+fn lost_record_does_not_raise_twice() {
     let mut world = World::new();
     world.look();
     world.policy = Policy::new(RAISE);
@@ -526,7 +526,7 @@ fn what_was_raised_by_one_whose_record_is_lost_is_not_raised_twice() {
 }
 
 #[test]
-fn what_may_not_be_set_is_tried_once_and_what_cannot_be_restored_is_remembered() {
+fn forbidden_value_is_tried_once() {
     let mut world = World::new();
     let refused = Some("not permitted".to_owned());
     let changes = world.decide(|_| true);
@@ -548,7 +548,7 @@ fn what_may_not_be_set_is_tried_once_and_what_cannot_be_restored_is_remembered()
 }
 
 #[test]
-fn another_process_with_the_number_of_a_raised_one_is_left_alone() {
+fn reused_process_number_is_left_alone() {
     let mut world = World::new();
     let job = world.fork(SHELL);
     (world.at(job).group, world.foreground) = (job, job);

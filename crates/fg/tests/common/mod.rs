@@ -1,6 +1,6 @@
-//! A daemon of its own for each test, and a real shell in a pseudo-terminal that it watches.
+//! A separate daemon for each test, and a real shell in a pseudo-terminal that it watches.
 //!
-//! Nothing here waits for a time: a test waits until what it wants is so, and fails after three minutes in which it was not.
+//! Tests wait for a condition and not for a time, and fail after three minutes without it.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "tests; not every one uses all of it")]
 
@@ -54,7 +54,7 @@ fn wait_or_kill(child: &mut Child) {
     assert!(std::thread::panicking(), "process {} did not end for {PATIENCE:?}", child.id());
 }
 
-/// What these tests need: to set a nice value below zero, and to begin with 0.
+/// The needs of these tests: to set a nice value below zero, and to begin with 0.
 pub fn may_raise() -> bool {
     if rustix::process::getpriority_process(None).ok() != Some(0) {
         vlane_testing::skip("they expect values as they are from a nice value of 0");
@@ -76,7 +76,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// One that looks at this shell's terminal: two daemons for one terminal would take each other's values for somebody's own.
+    /// A daemon that looks at this shell's terminal: two daemons for one terminal would take each
+    /// other's values for the user's choice.
     pub fn new(shell: &Shell, options: &[&str]) -> Self {
         let temporary = tempfile::tempdir().unwrap();
         let dir = temporary.path().join("state");
@@ -110,7 +111,7 @@ impl Daemon {
                 let text = String::from_utf8_lossy(&bytes[..length]);
                 let mut said = to.lock().unwrap();
                 if is_ready(&said) {
-                    // It says nothing more unless something is wrong.
+                    // It writes no more messages unless there is a fault.
                     let _ = std::io::stderr().write_all(text.as_bytes());
                 }
                 said.push_str(&text);
@@ -169,7 +170,7 @@ fn is_ready(said: &str) -> bool {
     said.contains("ready;") && said.ends_with('\n')
 }
 
-/// A shell in a terminal of its own.
+/// A shell in a separate terminal.
 pub struct Shell {
     child: Child,
     terminal: File,
@@ -205,7 +206,8 @@ impl Shell {
         // SAFETY: the calls are safe between fork and exec.
         unsafe {
             command.pre_exec(|| {
-                // Whoever started this test in the background has it ignore them, and a shell and its jobs would, too.
+                // A test that was started in the background ignores them, and a shell and its jobs
+                // would, too.
                 for number in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
                     libc::signal(number, libc::SIG_DFL);
                 }
@@ -266,7 +268,7 @@ impl Shell {
     #[track_caller]
     pub fn answer(&mut self, line: &str) -> String {
         self.commands += 1;
-        // What is typed is echoed: the marks are in the answer only.
+        // The terminal echoes typed text: the marks are in the answer only.
         let (open, close) = (format!("<{}<", self.commands), format!(">{}>", self.commands));
         self.line(&format!("printf '<%s<' {n}; {line}; printf '>%s>' {n}", n = self.commands));
         until(&format!("an answer to {line}: {}", self.said()), || {
