@@ -1,9 +1,9 @@
-//! One reader that somebody waits for, beside a crowd that nobody waits for.
+//! Measures one foreground reader in parallel with a crowd of background readers.
 //!
 //! Every reader has one request out, 4 KiB at random. They are spread over the queues of a session; each group's requests carry the
 //! group's I/O priority. One thread drives all of them: a reader is a slot of a queue, so hundreds cost no more than their requests do.
 //!
-//! What is measured is how long the one waits, and how much the crowd gets.
+//! The results are the foreground reader's waits, and the crowd's throughput.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::session::{Calls, GuestQueue, Session};
 use crate::window::{Window, latency_histogram};
 use crate::workload::{Limit, Region, region};
 
-/// Who reads, and how.
+/// The readers and their options.
 #[derive(Debug, Clone)]
 pub struct Crowd {
     /// How many readers of the crowd each queue has; queues after the last one have none.
@@ -33,7 +33,8 @@ pub struct Crowd {
     pub queue: u16,
     /// The I/O priority of its requests.
     pub ioprio: u16,
-    /// What it does something else for between a read and the next (fio's thinktime). The crowd reads on at once.
+    /// The foreground reader's pause between two reads (fio's thinktime). The crowd reads on at
+    /// once.
     pub think: Duration,
     /// Bytes per read: a multiple of 512.
     pub block: u32,
@@ -45,7 +46,7 @@ pub struct Crowd {
     pub time: Duration,
 }
 
-/// What a group had.
+/// A group's results.
 #[derive(Debug, Clone)]
 pub struct Had {
     /// Reads completed in the time that counts.
@@ -58,7 +59,7 @@ pub struct Had {
     pub histogram: Buckets,
 }
 
-/// What came of it.
+/// The results.
 #[derive(Debug, Clone)]
 pub struct CrowdReport {
     /// The one.
@@ -67,7 +68,7 @@ pub struct CrowdReport {
     pub readers: Had,
     /// Time that counted, in seconds.
     pub seconds: f64,
-    /// What the back end's process used meanwhile.
+    /// The resources that the back end's process used meanwhile.
     pub backend: Option<BackendUse>,
 }
 
@@ -144,7 +145,7 @@ fn had(ns: &Histogram<u64>, seconds: f64) -> Had {
     Had { ios, iops: ios as f64 / seconds, latency: Latency::of(ns), histogram: Buckets::of(ns) }
 }
 
-/// What was measured.
+/// The measured values.
 struct Stats {
     one: Histogram<u64>,
     readers: Histogram<u64>,
@@ -257,7 +258,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Whose read is done reads again: at once, or when it has thought.
+    /// Starts a reader's next read: at once, or after its pause.
     fn again(&mut self, lane: usize, slot: u16, now: u64) -> Result<(), Error> {
         let is_one = slot == self.lanes[lane].readers && self.lanes[lane].has_one;
         if !is_one || self.crowd.think.is_zero() {
@@ -309,7 +310,7 @@ impl<'a> Driver<'a> {
     fn wait(&mut self, clock: &Clock) -> Result<(), Error> {
         let mut quiet = true;
         for lane in &mut self.lanes {
-            // Every queue's interrupts have to be on, whatever another one has.
+            // Every queue's interrupts have to be on, independently of the others.
             quiet &= !lane.queue.blk.enable_interrupts();
         }
         if quiet {
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_has_a_slot_beside_the_crowd_of_its_queue() {
+    fn foreground_reader_has_a_slot() {
         assert_eq!(crowd(vec![64; 8], 0).depth(), 65);
         assert_eq!(crowd(vec![4, 9, 2], 0).depth(), 9);
         assert_eq!(crowd(vec![4, 9, 2], 1).depth(), 10);

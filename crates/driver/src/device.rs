@@ -1,4 +1,5 @@
-//! What a block device says about itself: feature bits and configuration space (virtio 1.2, sections 5.2.3, 5.2.4, 6).
+//! A block device's description of itself: feature bits and configuration space (virtio 1.2,
+//! sections 5.2.3, 5.2.4, 6).
 
 use serde::Serialize;
 
@@ -54,9 +55,9 @@ pub struct BlkConfig {
     pub seg_max: Option<u32>,
     /// Logical block size in bytes; 512 unless the device says otherwise.
     pub blk_size: u32,
-    /// Whether writes are refused.
+    /// True if writes are refused.
     pub read_only: bool,
-    /// Whether completed writes may be lost until they are flushed (at the time of asking).
+    /// True if completed writes may be lost until they are flushed (at the time of asking).
     pub write_cache: bool,
     /// Queues that the device has.
     pub num_queues: u16,
@@ -95,7 +96,7 @@ impl BlkConfig {
     }
 }
 
-/// What was agreed with the back end.
+/// The result of the negotiation with the back end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Negotiated {
     /// The virtio feature bits.
@@ -112,7 +113,7 @@ pub struct Negotiated {
     pub queues: u16,
     /// Entries of each queue.
     pub queue_size: u16,
-    /// Whether completed writes may be lost until flushed, as set at the end of the negotiation.
+    /// True if completed writes may be lost until flushed, as set at the end of the negotiation.
     pub write_cache: bool,
 }
 
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_is_read_under_its_features() {
+    fn configuration_is_read_under_its_features() {
         let mut bytes = [0; CONFIG_BYTES];
         bytes[0] = 8;
         bytes[12] = 126;

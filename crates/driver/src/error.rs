@@ -1,12 +1,12 @@
-//! The crate's one error: a kind to match on, what was being done on what, and the cause.
+//! The crate's one error: a kind to match on, the action and its object, and the cause.
 
 use std::path::Path;
 
-/// What sort of failure it was.
+/// The kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Nobody can be reached at the socket.
+    /// No back end can be reached at the socket.
     Connect,
     /// The back end answered against the vhost-user protocol, or refused a message.
     Protocol,
@@ -45,7 +45,7 @@ impl Error {
         Self::caused_by(kind, format!("{}: {what} at {step}", socket.display()), source)
     }
 
-    /// Whether the back end is gone: a run under which it was killed ends so.
+    /// Returns true if the back end is gone: a run under which it was killed ends so.
     pub fn is_gone(&self) -> bool {
         self.kind == ErrorKind::Gone
     }

@@ -1,9 +1,10 @@
 //! One job: one thread that keeps one queue full.
 //!
-//! The clock is read once per batch of completions: that moment ends the requests of the batch and begins those issued in their place. A
-//! latency therefore includes what the driver does between the two (some tens of ns per request of the batch) and, at depth 1
-//! with interrupts, the way from the wake-up to the first look at the ring; its resolution is that of `Instant` (about 1 ns,
-//! 25 ns to read). It is kept in a histogram with three significant digits.
+//! The clock is read once per batch of completions: that moment ends the requests of the batch and
+//! begins those issued in their place. A latency therefore includes the driver's own time between
+//! the two (some tens of ns per request of the batch). At depth 1 with interrupts it also includes
+//! the time from the wake-up to the first look at the ring. Its resolution is that of `Instant`
+//! (about 1 ns, 25 ns to read). It is kept in a histogram with three significant digits.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,7 +31,7 @@ pub(crate) fn precise_sleep() {
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
-/// What the threads of a run share.
+/// State shared by the threads of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     /// Leave at once; what is out stays out.
@@ -43,7 +44,7 @@ pub(crate) struct Shared {
     pub(crate) done: AtomicU64,
 }
 
-/// What a job measured.
+/// A job's measured values.
 #[derive(Debug)]
 pub(crate) struct JobStats {
     pub(crate) reads: Histogram<u64>,
@@ -58,7 +59,7 @@ pub(crate) struct JobStats {
     pub(crate) last: u64,
     /// Requests completed within the window. Those whose latency counts are others in an open loop: those that arrived within it.
     pub(crate) completed: u64,
-    /// What only an open loop has.
+    /// The additional values of an open loop.
     pub(crate) open: Option<OpenStats>,
 }
 
@@ -266,7 +267,8 @@ impl Job<'_> {
 
     /// Returns when there may be something to reap, or when it is `until`.
     ///
-    /// Waking up takes a while, so the last part of the time is spent awake: with interrupts on, as a guest has them that has nothing to do.
+    /// A wake-up takes a while, so the last part of the time is spent awake: with interrupts on, as
+    /// an idle guest has them.
     fn wait_until(&mut self, until: Option<u64>, stats: &mut JobStats) -> Result<(), Error> {
         let Some(until) = until else { return self.wait(stats) };
         let interrupts = self.workload.wait == Wait::Interrupt;

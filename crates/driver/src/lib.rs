@@ -2,12 +2,13 @@
 //!
 //! - [`Session`]: connection, negotiation, memory and queues ([`ring`] has the rings).
 //! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's process used meanwhile ([`observe`]).
-//! - [`run_crowd`]: one reader that somebody waits for beside many others, with I/O priorities.
+//! - [`run_crowd`]: one foreground reader in parallel with many others, with I/O priorities.
 //! - [`replay::replay`]: a recorded sequence of requests, with its timing or as fast as possible, in an order that keeps its flushes' meaning.
 //! - [`verify_load`], [`verify_check`]: data that prove themselves, across the death of the back end.
 //! - [`Report`]: the results, serializable.
 //!
-//! Nothing here knows vlane's own back end: qemu-storage-daemon, SPDK, crosvm's device or any other will do.
+//! The crate does not depend on vlane's own back end: qemu-storage-daemon, SPDK, crosvm's device or
+//! any other will do.
 
 #![deny(unsafe_code)]
 

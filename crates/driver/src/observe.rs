@@ -1,8 +1,10 @@
-//! What a back end's process uses while it is driven: CPU time and context switches, from /proc.
+//! Resources that a back end's process uses while it is driven: CPU time and context switches, from
+//! /proc.
 //!
-//! Threads come and go (io_uring's workers are threads of the process too). Each thread's own counters are exact but vanish with it; the
-//! process' own CPU time includes the dead but counts in ticks of 10 ms. The difference of two [`Snapshot`]s takes the larger of
-//! the two, so what a dead thread used is lost by at most a tick.
+//! Threads come and go (io_uring's workers are threads of the process too). Each thread's own
+//! counters are exact but vanish with it; the process' own CPU time includes the dead but counts in
+//! ticks of 10 ms. The difference of two [`Snapshot`]s takes the larger of the two, so the use of a
+//! dead thread is lost by at most a tick.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -25,7 +27,7 @@ pub struct Snapshot {
     ticks_per_second: u64,
 }
 
-/// What a process used between two snapshots.
+/// The use of a process between two snapshots.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Usage {
     /// Time between the snapshots.
@@ -58,7 +60,7 @@ impl Snapshot {
         Some(Self { at: Instant::now(), threads, process_ns, ticks_per_second })
     }
 
-    /// What was used from `before` until this snapshot.
+    /// The use from `before` until this snapshot.
     pub fn since(&self, before: &Self) -> Usage {
         let (mut cpu, mut switches) = (0, 0);
         for (tid, now) in &self.threads {
@@ -91,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_with_an_awkward_name_is_found_with_its_switches() {
+    fn thread_with_awkward_name_is_found() {
         let before = Snapshot::take(std::process::id().try_into().unwrap()).unwrap();
         let sleeper = std::thread::Builder::new().name("a) R (b".into()).spawn(move || {
             (0..5).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_ended_is_not_lost() {
+    fn ended_thread_still_counts() {
         let pid = std::process::id().try_into().unwrap();
         let before = Snapshot::take(pid).unwrap();
         std::thread::spawn(|| burn(Duration::from_millis(200))).join().unwrap();
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_exist_has_no_counters() {
+    fn missing_process_has_no_counters() {
         assert!(Snapshot::take(i32::MAX).is_none());
     }
 }

@@ -1,9 +1,11 @@
 //! The open loop: requests arrive by a schedule that does not wait for the back end.
 //!
-//! A closed loop (depth 32: the next request when one comes back) asks less of a back end that stalls, so a stall of a second is one
-//! request's bad latency and not that of all who would have come meanwhile: coordinated omission. Here every arrival has its time beforehand, and
-//! its **response** latency counts from that time to its completion, with the wait for a free slot when all of the queue's are
-//! taken. Its **service** latency counts from the submission. [`Books`] keeps the account, without a clock or a device of its own.
+//! A closed loop (depth 32: the next request when one comes back) asks less of a back end that
+//! stalls. So a stall of a second is one request's bad latency and not that of all requests due
+//! meanwhile: coordinated omission. Here every arrival has its time beforehand. Its **response**
+//! latency counts from that time to its completion, with the wait for a free slot when all of the
+//! queue's are taken. Its **service** latency counts from the submission. [`Books`] keeps the
+//! account, without a clock or a device.
 
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +82,7 @@ impl Schedule {
         self.next as u64
     }
 
-    /// Goes on to the one after it.
+    /// Moves on to the next arrival.
     pub(crate) fn advance(&mut self) {
         self.count += 1;
         self.next = match self.rate.arrivals {
@@ -93,7 +95,7 @@ impl Schedule {
     }
 }
 
-/// What an open loop measured, of the arrivals within the window.
+/// The measured values of an open loop, of the arrivals within the window.
 #[derive(Debug)]
 pub(crate) struct OpenStats {
     /// From arrival to completion; for those that were never submitted, from arrival to the window's end.
@@ -167,8 +169,8 @@ impl Books {
         Some(arrival)
     }
 
-    /// When there is something to submit, if nothing completes before; `None` if a slot has to become free first, or nothing more
-    /// arrives.
+    /// The time of the next submission, if no request completes before; `None` if a slot has to
+    /// become free first, or no more requests arrive.
     pub(crate) fn next(&self) -> Option<u64> {
         let next = self.schedule.next();
         (self.idle > 0 && next < self.window.until).then_some(next)
@@ -188,7 +190,8 @@ impl Books {
         counts
     }
 
-    /// The window ends, now or as planned, whichever is first: what waits for a slot is given up, and counts with the time that it has waited.
+    /// Ends the window, now or as planned, whichever is first. Requests that wait for a slot are
+    /// given up, and count with the time that they have waited.
     pub(crate) fn end(&mut self, now: u64) {
         self.window.until = self.window.until.min(now);
         while self.schedule.next() < self.window.until {

@@ -27,7 +27,7 @@ proptest! {
 
     /// Constant arrivals of all jobs together are as many as the rate says and evenly spaced, however many jobs there are.
     #[test]
-    fn constant_arrivals_are_exact_over_all_jobs(rate in 1.0_f64..50_000.0, jobs in 1_u16..9) {
+    fn constant_arrivals_are_exact(rate in 1.0_f64..50_000.0, jobs in 1_u16..9) {
         let mut all = arrivals(rate, Arrivals::Constant, jobs, 1, SECOND).concat();
         all.sort_unstable();
         prop_assert!(all.len().abs_diff(rate.ceil() as usize) <= 1, "{} of {rate}", all.len());
@@ -35,10 +35,10 @@ proptest! {
         prop_assert!(all.windows(2).all(|w| ((w[1] - w[0]) as f64 - gap).abs() <= 1.0));
     }
 
-    /// Poisson arrivals come in time order at the rate asked for, with the spread that makes them Poisson: the variance of the
-    /// counts per interval is their mean.
+    /// Poisson arrivals come in time order at the given rate. Their spread makes them Poisson: the
+    /// variance of the counts per interval is their mean.
     #[test]
-    fn poisson_arrivals_have_the_rate_and_its_spread(rate in 2000.0_f64..20_000.0, jobs in 1_u16..4, seed in any::<u64>()) {
+    fn poisson_arrivals_have_rate_and_spread(rate in 2000.0_f64..20_000.0, jobs in 1_u16..4, seed in any::<u64>()) {
         let by_job = arrivals(rate, Arrivals::Poisson, jobs, seed, 4 * SECOND);
         prop_assert!(by_job.iter().all(|times| times.windows(2).all(|w| w[0] <= w[1])));
         let all = by_job.concat();
@@ -130,9 +130,10 @@ fn never() -> std::ops::Range<u64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Whatever the device does: no response is shorter than its service, and every arrival of the window is in the books once.
+    /// For any device: no response is shorter than its service, and every arrival of the window is
+    /// in the books once.
     #[test]
-    fn response_is_never_below_service_and_no_arrival_is_lost(
+    fn response_is_never_below_service(
         rate in 100.0_f64..20_000.0,
         poisson in any::<bool>(),
         depth in 1_u16..40,
@@ -161,10 +162,10 @@ proptest! {
     }
 }
 
-/// A device that stands still for a second of ten: a closed loop of depth 1 sees that as one bad request, an open loop as what it is: a
-/// tenth of all who came had to wait.
+/// A device stands still for one second of ten. A closed loop of depth 1 sees that as one bad
+/// request. An open loop shows its true effect: a tenth of all arrivals had to wait.
 #[test]
-fn a_stall_is_everybodys_who_came_meanwhile() {
+fn stall_delays_every_arrival_meanwhile() {
     let device = || Device { service: 100_000, stall: 4 * SECOND..5 * SECOND, free_at: 0 };
     let rate = Rate { per_second: 1000.0, arrivals: Arrivals::Constant };
     let (stats, _) = open_loop(rate, window(10), 1, device());
@@ -182,7 +183,7 @@ fn a_stall_is_everybodys_who_came_meanwhile() {
 
 /// A device that is too slow: the queue grows, and what waits at the end is counted with the time that it has waited.
 #[test]
-fn what_a_slow_device_leaves_is_counted() {
+fn slow_devices_backlog_is_counted() {
     let device = Device { service: 2_000_000, stall: never(), free_at: 0 };
     let rate = Rate { per_second: 1000.0, arrivals: Arrivals::Constant };
     let (stats, served) = open_loop(rate, window(10), 4, device);

@@ -13,9 +13,9 @@ use crate::workload::Wait;
 pub struct Report {
     /// The socket driven.
     pub socket: String,
-    /// What the device said about itself.
+    /// The device's description of itself.
     pub device: BlkConfig,
-    /// What was agreed with the back end.
+    /// The result of the negotiation with the back end.
     pub negotiated: Negotiated,
     /// The pattern, as `--rw` takes it.
     pub pattern: String,
@@ -41,7 +41,7 @@ pub struct Report {
     pub latency: Latency,
     /// The same, all of it.
     pub histogram: Buckets,
-    /// What only a run at a given rate has.
+    /// The additional results of a run at a given rate.
     pub open: Option<OpenReport>,
     /// Reads alone.
     pub reads: Option<ByKind>,
@@ -51,7 +51,7 @@ pub struct Report {
     pub flushes: Option<ByKind>,
     /// Requests that failed.
     pub errors: Errors,
-    /// What the back end's process used; absent if it could not be looked at.
+    /// The use of resources by the back end's process; absent if it could not be looked at.
     pub backend: Option<BackendUse>,
     /// CPU time of the driver's job threads per request, in us.
     pub driver_cpu_us_per_io: f64,
@@ -84,8 +84,8 @@ pub struct Latency {
     pub max: f64,
 }
 
-/// A distribution of latencies: how many fell into each bucket. Buckets are less than 1 % wide and the same in every run, so
-/// distributions can be added, and a cumulative one is a running sum.
+/// A distribution of latencies: how many fell into each bucket. Buckets are less than 1 % wide and
+/// the same in every run. So distributions can be added, and a cumulative one is a running sum.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Buckets {
     /// The largest latency of each bucket that is not empty, in ns, rising.
@@ -149,7 +149,8 @@ impl Buckets {
     }
 }
 
-/// What only a run at a given rate has: requests that arrive whether or not the back end is ready for them.
+/// The additional results of a run at a given rate: requests arrive even if the back end is not
+/// ready for them.
 #[derive(Debug, Clone, Serialize)]
 pub struct OpenReport {
     /// The rate asked for, in requests per second.
@@ -158,18 +159,19 @@ pub struct OpenReport {
     pub arrivals: Arrivals,
     /// Arrivals within the measured time.
     pub arrived: u64,
-    /// Whether the back end kept up: 99 % of what arrived within the time was completed in it, what can be out at its end not counted.
+    /// True if the back end kept up: 99 % of the arrivals within the time were completed in it. The
+    /// requests that may be out at its end do not count.
     pub kept_up: bool,
     /// Arrivals that found every slot of their queue taken.
     pub queued: u64,
     /// Arrivals that were still waiting for a slot at the end.
     pub unserved: u64,
-    /// From the moment a request should have been submitted to the sight of its completion; those never submitted count with the time that
-    /// they had waited at the end.
+    /// The time from when a request should have been submitted to the sight of its completion.
+    /// Requests never submitted count with the time that they had waited at the end.
     pub response: Latency,
     /// The same, all of it.
     pub response_histogram: Buckets,
-    /// What the driver itself added: from the moment a request could have been submitted to when it was.
+    /// The driver's own delay: from the moment a request could have been submitted to when it was.
     pub late: Latency,
 }
 
@@ -238,7 +240,7 @@ impl Errors {
     }
 }
 
-/// What the back end's process used during the measurement.
+/// The resources that the back end's process used during the measurement.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct BackendUse {
     /// The process behind the socket.
@@ -292,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distributions_can_be_added_and_tell_the_same_quantiles() {
+    fn added_distributions_keep_their_quantiles() {
         let mut halves = [1_u64, 2].map(|_| Histogram::new_with_bounds(1, LONGEST_NS, 3).unwrap());
         let mut whole = halves[0].clone();
         for n in 1..=20_000_u64 {

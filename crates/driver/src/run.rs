@@ -1,4 +1,4 @@
-//! A run: the job threads, their measuring window, and what is observed from outside meanwhile.
+//! A run: the job threads, their measuring window, and the observations from outside meanwhile.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ use crate::workload::{Limit, Region, Requests, Workload};
 
 /// How long requests that are out at the end may take to come back: 30 s.
 const DRAIN_NS: u64 = 30_000_000_000;
-/// How often progress is told.
+/// The interval of progress reports.
 const TICK: Duration = Duration::from_millis(250);
 
 /// How far a run is.
@@ -35,7 +35,8 @@ pub struct Progress {
     pub iops: f64,
 }
 
-/// What a run calls about four times a second; `Break` ends it early, as if its time were over.
+/// The function that a run calls about four times a second; `Break` ends it early, as if its time
+/// were over.
 pub type OnProgress<'a> = dyn FnMut(Progress) -> ControlFlow<()> + 'a;
 
 /// Binds the calling thread, and those that it will start, to a set of CPUs.
@@ -65,8 +66,9 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
 /// `progress` is called about four times a second.
 ///
 /// # Errors
-/// [`ErrorKind::Gone`] if the back end hangs up, [`ErrorKind::Timeout`] if requests do not come back within 30 s of the end,
-/// [`ErrorKind::Queue`] if it breaks a queue, and those of [`Workload::check`] and [`Session::start`].
+/// [`ErrorKind::Gone`] if the back end hangs up, and [`ErrorKind::Timeout`] if requests do not come
+/// back within 30 s of the end. [`ErrorKind::Queue`] if it breaks a queue, and the errors of
+/// [`Workload::check`] and [`Session::start`].
 pub fn run(
     mut session: Session,
     workload: &Workload,
@@ -82,8 +84,9 @@ pub fn run(
     Ok(report(&session, workload, &stats, driven.usage, window))
 }
 
-/// Watches a back end that has nothing to do: 1000 reads on every queue, `settle` of quiet for it to calm down, then what
-/// its process uses during `time` of quiet. The session must not have been started; it is ended afterwards.
+/// Watches an idle back end: 1000 reads on every queue, `settle` of quiet for it to calm down, then
+/// its process's use during `time` of quiet. The session must not have been started; it is ended
+/// afterwards.
 ///
 /// `progress` is called about four times a second, and may end it early: the time for which it was watched is returned, too.
 ///
@@ -112,7 +115,7 @@ pub fn idle(
     };
     let begin = Instant::now();
     let total = Some(settle.saturating_add(time));
-    // Returns for how long it was quiet, and whether it may go on.
+    // Returns the quiet time, and true if the run may continue.
     let mut quiet = |time: Duration| -> Result<(Duration, bool), Error> {
         let from = Instant::now();
         loop {
@@ -188,15 +191,16 @@ impl Plan {
     }
 }
 
-/// What one job does.
+/// One job's work.
 pub(crate) type Body<'a, T> = Box<dyn FnOnce(&Shared, &Clock) -> Result<T, Error> + Send + 'a>;
 
-/// What came of the jobs.
+/// The jobs' results.
 pub(crate) struct Driven<T> {
     pub(crate) results: Vec<Result<T, Error>>,
-    /// What the back end's process used within the window.
+    /// The use of resources by the back end's process within the window.
     pub(crate) usage: Option<(i32, Usage)>,
-    /// When the jobs were told to end, in ns of the run's clock; the maximum if they ended by themselves.
+    /// The time at which the jobs were asked to end, in ns of the run's clock; the maximum if they
+    /// ended by themselves.
     pub(crate) until: u64,
 }
 
@@ -238,7 +242,7 @@ pub(crate) fn drive<T: Send>(
     })
 }
 
-/// All results, or the error that tells most: not that of a job which was merely told to leave.
+/// All results, or the most informative error: not that of a job which was merely asked to leave.
 fn first_error(results: Vec<Result<JobStats, Error>>) -> Result<Vec<JobStats>, Error> {
     let mut worst: Option<Error> = None;
     let mut stats = Vec::with_capacity(results.len());
@@ -284,7 +288,7 @@ impl Overseer<'_> {
                 // A job without completions does not look at the clock.
                 self.waker.wake();
             }
-            // What another process used is not told.
+            // Another process's use is not reported.
             if self.session.wait_hangup(Duration::ZERO) && self.session.reconnect().is_err() {
                 self.shared.gone.store(true, Ordering::Relaxed);
                 failed = true;
@@ -399,7 +403,7 @@ fn report(
 }
 
 impl BackendUse {
-    /// What a usage means for a number of requests.
+    /// The figures of a usage for a number of requests.
     pub fn of(pid: i32, usage: &Usage, ios: u64) -> Self {
         // The window of the snapshots is that of the requests to within a millisecond; both are per second in effect.
         let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };

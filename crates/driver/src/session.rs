@@ -41,7 +41,7 @@ pub enum Want {
     Must,
 }
 
-/// What a session should be like.
+/// A session's options.
 #[derive(Debug, Clone)]
 pub struct SessionOptions {
     /// Queues to use.
@@ -64,7 +64,8 @@ pub struct SessionOptions {
     pub write_cache: Option<bool>,
     /// Memory in which the back end marks what it has in flight, for the one after it.
     pub inflight: Want,
-    /// When the back end is gone, others are waited for at the same socket for so long, and requests that are out stay out; `None`: not at all.
+    /// The time to wait for another back end at the same socket when this one is gone; requests
+    /// that are out stay out. `None`: no wait.
     pub reconnect: Option<Duration>,
     /// How long the back end may take to answer: the negotiation, the start, the stop, each.
     pub timeout: Duration,
@@ -101,8 +102,9 @@ pub struct GuestQueue {
 }
 
 impl GuestQueue {
-    /// A queue in `arena` that no session has: for a device within this process, which gets its addresses from
-    /// [`BlkQueue::layout`] and its signals from [`GuestQueue::kick_fd`] and [`GuestQueue::call_fd`].
+    /// Makes a queue in `arena` without a session, for a device within this process. The device
+    /// gets its addresses from [`BlkQueue::layout`] and its signals from [`GuestQueue::kick_fd`]
+    /// and [`GuestQueue::call_fd`].
     ///
     /// # Errors
     /// [`ErrorKind::System`] if there are no descriptors left, [`ErrorKind::Queue`] if the arena is too small or the options do
@@ -164,7 +166,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Those of some queues. The queues' own [`GuestQueue::wait`] goes on to work.
+    /// Those of some queues. The queues' own [`GuestQueue::wait`] stays usable.
     pub(crate) fn of<'a>(queues: impl IntoIterator<Item = &'a GuestQueue>) -> Result<Self, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -217,7 +219,7 @@ impl Waker {
     /// Makes every queue's [`GuestQueue::wait`] return once.
     pub fn wake(&self) {
         for call in &self.0 {
-            // An eventfd can be written, or else nobody waits for it either.
+            // An eventfd can be written, or else no thread waits for it either.
             let _ = signal(call);
         }
     }
@@ -244,7 +246,7 @@ pub struct Session {
     reconnects: u64,
 }
 
-/// What a back end must know of a queue.
+/// The facts on a queue that a back end must know.
 #[derive(Debug)]
 struct Started {
     layout: Layout,
@@ -267,9 +269,10 @@ impl Session {
     /// Connects to the back end that listens at `socket`, agrees on features and reads the device's configuration.
     ///
     /// # Errors
-    /// [`ErrorKind::Connect`] if nobody can be reached, [`ErrorKind::Unsupported`] if the back end lacks what is demanded,
-    /// [`ErrorKind::Invalid`] if the options do not fit, [`ErrorKind::Protocol`], [`ErrorKind::Gone`] and
-    /// [`ErrorKind::Timeout`] if it does not answer as it should.
+    /// [`ErrorKind::Connect`] if no back end can be reached, and [`ErrorKind::Unsupported`] if it
+    /// lacks a required feature. [`ErrorKind::Invalid`] if the options do not fit.
+    /// [`ErrorKind::Protocol`], [`ErrorKind::Gone`] and [`ErrorKind::Timeout`] if it does not
+    /// answer as it should.
     pub fn connect(socket: &Path, options: &SessionOptions) -> Result<Self, Error> {
         let stream = open(socket)?;
         let twin = stream
@@ -379,12 +382,12 @@ impl Session {
         self.pid.filter(|pid| *pid > 0)
     }
 
-    /// What the device said about itself.
+    /// The device's description of itself.
     pub fn config(&self) -> &BlkConfig {
         &self.config
     }
 
-    /// What was agreed.
+    /// The result of the negotiation.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
@@ -460,7 +463,8 @@ impl Session {
                 let layout = queue.layout;
                 frontend.set_vring_num(i, layout.size).map_err(at("SET_VRING_NUM"))?;
                 match layout.format {
-                    // What a front end knows that cannot ask the back end before: the used index, and where the ring once began.
+                    // The knowledge of a front end that cannot ask the back end before: the used
+                    // index, and where the ring once began.
                     Format::Split => {
                         let used = arena.half_word(layout.device + 2).unwrap_or(0);
                         frontend.set_vring_base(i, used).map_err(at("SET_VRING_BASE"))?;
@@ -608,7 +612,7 @@ fn protocol_features(
     Ok(acked)
 }
 
-/// What a back end must offer and does not.
+/// The error for a missing requirement of a back end.
 fn lacks(socket: &Path, what: &str) -> Error {
     let context = format!("{}: the back end does not offer {what}", socket.display());
     Error::new(ErrorKind::Unsupported, context)

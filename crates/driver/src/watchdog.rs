@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
-/// After how long it is told that there is no answer.
+/// The time after which a missing answer is reported.
 const TELL: Duration = Duration::from_secs(2);
 
 /// Does some work on a connection; fails with [`ErrorKind::Timeout`] if it takes longer than `timeout`.

@@ -1,10 +1,10 @@
-//! When it is measured, and into what.
+//! The measuring window, and its histograms.
 
 use hdrhistogram::Histogram;
 
 use crate::error::{Error, ErrorKind};
 
-/// The longest latency told apart: a minute.
+/// The longest latency that is resolved: a minute.
 pub(crate) const LONGEST_NS: u64 = 60_000_000_000;
 
 /// A histogram for latencies in ns.

@@ -1,4 +1,4 @@
-//! What a run does: the pattern of a job, its limits, and the numbers it draws.
+//! A run's work: the pattern of a job, its limits, and the numbers it draws.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,16 +12,16 @@ use crate::error::{Error, ErrorKind};
 use crate::random::Rng;
 use crate::rate::Rate;
 
-/// What the requests are and where they go.
+/// The requests' kinds and addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
-    /// What requests there are.
+    /// The kinds of requests.
     pub mix: Mix,
-    /// Whether addresses are random; else they follow each other.
+    /// True if addresses are random; else they follow each other.
     pub random: bool,
 }
 
-/// What requests there are.
+/// The kinds of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mix {
     /// Reads and writes, so many of a hundred of them reads.
@@ -33,7 +33,7 @@ pub enum Mix {
 }
 
 impl Pattern {
-    /// Whether it changes what the device holds.
+    /// Returns true if it changes the device's contents.
     pub fn changes_data(&self) -> bool {
         self.mix != Mix::ReadPercent(100)
     }
@@ -113,7 +113,7 @@ pub enum Wait {
 /// A run: every queue of the session gets one job like this, in one thread.
 #[derive(Debug, Clone)]
 pub struct Workload {
-    /// What the requests are and where they go.
+    /// The requests' kinds and addresses.
     pub pattern: Pattern,
     /// Bytes per request: a multiple of 512, and at most the session's `data`.
     pub block: u32,
@@ -131,7 +131,8 @@ pub struct Workload {
     pub flush_every: Option<u32>,
     /// The requests' ioprio field.
     pub ioprio: u16,
-    /// Requests arrive at this rate, whatever the back end does (open loop); `None`: as soon as there is a slot (closed loop).
+    /// Requests arrive at this rate, independently of the back end (open loop); `None`: as soon as
+    /// there is a slot (closed loop).
     pub rate: Option<Rate>,
     /// How jobs wait.
     pub wait: Wait,
@@ -335,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_are_read_and_shown_alike() {
+    fn patterns_round_trip() {
         for text in ["read", "write", "rw:70", "randread", "randwrite", "randrw:50", "trim", "randzero"] {
             assert_eq!(text.parse::<Pattern>().unwrap().to_string(), text);
         }
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_stay_in_their_region_and_reach_all_of_it() {
+    fn requests_cover_exactly_their_region() {
         let region = Region { offset: 8192, blocks: 7 };
         for pattern in ["rw", "randrw"] {
             let workload =
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_follows_the_writes_of_its_own_slot() {
+    fn flush_follows_its_slots_writes() {
         let region = Region { offset: 0, blocks: 8 };
         let workload =
             Workload { pattern: "randwrite".parse().unwrap(), flush_every: Some(2), ..Workload::default() };

@@ -1,5 +1,5 @@
-//! The driver against a back end of others: qemu-storage-daemon, from Debian's packages. Where it is not installed the tests say so
-//! and check nothing.
+//! The driver against another project's back end: qemu-storage-daemon, from Debian's packages.
+//! Where it is not installed the tests are skipped with that reason.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -70,7 +70,7 @@ fn connect(daemon: &Daemon, options: &SessionOptions) -> Result<Session, Error> 
 }
 
 #[test]
-fn sockets_that_do_not_work_are_told_apart() {
+fn broken_sockets_have_distinct_errors() {
     let dir = tempfile::tempdir().unwrap();
     let options = SessionOptions::default();
     let dead = dir.path().join("dead");
@@ -88,7 +88,7 @@ fn sockets_that_do_not_work_are_told_apart() {
         assert_eq!(error.kind(), ErrorKind::Connect);
         assert!(error.to_string().contains(says) || error.to_string().contains("socket path"), "{error}");
     }
-    // One that accepts and says nothing.
+    // A back end that accepts and stays silent.
     let silent = dir.path().join("silent");
     let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
     let options = SessionOptions { timeout: Duration::from_millis(200), ..options };
@@ -97,7 +97,7 @@ fn sockets_that_do_not_work_are_told_apart() {
 }
 
 #[test]
-fn what_is_not_offered_is_refused_and_the_rest_works() {
+fn unoffered_features_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let Some(daemon) = daemon(dir.path()) else { return };
     let demand = |options: SessionOptions| connect(&daemon, &options).unwrap_err().kind();
@@ -138,7 +138,7 @@ fn what_is_not_offered_is_refused_and_the_rest_works() {
 }
 
 #[test]
-fn what_was_flushed_is_there_after_a_kill() {
+fn flushed_data_survives_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut victim) = daemon(dir.path()) else { return };
     let options = SessionOptions { queues: 2, depth: 16, write_cache: Some(true), ..Default::default() };
@@ -170,7 +170,7 @@ fn what_was_flushed_is_there_after_a_kill() {
     // And a back end that does lose something is found out.
     drop(victim);
     let image = std::fs::File::options().read(true).write(true).open(dir.path().join("image")).unwrap();
-    // A block that was never written has nothing to lose: on a slow machine there are such.
+    // A block that was never written has no data to lose: on a slow machine there are such.
     let mut content = vec![0; 4 << 20];
     image.read_exact_at(&mut content, 0).unwrap();
     let mut written = (0..content.len()).step_by(4096).filter(|at| content[*at..][..512] != [0; 512]);
@@ -191,7 +191,7 @@ fn what_was_flushed_is_there_after_a_kill() {
 }
 
 #[test]
-fn at_a_given_rate_every_arrival_is_accounted_for_and_response_is_at_least_service() {
+fn given_rate_accounts_for_every_arrival() {
     let dir = tempfile::tempdir().unwrap();
     let Some(daemon) = daemon(dir.path()) else { return };
     for (arrivals, wait) in [(Arrivals::Constant, Wait::Interrupt), (Arrivals::Poisson, Wait::Poll)] {
@@ -265,7 +265,7 @@ fn trace() -> Vec<ReplayRequest> {
 }
 
 #[test]
-fn a_replayed_trace_leaves_the_same_contents_whatever_its_timing_and_depth() {
+fn replay_contents_ignore_timing_and_depth() {
     let plan = ReplayPlan::new(trace()).unwrap();
     let mut images: Vec<Vec<u8>> = Vec::new();
     for (timing, depth, wait) in [
@@ -297,7 +297,7 @@ fn a_replayed_trace_leaves_the_same_contents_whatever_its_timing_and_depth() {
 }
 
 #[test]
-fn a_trace_that_does_not_fit_is_refused() {
+fn unfitting_trace_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let Some(daemon) = daemon(dir.path()) else { return };
     let one = trace()[0];

@@ -1,4 +1,4 @@
-//! The back end: an engine, its threads and lanes, and what control has asked of them and waits for.
+//! The back end: an engine, its threads and lanes, and the pending requests of control.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -34,7 +34,7 @@ pub(crate) struct Backend {
     bases: Vec<u32>,
 }
 
-/// What control was told.
+/// The answers to control.
 #[derive(Debug, Default)]
 pub(crate) struct News {
     /// All lanes have the write cache as it was asked for.
@@ -43,7 +43,7 @@ pub(crate) struct News {
     pub(crate) is_resized: bool,
     /// All lanes have stopped, there.
     pub(crate) stopped: Option<Vec<u32>>,
-    /// What must not be.
+    /// A broken invariant.
     pub(crate) failure: Option<String>,
 }
 
@@ -84,7 +84,7 @@ impl Backend {
         Backend::with((engine, syncs), plan, guest, bases, write_through)
     }
 
-    /// The same image goes on with other lanes.
+    /// Continues with the same image on other lanes.
     pub(crate) fn goes_on(
         self,
         plan: &Plan,
@@ -139,7 +139,7 @@ impl Backend {
         })
     }
 
-    /// Whether somebody waits for an answer.
+    /// Returns true if an answer is awaited.
     pub(crate) fn is_asked(&self) -> bool {
         !(self.starts.is_empty()
             && self.switches.is_empty()
@@ -147,7 +147,7 @@ impl Backend {
             && self.stops.is_empty())
     }
 
-    /// Whether the lanes are to stop.
+    /// Returns true if the lanes are to stop.
     pub(crate) fn stops(&self) -> bool {
         !self.stops.is_empty()
     }
@@ -165,7 +165,7 @@ impl Backend {
         self.stops = (0..queues).map(|index| self.threads.stop(index, suspends)).collect();
     }
 
-    /// What control is told by now.
+    /// Returns the answers to control so far.
     pub(crate) fn news(&mut self) -> News {
         let mut news = News::default();
         if let Some(event) = self.events.next() {
@@ -203,7 +203,7 @@ impl Backend {
     }
 }
 
-/// Whether the last of the answers has come.
+/// Returns true if the last of the answers has come.
 fn all_done(replies: &mut Vec<Receiver<()>>) -> bool {
     let waited = !replies.is_empty();
     replies.retain(|reply| reply.try_recv() == Err(TryRecvError::Empty));

@@ -1,4 +1,5 @@
-//! The disk: what each sector holds, what it held since it was last made durable, and what the system remembers of failures to write.
+//! The disk: each sector's contents, its contents since it was last made durable, and the system's
+//! memory of failures to write.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -10,11 +11,11 @@ pub(crate) const SECTOR: usize = 512;
 /// Sectors of the largest request that is not worked on in parts.
 pub(crate) const PART: u64 = vlane_engine::PART / SECTOR as u64;
 
-/// What a sector holds: the number of the request that wrote it.
+/// A sector's contents: the number of the request that wrote it.
 pub(crate) type Version = u64;
 /// Zeroes.
 pub(crate) const ZERO: Version = 0;
-/// What is there before anybody writes.
+/// The contents before any write.
 pub(crate) const INITIAL: Version = 1;
 
 /// The contents of a sector: they say whose they are, in each of their words.
@@ -36,7 +37,8 @@ fn word_of(sector: u64, version: Version, at: u64) -> u64 {
     }
 }
 
-/// The version that a sector's contents are; nothing if they are those of another sector, or of several versions.
+/// The version of a sector's contents; `None` if they are those of another sector, or of several
+/// versions.
 pub(crate) fn version_of(sector: u64, bytes: &[u8]) -> Option<Version> {
     let (words, _) = bytes.as_chunks::<8>();
     let version = u64::from_le_bytes(*words.first()?);
@@ -70,10 +72,10 @@ pub(crate) struct Disk {
     pub(crate) size: u64,
     /// Counts writes.
     writes: u64,
-    /// Failures to write back; and how many of them each open file was told of.
+    /// Failures to write back; and how many of them each open file has reported.
     failures: u64,
     told: BTreeMap<RawFd, u64>,
-    /// The last one was told to somebody.
+    /// The last one was reported.
     is_told: bool,
 }
 
@@ -94,7 +96,7 @@ impl Disk {
         self.sectors.get_mut(usize::try_from(sector).ok()?)
     }
 
-    /// What a read finds.
+    /// The contents that a read finds.
     pub(crate) fn read(&self, sector: u64) -> Version {
         let sector = &self.sectors[usize::try_from(sector).unwrap_or(usize::MAX)];
         sector.since.last().map_or(sector.durable, |written| written.version)
@@ -114,20 +116,20 @@ impl Disk {
         self.writes
     }
 
-    /// What was written to these sectors before a moment is durable.
+    /// Makes earlier writes to these sectors durable.
     pub(crate) fn settle(&mut self, sectors: impl Iterator<Item = u64>, before: u64) {
         for sector in sectors {
             let Some(sector) = self.at(sector) else { continue };
             let covered = |written: &&Written| written.at <= before && !written.is_lost;
             if let Some(last) = sector.since.iter().rfind(covered).copied() {
                 sector.durable = last.version;
-                // What was lost before it does not matter any more.
+                // Earlier losses do not matter any more.
                 sector.since.retain(|written| written.at > last.at);
             }
         }
     }
 
-    /// What was written to some sectors cannot be written back, and the system gives up.
+    /// Loses the writes of some sectors: they cannot be written back, and the system gives up.
     pub(crate) fn lose(&mut self, rng: &mut Rng) -> bool {
         let mut is_any = false;
         for sector in self.sectors.iter_mut().filter(|sector| !sector.since.is_empty()) {
@@ -143,13 +145,13 @@ impl Disk {
         is_any
     }
 
-    /// An open file: knows of no failure, but of one that nobody was told of.
+    /// An open file: it knows of no failure but an unreported one.
     pub(crate) fn open(&mut self, fd: RawFd) {
         let known = self.failures - u64::from(!self.is_told && self.failures > 0);
         self.told.insert(fd, known);
     }
 
-    /// Whether there were failures that this open file was not told of; now it is.
+    /// Reports failures new to this open file; returns true if there were any.
     pub(crate) fn tell(&mut self, fd: RawFd) -> bool {
         let told = self.told.insert(fd, self.failures).unwrap_or(self.failures);
         self.is_told |= told < self.failures;
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_tells_whose_contents_it_has() {
+    fn sector_names_its_writer() {
         let one = contents(7, 5);
         assert_eq!((version_of(7, &one), version_of(8, &one)), (Some(5), None));
         assert_eq!(version_of(7, &contents(7, ZERO)), Some(ZERO));
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_synced_stays_and_what_was_not_may() {
+    fn only_synced_data_must_stay() {
         let mut disk = Disk::new(2, 2);
         disk.write(0, 5);
         let before = disk.now();
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_once_to_each_open_file_and_to_one_that_opens_if_nobody_knows() {
+    fn failure_is_reported_once_per_open_file() {
         let mut disk = Disk::new(1, 1);
         disk.open(1);
         disk.open(2);
@@ -214,7 +216,7 @@ mod tests {
         assert!(disk.tell(1) && !disk.tell(1) && disk.tell(2) && disk.tell(3));
         disk.open(4);
         assert!(!disk.tell(4));
-        // What was given up is never durable, whatever a later sync says.
+        // A lost write is never durable, even after a later sync.
         disk.settle(0..1, disk.now());
         assert_eq!(disk.outcomes(0).next(), Some(INITIAL));
     }

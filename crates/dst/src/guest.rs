@@ -1,4 +1,4 @@
-//! The guest: its memory, its driver's queues, what it has asked for and what it was told.
+//! The guest: its memory, its driver's queues, its requests and their answers.
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::disk::{SECTOR, Version, contents, version_of};
 use crate::history::{Action, History};
 use crate::log::Log;
 
-/// What the system must give for a simulation.
+/// A result of the system's means for a simulation.
 type Given<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// A request that is out.
@@ -45,12 +45,12 @@ pub(crate) struct Virtqueue {
     hidden: bool,
 }
 
-/// What the guest may believe of a write's answer.
+/// The guarantees of a write's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Terms {
     /// Since when it has no write cache: what is answered is durable.
     pub(crate) durable_since: Option<u64>,
-    /// Nothing has gone wrong in the storage: no request has a reason to fail.
+    /// The storage has had no fault: no request has a reason to fail.
     pub(crate) is_sound: bool,
 }
 
@@ -148,7 +148,7 @@ impl Guest {
         Ok((kick.try_clone()?, call.try_clone()?))
     }
 
-    /// The device's end of a queue that goes on at `base`.
+    /// The device's end of a queue that continues at `base`.
     pub(crate) fn device(&self, queue: u16, base: u32) -> Given<Queue> {
         let at = self.queues[usize::from(queue)].driver.layout();
         let config = QueueConfig {
@@ -266,7 +266,7 @@ impl Guest {
         });
     }
 
-    /// Whether there is something to be shown, or a kick to be given.
+    /// Returns true if there is a request to be shown, or a kick to be given.
     pub(crate) fn owes(&self, queue: u16) -> bool {
         let at = &self.queues[usize::from(queue)];
         at.hidden || at.owes_kick
@@ -281,12 +281,12 @@ impl Guest {
         }
     }
 
-    /// Whether the driver would find an answer, if it looked.
+    /// Returns true if the driver would find an answer, if it looked.
     pub(crate) fn has_answers(&self, queue: u16) -> bool {
         self.queues[usize::from(queue)].driver.has_used()
     }
 
-    /// Whether the driver waits for a signal, and has none.
+    /// Returns true if the driver waits for a signal, and has none.
     pub(crate) fn sleeps(&mut self, queue: u16) -> bool {
         let at = &mut self.queues[usize::from(queue)];
         if at.sleeps && rustix::io::read(&at.call, &mut [0; 8]).is_ok() {
@@ -297,12 +297,12 @@ impl Guest {
         at.sleeps
     }
 
-    /// Wakes a driver, whatever it waits for.
+    /// Wakes a driver from any wait.
     pub(crate) fn wake(&mut self, queue: u16) {
         self.queues[usize::from(queue)].sleeps = false;
     }
 
-    /// Waits for a signal from now on, if there is nothing to see.
+    /// Waits for a signal from now on, if there is no answer to see.
     pub(crate) fn sleep(&mut self, queue: u16) {
         let at = &mut self.queues[usize::from(queue)];
         // Signals of before.
@@ -371,8 +371,9 @@ impl Guest {
         }
     }
 
-    /// Where a device goes on after one that was killed, as QEMU has it: at the used index, or where the ring began. Nothing if that device could not know
-    /// what is in flight: nobody marks it, and it is not simply the requests that were offered last.
+    /// The position where a device continues after a killed one, as QEMU has it: at the used index,
+    /// or where the ring began. `None` if that device could not know the requests in flight: they
+    /// are not marked, and are not simply the requests that were offered last.
     pub(crate) fn base(&self, queue: u16) -> Option<u32> {
         let Virtqueue { driver, slots, answered, .. } = &self.queues[usize::from(queue)];
         if self.marks.is_some() {

@@ -1,19 +1,24 @@
-//! What the guest asked for and what it was told, and whether a disk could have said that.
+//! Records the guest's requests and answers, and checks that a disk could have given them.
 //!
-//! Each sector is a register. What must hold of it:
+//! Each sector is a register. Two properties must hold:
 //!
-//! * **Reads**: there is an order of all reads and writes of the sector in which each takes effect at one moment between its begin and its
-//!   answer, and each read finds what the last write before it wrote (linearizability; Herlihy, Wing 1990). No two writes write the same, so that is
-//!   decided exactly: by the zones of Gibbons and Korach (1997), see [`History::check_order`]. Zeroes are the exception: a read of
-//!   zeroes that several requests can have written is only checked by itself.
-//! * **Power cuts**: whatever the sector may hold after one is not older than a write that was durable: answered before the begin of a flush that
-//!   was answered well, or answered while the guest had no write cache, or before it was switched off and a write after that was answered.
+//! * **Reads**: all reads and writes of the sector have an order in which each takes effect at one
+//!   moment between its begin and its answer. Each read finds the value of the last write before it
+//!   (linearizability; Herlihy, Wing 1990). No two writes write the same, so that is decided
+//!   exactly: by the zones of Gibbons and Korach (1997), see [`History::check_order`]. Zeroes are
+//!   the exception: a read of zeroes that several requests can have written is only checked by
+//!   itself.
+//! * **Power cuts**: after one, the sector's contents are not older than a durable write. Durable
+//!   is a write that was answered before the begin of a flush that succeeded, or while the guest
+//!   had no write cache. So is one answered before the cache was switched off, once a write after
+//!   that was answered.
 //!
-//! A request that was not answered or that failed may have happened, sector by sector, or not; a discard may have done nothing.
+//! A request that was not answered or that failed may have taken effect or not, sector by sector; a
+//! discard may have had no effect.
 
 use crate::disk::{INITIAL, PART, Version, ZERO};
 
-/// What a request does to sectors.
+/// The effect of a request on sectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Read,
@@ -37,7 +42,7 @@ pub(crate) struct Record {
     died: Option<u64>,
     /// It is durable, by itself.
     is_durable: bool,
-    /// It was answered, and then the guest was told that something is lost.
+    /// It was answered, and then a loss was reported to the guest.
     is_void: bool,
 }
 
@@ -75,7 +80,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// `first` is a version that nobody has used.
+    /// `first` is an unused version.
     pub(crate) fn new(first: Version, initial: Vec<Version>) -> History {
         let sectors = initial.len();
         History {
@@ -142,7 +147,7 @@ impl History {
         }
     }
 
-    /// What an answered read found in one of its sectors.
+    /// Notes the version that an answered read found in one of its sectors.
     pub(crate) fn found(&mut self, request: Version, sector: u64, version: Version) {
         let Record { begin, end, .. } = self.records[self.index(request)];
         let read = Read { begin, end: end.unwrap_or(u64::MAX), version };
@@ -168,7 +173,8 @@ impl History {
         }
     }
 
-    /// The storage has failed to write something, told of it, and is opened anew: what was answered and was not durable is nobody's promise.
+    /// The storage has failed to write, has reported it, and is opened anew: answers without
+    /// durability are no promise any more.
     pub(crate) fn forgives(&mut self) {
         let flushed = self.flushed;
         for record in self.records.iter_mut().filter(|record| record.end.is_some_and(|end| end >= flushed)) {
@@ -176,7 +182,7 @@ impl History {
         }
     }
 
-    /// Whether a power cut would leave a request's effect.
+    /// Returns true if a request's effect must survive a power cut.
     fn must_last(&self, record: &Record) -> bool {
         let is_flushed = record.end.is_some_and(|end| end < self.flushed);
         record.is_ok
@@ -185,7 +191,8 @@ impl History {
             && (record.is_durable || is_flushed)
     }
 
-    /// When a value was written to a sector: begin and end of the write. Nothing if nobody has written it there.
+    /// When a value was written to a sector: begin and end of the write. `None` if it was never
+    /// written there.
     fn written(&self, sector: usize, version: Version) -> Option<(u64, u64)> {
         if version == self.initial[sector] {
             return Some((0, 0));
@@ -206,7 +213,7 @@ impl History {
         zeroes.map(|record| record.end.unwrap_or(u64::MAX)).chain(initial).max()
     }
 
-    /// Whether a sector may hold this after a power cut; why not.
+    /// Checks that a sector may hold this after a power cut; the error is the reason.
     pub(crate) fn check_cut(&self, sector: u64, version: Version) -> Result<(), String> {
         let at = usize::try_from(sector).unwrap_or(usize::MAX);
         let Some(latest) = self.latest(at, version) else {
@@ -226,7 +233,7 @@ impl History {
         }
     }
 
-    /// Whether all reads of all sectors can be explained; why not.
+    /// Checks that all reads of all sectors can be explained; the error is the reason.
     pub(crate) fn check(&self) -> Result<(), String> {
         (0..self.initial.len()).try_for_each(|sector| self.check_sector(sector))
     }
@@ -241,7 +248,8 @@ impl History {
             let Some((writer, _)) = possible.next() else {
                 return Err(format!("sector {sector}: {}", self.unexplained(sector, read)));
             };
-            // One that several can have written says nothing more; nor does one that was under way while something was done twice.
+            // A value with several possible writers carries no more information; nor does one in
+            // progress during a repeat.
             let is_early = self.is_early(writer, begin);
             if possible.next().is_some() || is_early || self.is_blurred(sector, begin, end) {
                 continue;
@@ -259,7 +267,7 @@ impl History {
         check_order(&mut zones).map_err(|why| format!("sector {sector}: {why}"))
     }
 
-    /// Who can have written a value to a sector, and when.
+    /// The requests that can have written a value to a sector, and their times.
     fn candidates(&self, sector: usize, version: Version) -> Vec<(Version, (u64, u64))> {
         if version != ZERO {
             return self.written(sector, version).map(|written| (version, written)).into_iter().collect();
@@ -272,7 +280,7 @@ impl History {
         initial.into_iter().chain(zeroes).collect()
     }
 
-    /// Whether what was written at `end` at the latest was certainly overwritten before `now`.
+    /// Returns true if a write that ended by `end` was certainly overwritten before `now`.
     fn is_over(&self, sector: usize, end: u64, now: u64) -> bool {
         self.changes[sector].iter().map(|version| self.record(*version)).any(|record| {
             let overwrites = record.is_ok && record.action != Action::Discard;
@@ -280,13 +288,15 @@ impl History {
         })
     }
 
-    /// Whether a write was under way at the time that was done twice: what was read of it then may be what was done first.
+    /// Returns true if a write was in progress when it was repeated: a read then may have found the
+    /// first result.
     fn is_early(&self, writer: Version, begin: u64) -> bool {
         let record = self.records.get(self.index(writer));
         record.is_some_and(|record| record.died.is_some() && record.end.is_none_or(|end| begin < end))
     }
 
-    /// Whether a write of the sector was being done twice at the time: begun by a back end that died, and done by another.
+    /// Returns true if a write of the sector was being repeated at the time: begun by a back end
+    /// that died, and done by another.
     fn is_blurred(&self, sector: usize, begin: u64, end: u64) -> bool {
         self.changes[sector].iter().map(|version| self.record(*version)).any(|record| {
             record.died.is_some_and(|died| end > died && begin < record.end.unwrap_or(u64::MAX))
@@ -321,8 +331,9 @@ impl History {
     }
 }
 
-/// Whether the values can have been there one after the other. A zone is *forward* if its value was certainly there from the first end
-/// to the last begin: no two such times may overlap, and no other value's whole zone may lie within one.
+/// Checks that the values can have been there one after the other. A zone is *forward* if its value
+/// was certainly there from the first end to the last begin. No two such times may overlap, and no
+/// other value's whole zone may lie within one.
 fn check_order(zones: &mut [Zone]) -> Result<(), String> {
     zones.sort_by_key(|zone| zone.first_end);
     let mut last: Option<Zone> = None;
@@ -370,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_finds_the_last_write_before_it_or_one_at_the_same_time() {
+    fn read_finds_last_or_concurrent_write() {
         use Action::{Read, Write};
         let writes = [(Write, 1, 2, 0), (Write, 3, 6, 0)];
         for (begin, end, found, is_right) in [
@@ -390,12 +401,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_older_than_what_was_read_before() {
+    fn reads_never_go_back_in_time() {
         use Action::{Read, Write};
         let steps = [(Write, 1, 2, 0), (Write, 3, 20, 0), (Read, 4, 5, 3), (Read, 6, 7, 2)];
         assert!(history(&steps).check().is_err());
         assert!(history(&[steps[0], steps[1], steps[3]]).check().is_ok());
-        // Two at a time: their order is open until somebody has seen it.
+        // Two at a time: their order is open until a read has seen it.
         let both = [(Write, 1, 10, 0), (Write, 2, 9, 0)];
         let after = |first, second| [both[0], both[1], (Read, 11, 12, first), (Read, 13, 14, second)];
         assert!(history(&after(2, 2)).check().is_ok() && history(&after(3, 3)).check().is_ok());
@@ -403,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_lasts() {
+    fn flushed_data_survives() {
         use Action::{Flush, Write};
         let history = history(&[(Write, 1, 2, 0), (Write, 3, 6, 0), (Flush, 5, 7, 0), (Write, 8, 9, 0)]);
         assert!(history.check_cut(0, INITIAL).is_err());
@@ -414,12 +425,12 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_can_be_anybodys() {
+    fn zeroes_have_any_writer() {
         use Action::{Discard, Read, Write, Zero};
         assert!(history(&[(Write, 1, 2, 0), (Read, 3, 4, ZERO)]).check().is_err());
         assert!(history(&[(Zero, 1, 2, 0), (Read, 3, 4, ZERO)]).check().is_ok());
         assert!(history(&[(Zero, 1, 2, 0), (Write, 3, 4, 0), (Read, 5, 6, ZERO)]).check().is_err());
-        // A discard may do nothing, or all.
+        // A discard may have no effect, or its full one.
         let discarded = |found| history(&[(Write, 1, 2, 0), (Discard, 3, 4, 0), (Read, 5, 6, found)]);
         assert!(discarded(ZERO).check().is_ok() && discarded(2).check().is_ok());
         assert!(discarded(INITIAL).check().is_err());

@@ -1,4 +1,5 @@
-//! The model of the kernel: what it does with operations, in which order, sector by sector, and what goes wrong with them.
+//! The model of the kernel: how it does operations, in which order, sector by sector, and their
+//! faults.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,7 +31,7 @@ pub(crate) struct Faults {
     pub(crate) refuses_to_wait: bool,
 }
 
-/// What the files demand, and which they are.
+/// The files and their requirements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Files {
     pub(crate) direct: Option<RawFd>,
@@ -40,7 +41,7 @@ pub(crate) struct Files {
     pub(crate) memory: u64,
 }
 
-/// What becomes of an operation.
+/// The fate of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Whole,
@@ -62,7 +63,7 @@ struct Progress {
     covers: u64,
 }
 
-/// What the device still has of an operation whose process died.
+/// The remainder of an operation at the device whose process died.
 #[derive(Debug)]
 struct Orphan {
     /// Sectors, and what is to be written there.
@@ -76,12 +77,11 @@ pub(crate) struct Kernel {
     pub(crate) files: Files,
     pub(crate) faults: Faults,
     pub(crate) bug: Option<Bug>,
-    /// An operation that is slow: nothing happens to it. A planted bug may say that nothing happens
-    /// to any other.
+    /// A slow operation: it makes no progress. A planted bug may stop all others, too.
     pub(crate) held: Option<u64>,
     /// System calls until the process dies.
     pub(crate) dies_after: Option<u32>,
-    /// What went wrong so far that requests may fail of.
+    /// Faults so far that requests may fail of.
     pub(crate) failures: u64,
     progress: BTreeMap<u64, Progress>,
     orphans: Vec<Orphan>,
@@ -154,7 +154,7 @@ impl Kernel {
         permille > 0 && self.rng.u32(0..1000) < permille
     }
 
-    /// Whether something is under way.
+    /// Returns true if an operation is in progress.
     pub(crate) fn is_busy(&self) -> bool {
         let has_operation = match self.held {
             None => system::newest().is_some(),
@@ -220,7 +220,7 @@ impl Kernel {
         Fate::Whole
     }
 
-    /// What direct I/O refuses.
+    /// Returns true if direct I/O refuses it.
     fn is_misaligned(&self, call: &Call) -> bool {
         let Files { direct, block, memory, .. } = self.files;
         let is_transfer = matches!(call.what, What::Read | What::Write);
@@ -398,7 +398,7 @@ impl Kernel {
         Ok(count * SECTOR)
     }
 
-    /// The process is dead. What the device has of its operations may still be done.
+    /// The process is dead. Operations at the device may still be done.
     pub(crate) fn bury(&mut self) {
         for (number, call) in system::operations() {
             let progress = self.progress.remove(&number);
@@ -444,7 +444,7 @@ impl Kernel {
         self.disk.write(sector, version);
     }
 
-    /// Nothing of a process that died is done any more: what the device has not done is never done.
+    /// Drops the operations of a dead process that the device has not done.
     pub(crate) fn reap_orphans(&mut self) {
         while !self.orphans.is_empty() && self.rng.bool() {
             let at = self.rng.usize(0..self.orphans.len());

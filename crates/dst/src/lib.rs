@@ -1,9 +1,11 @@
 //! Deterministic simulation: the real lanes, rings and file engine against a model of guest, kernel and disk, in one thread, from one seed.
 //!
-//! vlane-lane and vlane-engine are compiled a second time for it (`engine`, `lane` beside this crate's `src`), with a kernel in the place of the system's
-//! that does nothing by itself (crates/engine/src/simulated.rs): no io_uring, no page cache, no clock. A run takes one step at a time, of the guest, of a lane
-//! thread, of the kernel, in an order that its seed decides; between them back ends die, the power fails, control changes what it can change.
-//! TigerBeetle's simulator is the example.
+//! vlane-lane and vlane-engine are compiled a second time for it (`engine`, `lane` beside this
+//! crate's `src`). A kernel that takes no step by itself replaces the system's
+//! (crates/engine/src/simulated.rs): no io_uring, no page cache, no clock. A run takes one step at
+//! a time, of the guest, of a lane thread, of the kernel, in an order that its seed decides.
+//! Between them back ends die, the power fails, and control makes its changes. TigerBeetle's
+//! simulator is the example.
 //!
 //! | module | what |
 //! |---|---|
@@ -42,20 +44,20 @@ use world::World;
 /// A run that ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
-    /// What does not hold, if something does not.
+    /// The violated property, if there is one.
     pub failure: Option<String>,
     /// A sum over all steps: two runs with the same one took the same steps.
     pub sum: u64,
     /// The steps in words, if they were wanted.
     pub steps: Vec<String>,
-    /// What happened.
+    /// Counts of the run's events.
     pub tally: Tally,
 }
 
 /// Runs a seed.
 ///
 /// # Errors
-/// When the system gives no memory or no descriptors: nothing is said about vlane then.
+/// When the system gives no memory or no descriptors: the run then proves no property of vlane.
 pub fn run(seed: u64, options: Options) -> Result<Report, Box<dyn std::error::Error>> {
     let log = Log::new(options.keeps_steps);
     let mut tally = Tally::default();

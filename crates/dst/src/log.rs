@@ -1,4 +1,4 @@
-//! The steps of a run: a sum that tells two runs apart, and, if somebody wants to read them, the words.
+//! The steps of a run: a sum that distinguishes two runs, and on request the words.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -40,7 +40,7 @@ impl Log {
         self.0.clock.get()
     }
 
-    /// What must hold does not. The first one counts.
+    /// Notes a violated property. The first one counts.
     pub(crate) fn fail(&self, what: impl FnOnce() -> String) {
         let mut failure = self.0.failure.borrow_mut();
         if failure.is_none() {

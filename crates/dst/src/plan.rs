@@ -1,4 +1,4 @@
-//! What a run is like: all of it comes from its seed.
+//! A run's properties: all of them come from its seed.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use vlane_policy::throttle::Limits;
 use crate::bug::Bug;
 use crate::kernel::Faults;
 
-/// What a run is to be like, where its seed does not decide.
+/// A run's options, where its seed does not decide.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
     /// A bug that is planted.
@@ -29,7 +29,7 @@ pub(crate) struct Rates {
     pub(crate) stop: u32,
     pub(crate) change: u32,
     pub(crate) hold: u32,
-    /// One operation is slow while everything else goes on.
+    /// One operation is slow while all others continue.
     pub(crate) slow: u32,
 }
 

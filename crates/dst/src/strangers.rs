@@ -1,8 +1,8 @@
 //! Requests that a slow operation may keep waiting.
 //!
 //! A request waits only for those that it overlaps, for its flush's writes, or for its class. So
-//! one operation is held, whichever, and everything else goes on until nothing does. Each request
-//! that is out then must have a reason:
+//! any one operation is held, and all others continue until none can. Each request that is out then
+//! must have a reason:
 //!
 //! | it waits | because |
 //! |---|---|
@@ -46,7 +46,7 @@ impl World {
         sector / block..(sector + count).div_ceil(block)
     }
 
-    /// One operation is slow, and everything else goes on: requests that come meanwhile, too.
+    /// One operation is slow, and all others continue, including requests that come meanwhile.
     pub(crate) fn slows(&mut self) -> Given<()> {
         self.spare();
         let operations = system::operations();
@@ -59,7 +59,7 @@ impl World {
         self.log.say(&[50, number], || format!("operation {number} is slow: {}", in_words(&call)));
         self.kernel.borrow_mut().held = Some(number);
         if let Some(backend) = &mut self.backend {
-            // A lane that is to move takes nothing for some milliseconds.
+            // A lane that is to move takes no request for some milliseconds.
             (0..self.plan.queues).for_each(|queue| backend.threads.call_off(queue));
         }
         for _ in 0..self.rng.u32(0..12) {

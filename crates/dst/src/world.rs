@@ -25,7 +25,7 @@ type Given<T> = Result<T, Box<dyn std::error::Error>>;
 /// Steps in which everything that was begun must have come to its end.
 pub(crate) const PATIENCE: u32 = 50_000;
 
-/// What happened in a run.
+/// Counts of a run's events.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Steps of the guest, of threads, of the kernel.
@@ -40,7 +40,7 @@ pub struct Tally {
     pub kills: u64,
     /// Power cuts.
     pub cuts: u64,
-    /// Back ends that stopped in order, and others that went on.
+    /// Back ends that stopped in order, and others that continued.
     pub stops: u64,
     /// Changes: of the write cache, of limits, of a lane's thread, of the size.
     pub changes: u64,
@@ -301,7 +301,7 @@ impl World {
         self.guest.submit(&mut self.history, (queue, slot), what, how)
     }
 
-    /// What control is told.
+    /// Handles the answers to control.
     fn hear(&mut self) -> Given<()> {
         let Some(backend) = &mut self.backend else { return Ok(()) };
         let news = backend.news();
@@ -309,7 +309,7 @@ impl World {
             self.log.fail(|| failure);
         }
         if news.is_switched && self.cache.is_off {
-            // What has been answered until now was answered by other terms.
+            // Earlier answers were given on other terms.
             self.reap_all();
             self.cache.in_force = Some(self.log.tick());
             self.log.say(&[31], || "control: the write cache is off".to_owned());
@@ -374,7 +374,7 @@ impl World {
         }
     }
 
-    /// All lanes have stopped: others go on where they were.
+    /// All lanes have stopped: others continue where they were.
     fn stopped(&mut self, mut bases: Vec<u32>) -> Given<()> {
         let Some(backend) = self.backend.take() else { return Ok(()) };
         self.tally.stops += 1;
@@ -430,7 +430,7 @@ impl World {
         Ok(())
     }
 
-    /// Whatever was to kill the back end does not.
+    /// Averts the planned end of the back end.
     pub(crate) fn spare(&self) {
         vlane_ring::kill::after(None);
         self.kernel.borrow_mut().dies_after = None;
@@ -447,11 +447,12 @@ impl World {
         self.history.died(now);
     }
 
-    /// The storage's locks are free: nothing is under way any more, and what was lost before is nobody's promise any more.
+    /// The storage's locks are free: no operation is in progress any more, and earlier losses break
+    /// no promise any more.
     fn opens_anew(&mut self) {
         let has_failed = self.kernel.borrow().failures > self.failures_before;
         if has_failed || self.cache.is_off != self.cache.in_force.is_some() {
-            // What was answered was answered before.
+            // Earlier answers count as earlier.
             self.reap_all();
         }
         let mut kernel = self.kernel.borrow_mut();
@@ -517,7 +518,7 @@ impl World {
         self.start_fresh()
     }
 
-    /// What if the power failed now.
+    /// Checks the contents after a power failure at this moment.
     fn check_cut(&self) {
         let kernel = self.kernel.borrow();
         for sector in 0..self.plan.most {
@@ -595,7 +596,7 @@ impl World {
         Ok(())
     }
 
-    /// Tells if somebody had something to do, but for a thread that stands still.
+    /// Returns true if any part had work, except a thread that stands still.
     pub(crate) fn goes_on(&mut self, held: Option<usize>) -> Given<bool> {
         let mut any = false;
         for queue in 0..self.plan.queues {
@@ -636,7 +637,7 @@ impl World {
         Ok(any)
     }
 
-    /// At rest, nobody waits for anything.
+    /// At rest, no part waits for another.
     fn check_rest(&mut self) {
         for queue in 0..self.plan.queues {
             if self.guest.sleeps(queue) && self.guest.has_answers(queue) {
@@ -652,7 +653,7 @@ impl World {
         }
     }
 
-    /// What is on the disk in the end, as reads of each sector.
+    /// Checks the disk's final contents, as reads of each sector.
     fn look_at_everything(&mut self) {
         self.check_cut();
         for sector in 0..self.size {

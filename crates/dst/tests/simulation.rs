@@ -59,7 +59,8 @@ fn seeds() -> (std::ops::Range<u64>, Option<Duration>) {
     (first..u64::MAX, Some(time(&limit)))
 }
 
-/// Runs seeds one after the other, beside other threads that do the same, until there is none left, or one fails: that one, and what is wrong.
+/// Runs seeds one after the other, in parallel with other threads that do the same, until none is
+/// left or one fails. Returns the failed seed and its fault.
 fn run_some(
     next: &AtomicU64,
     end: u64,
@@ -79,7 +80,7 @@ fn run_some(
             println!("{} runs, the last one was {seed}", sum.0);
         }
         if let Some(failure) = report.failure {
-            // The others need not go on.
+            // The others need not continue.
             next.store(end, Ordering::Relaxed);
             return Some((seed, failure));
         }
@@ -87,7 +88,7 @@ fn run_some(
 }
 
 #[test]
-fn no_seed_finds_a_disk_that_is_not_one() {
+fn every_seed_finds_a_correct_disk() {
     let (seeds, limit) = seeds();
     let is_sample = limit.is_none() && seeds.end - seeds.start == RUNS;
     let begin = Instant::now();
@@ -106,7 +107,7 @@ fn no_seed_finds_a_disk_that_is_not_one() {
     println!("{runs} runs in {:.1?}: {tally:?}", begin.elapsed());
     if is_sample {
         let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, held, slow, .. } = tally;
-        // What is not done is not tested.
+        // An event that never occurs is not tested.
         for (what, count) in [
             ("answers", answers / 10),
             ("flushes", flushes),
@@ -125,7 +126,7 @@ fn no_seed_finds_a_disk_that_is_not_one() {
 }
 
 #[test]
-fn a_seed_is_the_same_run_each_time_step_by_step() {
+fn seed_repeats_the_same_run() {
     for seed in 0..200 {
         let bug = Bug::ALL.get(usize::try_from(seed).unwrap() % (Bug::ALL.len() + 1)).copied();
         let first = run(seed, options(bug, true)).unwrap();
@@ -135,7 +136,7 @@ fn a_seed_is_the_same_run_each_time_step_by_step() {
             assert_eq!(one, other, "seed {seed}");
         }
         assert_eq!(first, second, "seed {seed}");
-        // Nor does it depend on whether somebody reads it.
+        // Nor does it depend on a reader.
         assert_eq!(first.sum, run(seed, options(bug, false)).unwrap().sum, "seed {seed}");
     }
 }
@@ -154,12 +155,12 @@ fn is_found(bug: Bug, as_what: &[&str]) {
 }
 
 #[test]
-fn a_completion_that_is_lost_is_found() {
+fn lost_completion_is_found() {
     is_found(Bug::LostCompletion, &["never answered", "does not come"]);
 }
 
 #[test]
-fn a_request_that_is_answered_twice_is_found() {
+fn doubled_answer_is_found() {
     is_found(
         Bug::DoubledCompletion, // Or in the slot there is another one, that the device has not been shown.
         &["which it was not given", "was not asked", "and held", "status 255"],
@@ -167,31 +168,31 @@ fn a_request_that_is_answered_twice_is_found() {
 }
 
 #[test]
-fn a_sync_that_does_nothing_is_found() {
+fn ineffective_sync_is_found() {
     is_found(Bug::SwallowedSync, &["after a power cut"]);
 }
 
 #[test]
-fn a_durable_write_that_is_not_durable_is_found() {
+fn false_durable_write_is_found() {
     is_found(Bug::ForgottenDurability, &["after a power cut"]);
 }
 
 #[test]
-fn a_failure_to_write_back_that_nobody_is_told_of_is_found() {
+fn unreported_writeback_failure_is_found() {
     is_found(Bug::HiddenLoss, &["after a power cut"]);
 }
 
 #[test]
-fn a_write_that_comes_again_over_a_newer_one_is_found() {
+fn stale_repeated_write_is_found() {
     is_found(Bug::StaleWrite, &["after a power cut", "was there from", "found"]);
 }
 
 #[test]
-fn a_sector_with_what_nobody_wrote_is_found() {
+fn foreign_sector_contents_are_found() {
     is_found(Bug::TornSector, &["which nobody wrote there", "found"]);
 }
 
 #[test]
-fn storage_that_is_slow_for_all_is_found() {
+fn globally_slow_storage_is_found() {
     is_found(Bug::SlowForAll, &["waits for a stranger"]);
 }

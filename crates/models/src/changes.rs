@@ -13,7 +13,7 @@ use vlane_ring::Slot;
 use crate::exclusion::{Exclusion, Hold, Holder};
 use crate::sync::{Arc, AtomicU64, Ordering, Wake};
 
-/// What a lane does with the blocks of a disk, which are numbered.
+/// A lane's use of the blocks of a disk, which are numbered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Writes a whole block.
@@ -38,7 +38,8 @@ const SIZE: u64 = 4096;
 struct Block {
     /// Relaxed: that a lane sees what was there before it is up to the exclusion.
     halves: AtomicU64,
-    /// What they are; and who is inside: so many writes, or -1, a change. No steps of the model, which runs one thread at a time.
+    /// The true contents; and the users inside: so many writes, or -1, a change. No steps of the
+    /// model, which runs one thread at a time.
     really: Plain,
     inside: AtomicI32,
 }
@@ -83,7 +84,7 @@ impl Lane {
         Lane { holder, doorbell, disk: Arc::clone(disk) }
     }
 
-    /// What is left of it in the end.
+    /// Returns the lane's rest in the end.
     fn run(mut self, tasks: &[Task], values: u32) -> Option<Lane> {
         for (task, value) in tasks.iter().zip(values..) {
             match *task {
@@ -183,8 +184,8 @@ impl Lane {
     }
 }
 
-/// Several lanes, each with its tasks. No change meets a write or another change inside its block, each sees what ended before it,
-/// and nobody waits for ever.
+/// Several lanes, each with its tasks. No change meets a write or another change inside its block,
+/// each sees the ones that ended before it, and no lane waits for ever.
 pub fn no_change_undoes_a_write(lanes: &'static [&'static [Task]]) {
     let exclusion = Exclusion::new(SIZE);
     let disk = Arc::new(<[Block; 2]>::default());
@@ -204,7 +205,7 @@ pub fn no_change_undoes_a_write(lanes: &'static [&'static [Task]]) {
         let (seen, really) = (block.halves.load(Ordering::Relaxed), block.really.load(SeqCst));
         assert_eq!(seen, really, "two that should have come one after the other did not");
     }
-    // Not before: who is dropped wakes others.
+    // Not before: a dropped lane wakes others.
     left.into_iter().for_each(|lane| drop(lane.end()));
 }
 

@@ -5,16 +5,17 @@ use loom::thread;
 use crate::seats::{Seat, seats};
 use crate::sync::Wake;
 
-/// What one of the threads does, before it leaves for good.
+/// One thread's work, before it leaves for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     /// Operations that it hands over, each to the next thread.
     pub hands_over: u64,
-    /// It stays until it has taken so many, and has all results of its own. Then it leaves, as it does when its last lane has ended.
+    /// It stays until it has taken so many, and has all its results. Then it leaves, as it does
+    /// when its last lane has ended.
     pub takes: u64,
 }
 
-/// What comes back for an operation.
+/// The result of an operation.
 fn result(words: [u64; crate::seats::WORDS]) -> i32 {
     i32::try_from(words.iter().sum::<u64>()).expect("a small one")
 }
@@ -58,8 +59,8 @@ fn work(seat: &mut Seat, to: usize, plan: Plan) {
     guests.into_iter().for_each(|(from, cell, words)| seat.give_back(from, cell, result(words)));
 }
 
-/// Threads that hand operations to each other and leave at any time: each operation that was handed over comes back once, and nobody sleeps for
-/// ever.
+/// Threads hand operations to each other and leave at any time. Each operation comes back once, and
+/// no thread sleeps for ever.
 pub fn every_operation_that_is_handed_over_comes_back_once(plans: &[Plan]) {
     let bells = plans.iter().map(|_| Wake::new()).collect();
     let mut seats = seats(bells, 2);

@@ -1,12 +1,17 @@
-//! What crosses threads, tried in every interleaving and with every reordering that the memory model allows.
+//! Code that crosses threads, tried in every interleaving and with every reordering that the memory
+//! model allows.
 //!
-//! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its executions. The files of the lane's mailbox,
-//! of both ends of the scheduler's board, of the exclusion of writes by changes of part of a block, of the flushes that lanes share, of the placement of requests, and of the operations that threads hand to each other, are compiled here a second time, as they are, with `sync.rs` and `board.rs` in the
-//! place of what they meet at elsewhere: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost wake-up is a deadlock
-//! that loom reports.
+//! [loom](https://docs.rs/loom) runs a small program again and again, until it has seen all its
+//! executions. Six files are compiled here a second time, as they are. They hold the lane's
+//! mailbox, both ends of the scheduler's board, and the exclusion of writes by changes of part of a
+//! block. The others hold the flushes that lanes share, the placement of requests, and the
+//! operations that threads hand to each other. `sync.rs` and `board.rs` replace their usual
+//! surroundings: loom's atomics, and a wake-up that loom knows of instead of an eventfd. A lost
+//! wake-up is a deadlock that loom reports.
 //!
-//! What is not here: rings in guest memory, whose words are mapped and not loom's (crates/ring/tests/driver_device.rs has both sides in
-//! two threads), and the recorder's ring, which is rtrb's.
+//! Two parts are missing here. Rings in guest memory have mapped words and not loom's
+//! (crates/ring/tests/driver_device.rs has both sides in two threads); the recorder's ring is
+//! rtrb's.
 
 #![forbid(unsafe_code)]
 
@@ -55,8 +60,9 @@ pub use crate::sharing::{Work, no_answered_write_is_missed};
 use crate::sync::{Arc, Wake, now};
 use crate::watch::{Mark, Watch};
 
-/// A lane's thread reads its mail as `Thread::run` does: it looks, works, looks again and sleeps; each wake-up is told once. Two others send.
-pub fn no_message_to_a_sleeping_lane_is_lost() {
+/// A lane's thread reads its mail as `Thread::run` does: it looks, works, looks again and sleeps;
+/// each wake-up is sent once. Two others send.
+pub fn sleeping_lane_loses_no_message() {
     let (outbox, inbox) = mailbox(Wake::new());
     let senders: Vec<_> = (0..2)
         .map(|number| {
@@ -84,7 +90,7 @@ pub fn no_message_to_a_sleeping_lane_is_lost() {
 }
 
 /// A session waits for the descriptor of its lanes' events, and then takes all there are.
-pub fn no_event_of_a_lane_is_lost() {
+pub fn lane_loses_no_event() {
     let (teller, listener) = news(Wake::new());
     let lanes: Vec<_> = (0..2)
         .map(|lane| {
@@ -104,7 +110,8 @@ pub fn no_event_of_a_lane_is_lost() {
     lanes.into_iter().for_each(|lane| lane.join().expect("a lane"));
 }
 
-/// What a lane does with the board between start and end of a model: signals, and the guest's answers to them.
+/// A lane's use of the board between start and end of a model: signals, and the guest's answers to
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// The guest is signalled.
@@ -118,7 +125,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// What it is about: an express read, or one without a priority.
+    /// The class: an express read, or a request without a priority.
     fn classes(self) -> Classes {
         match self {
             Step::Signal | Step::Answer => Classes::EXPRESS,
@@ -131,8 +138,9 @@ impl Step {
     }
 }
 
-/// The scheduler looks at the board and sleeps; a lane takes `steps`. In the end every signal that counts was counted once, whether one is
-/// unanswered is known, and a response time is the one of an answer. `express_only`: what the guest's background does does not count.
+/// The scheduler looks at the board and sleeps; a lane takes `steps`. In the end every signal that
+/// counts was counted once, an unanswered one is known, and a response time is the one of an
+/// answer. `express_only`: the guest's background does not count.
 pub fn no_mark_of_a_lane_is_lost(express_only: bool, steps: &'static [Step]) {
     let armed = if express_only { Classes::EXPRESS } else { Classes::ALL };
     let board = Board::new(1);

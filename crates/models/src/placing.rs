@@ -11,7 +11,7 @@ use vlane_ring::Slot;
 use crate::placements::{Begun, Placements, Placer};
 use crate::sync::{Arc, Wake};
 
-/// What a lane does.
+/// A lane's step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Serves a request for these bytes.
@@ -20,14 +20,15 @@ pub enum Step {
     Both((u64, u64), (u64, u64)),
     /// Takes a request for these bytes and puts it back, whether it was held or not.
     Forget(u64, u64),
-    /// Ends with a request that is held, or was begun and has nothing under way any more.
+    /// Ends with a request that is held, or that has begun and has no operation in progress any
+    /// more.
     End(u64, u64),
 }
 
-/// What the journal thread does.
+/// The journal thread's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// These bytes become all that is direct, once nobody uses what changes.
+    /// Makes exactly these bytes direct, once the changed ones are unused.
     Change(u64, u64),
     /// The same, but then it is put off.
     PutOff(u64, u64),
@@ -42,7 +43,7 @@ const SIZE: usize = 4;
 #[derive(Default)]
 struct Disk {
     under_way: [Plain; SIZE],
-    /// What nobody may use.
+    /// The bytes that no lane may use.
     is_alone: [Plain; SIZE],
 }
 
@@ -136,7 +137,8 @@ impl Lane {
     }
 }
 
-/// Lanes, each with its work, while the regions change. No byte is used in both ways at a time, nor while it changes; nobody waits for ever.
+/// Lanes, each with its work, while the regions change. No byte is used in both ways at a time, nor
+/// while it changes; no lane waits for ever.
 pub fn no_byte_goes_both_ways(turns: &'static [Turn], lanes: &'static [&'static [Step]]) {
     let wake = Arc::new(Wake::new());
     let placements = Placements::new(Arc::clone(&wake));
@@ -148,7 +150,7 @@ pub fn no_byte_goes_both_ways(turns: &'static [Turn], lanes: &'static [&'static 
             let placer = ManuallyDrop::new(Placer::new(&placements, 2, Arc::clone(&doorbell)));
             let lane = Lane { placer, doorbell, disk: Arc::clone(&disk) };
             thread::spawn(move || {
-                // What is left goes at its end: it is waited for no more.
+                // The rest is released at its end: no thread waits for it any more.
                 if let Some(lane) = lane.run(steps) {
                     lane.end();
                 }
@@ -170,7 +172,7 @@ pub fn no_byte_goes_both_ways(turns: &'static [Turn], lanes: &'static [&'static 
                 assert_eq!(disk.under_way[byte].load(SeqCst), 0, "byte {byte} is used while it changes");
                 disk.is_alone[byte].store(1, SeqCst);
             }
-            // The cache is emptied, and others go on.
+            // The cache is emptied, and others continue.
             thread::yield_now();
             bytes().for_each(|byte| disk.is_alone[byte].store(0, SeqCst));
         }

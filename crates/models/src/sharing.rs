@@ -12,7 +12,7 @@ use crate::flushes::{Asked, End, Flusher, Flushes, Syncer};
 use crate::lost::Writeback;
 use crate::sync::{Arc, AtomicU64, Ordering, Wake};
 
-/// What a lane does.
+/// A lane's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Answers a write that is not durable.
@@ -27,16 +27,17 @@ pub enum Work {
     FlushAndEnd,
 }
 
-/// Lanes at most; and, behind them, whoever had the image before.
+/// The most lanes; and, behind them, the earlier user of the image.
 const LANES: usize = 3;
 
-/// What each has written, by number.
+/// Each lane's writes, by number.
 struct Disk {
     /// Relaxed: that an `fdatasync` meets what was answered before is up to the flushes.
     cached: [AtomicU64; LANES + 1],
-    /// What guests were shown: they act on it.
+    /// Writes that guests were shown: they act on them.
     shown: [AtomicU64; LANES + 1],
-    /// What an `fdatasync` covered that has ended. No step of the model, which runs one thread at a time.
+    /// Writes covered by an `fdatasync` that has ended. No step of the model, which runs one thread
+    /// at a time.
     stable: [Plain; LANES + 1],
 }
 
@@ -56,7 +57,7 @@ impl Lane {
         Lane { flusher, doorbell, disk: Arc::clone(disk), number }
     }
 
-    /// What is left of it in the end.
+    /// Returns the lane's rest in the end.
     fn run(mut self, works: &[Work]) -> Option<Lane> {
         for work in works {
             match work {
@@ -138,7 +139,8 @@ fn sync(flushes: &Arc<Flushes>, disk: &Disk, ends: &[End]) {
     }
 }
 
-/// Several lanes, each with its work. No flush is answered although what was answered before it is not durable, and nobody waits for ever.
+/// Several lanes, each with its work. A flush is answered only when all writes answered before it
+/// are durable, and no lane waits for ever.
 pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]], first_fails: bool) {
     let flushes = Flushes::new();
     let numbers = |last: u64| array::from_fn(|at| AtomicU64::new(if at == LANES { last } else { 0 }));

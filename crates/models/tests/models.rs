@@ -9,7 +9,8 @@ use vlane_models::Work::{self, Flush, FlushAndEnd, Flushes, Forget as TakenBack}
 use vlane_models::{Plan, every_operation_that_is_handed_over_comes_back_once};
 use vlane_models::{no_answered_write_is_missed, no_byte_goes_both_ways, no_change_undoes_a_write};
 
-/// All executions with at most so many switches that no thread has asked for: what is not found with three has not been seen to exist.
+/// Tries all executions with at most so many switches that no thread has asked for. A fault that
+/// needs more than three has never been seen.
 fn every(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(3);
@@ -17,17 +18,17 @@ fn every(model: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn no_message_to_a_sleeping_lane_is_lost() {
-    every(vlane_models::no_message_to_a_sleeping_lane_is_lost);
+fn sleeping_lane_loses_no_message() {
+    every(vlane_models::sleeping_lane_loses_no_message);
 }
 
 #[test]
-fn no_event_of_a_lane_is_lost() {
-    every(vlane_models::no_event_of_a_lane_is_lost);
+fn lane_loses_no_event() {
+    every(vlane_models::lane_loses_no_event);
 }
 
 #[test]
-fn every_operation_that_is_handed_over_comes_back_once_whenever_its_thread_leaves() {
+fn handed_operation_returns_exactly_once() {
     let plan = |hands_over, takes| Plan { hands_over, takes };
     let two = |one, other| every(move || every_operation_that_is_handed_over_comes_back_once(&[one, other]));
     // One waits for what the other hands over; leaves before; or in between.
@@ -39,26 +40,26 @@ fn every_operation_that_is_handed_over_comes_back_once_whenever_its_thread_leave
 }
 
 #[test]
-fn a_mark_wakes_the_scheduler_or_is_seen() {
+fn mark_wakes_scheduler_or_is_seen() {
     every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal]));
     every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal, Signal]));
 }
 
 #[test]
-fn every_signal_is_counted_once_while_the_guest_answers() {
+fn signal_is_counted_once_during_answers() {
     every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal, Answer]));
     every(|| vlane_models::no_mark_of_a_lane_is_lost(false, &[Signal, Answer, Signal]));
 }
 
 #[test]
-fn the_background_neither_marks_nor_answers_where_only_express_counts() {
+fn background_does_not_count_with_express() {
     every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[OtherSignal, Signal, OtherAnswer]));
     every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[Signal, OtherAnswer, Answer, OtherSignal]));
     every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[Signal, OtherSignal, Answer, Signal]));
 }
 
 #[test]
-fn no_change_of_part_of_a_block_undoes_a_write() {
+fn partial_change_never_undoes_write() {
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0), Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Writes(1, 0)]]));
@@ -67,7 +68,7 @@ fn no_change_of_part_of_a_block_undoes_a_write() {
 }
 
 #[test]
-fn changes_of_several_lanes_exclude_each_other_and_all_writes() {
+fn changes_exclude_each_other_and_writes() {
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Change(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Write(0)], &[Write(1)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Change(0)], &[Write(0)]]));
@@ -75,14 +76,14 @@ fn changes_of_several_lanes_exclude_each_other_and_all_writes() {
 }
 
 #[test]
-fn a_lane_that_waits_for_several_gets_them_all() {
+fn lane_gets_all_awaited_blocks() {
     every(|| no_change_undoes_a_write(&[&[Changes(0, 0)], &[Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Changes(0, 1)], &[Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Changes(0, 1)], &[Changes(0, 1)]]));
 }
 
 #[test]
-fn a_lane_that_ends_or_forgets_keeps_nobody_waiting() {
+fn ended_lane_delays_no_other() {
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Forget(0), Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[Forget(0)], &[Write(0)]]));
     every(|| no_change_undoes_a_write(&[&[Change(0)], &[WriteAndEnd(0)]]));
@@ -98,7 +99,7 @@ fn flushed(lanes: &'static [&'static [Work]], first_fails: bool) {
 }
 
 #[test]
-fn no_flush_is_answered_before_an_earlier_write_is_durable() {
+fn flush_waits_for_earlier_writes() {
     flushed(&[&[Work::Write, Flush], &[Flush]], false);
     flushed(&[&[Flush, Work::Write], &[Flush, Flush]], false);
     flushed(&[&[Work::Write, Flush], &[Work::Write, Flush]], false);
@@ -106,13 +107,13 @@ fn no_flush_is_answered_before_an_earlier_write_is_durable() {
 }
 
 #[test]
-fn flushes_of_one_lane_wait_for_each_other() {
+fn flushes_of_a_lane_are_ordered() {
     flushed(&[&[Flushes], &[Work::Write, Flush]], false);
     flushed(&[&[Work::Write, Flushes], &[Flushes]], false);
 }
 
 #[test]
-fn a_lane_that_ends_or_forgets_or_a_sync_that_fails_keeps_no_flush_waiting() {
+fn ended_lane_delays_no_flush() {
     flushed(&[&[Work::Write, Flush], &[FlushAndEnd]], false);
     flushed(&[&[Flush], &[Work::Write, FlushAndEnd], &[Flush]], false);
     flushed(&[&[Work::Write, Flush], &[TakenBack, Flush]], false);
@@ -128,7 +129,7 @@ fn placed(turns: &'static [Turn], lanes: &'static [&'static [PlacedStep]]) {
 }
 
 #[test]
-fn no_byte_is_used_in_both_ways_while_regions_change() {
+fn byte_is_never_used_both_ways() {
     placed(&[Place(0, 2)], &[&[Serve(0, 1)]]);
     placed(&[Place(0, 2)], &[&[Serve(0, 1), Serve(0, 1)]]);
     placed(&[Place(1, 2)], &[&[Both((0, 1), (1, 2))]]);
@@ -137,14 +138,14 @@ fn no_byte_is_used_in_both_ways_while_regions_change() {
 }
 
 #[test]
-fn a_change_that_is_put_off_frees_what_was_held() {
+fn deferred_change_frees_held_bytes() {
     placed(&[PutOff(0, 2)], &[&[Serve(0, 4)]]);
     placed(&[Cancel(0, 2)], &[&[Both((0, 1), (1, 2))]]);
     placed(&[Cancel(0, 2), Place(1, 3)], &[&[Serve(0, 2)]]);
 }
 
 #[test]
-fn a_request_that_is_put_back_and_a_lane_that_goes_are_not_waited_for() {
+fn returned_requests_are_not_awaited() {
     placed(&[Place(0, 2)], &[&[PutBack(0, 1), Serve(0, 1)]]);
     placed(&[Place(0, 2)], &[&[End(0, 1)]]);
     placed(&[Place(0, 2)], &[&[End(0, 1)], &[Serve(0, 2)]]);

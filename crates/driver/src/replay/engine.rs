@@ -57,9 +57,9 @@ impl Default for ReplayOptions {
 pub struct ReplayReport {
     /// The socket driven.
     pub socket: String,
-    /// What the device said about itself.
+    /// The device's description of itself.
     pub device: BlkConfig,
-    /// What was agreed with the back end.
+    /// The result of the negotiation with the back end.
     pub negotiated: Negotiated,
     /// How many times as fast as the trace the requests were due; absent if they were due at once.
     pub speed: Option<f64>,
@@ -95,7 +95,7 @@ pub struct ReplayReport {
     pub held_by_depth: u64,
     /// Requests that failed.
     pub errors: Errors,
-    /// What the back end's process used; absent if it could not be looked at.
+    /// The use of resources by the back end's process; absent if it could not be looked at.
     pub backend: Option<BackendUse>,
     /// CPU time of the driver's thread per request, in us.
     pub driver_cpu_us_per_io: f64,
@@ -106,10 +106,11 @@ pub struct ReplayReport {
 /// `progress` is called about four times a second; `Break` ends the replay early.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if the trace does not fit the session (queues, request size) or the device (its end, read-only), or the speed is
-/// not positive; [`ErrorKind::Unsupported`] if the trace has requests that the device does not offer; [`ErrorKind::Gone`] if the back end hangs
-/// up, [`ErrorKind::Timeout`] if requests do not come back within 30 s of an early end, [`ErrorKind::Queue`] if it breaks a queue, and those
-/// of [`Session::start`].
+/// [`ErrorKind::Invalid`] if the trace does not fit the session (queues, request size) or the
+/// device (its end, read-only), or the speed is not positive. [`ErrorKind::Unsupported`] if the
+/// trace has requests that the device does not offer. [`ErrorKind::Gone`] if the back end hangs up,
+/// and [`ErrorKind::Timeout`] if requests do not come back within 30 s of an early end.
+/// [`ErrorKind::Queue`] if it breaks a queue, and the errors of [`Session::start`].
 pub fn replay(
     mut session: Session,
     plan: &ReplayPlan,
@@ -133,7 +134,7 @@ pub fn replay(
     Ok(stats.report(&session, plan, options, usage))
 }
 
-/// Whether a trace fits a device.
+/// Checks that a trace fits a device.
 fn check(session: &Session, plan: &ReplayPlan, options: &ReplayOptions) -> Result<(), Error> {
     let (config, negotiated) = (session.config(), session.negotiated());
     let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
@@ -209,7 +210,7 @@ struct Out {
 /// One queue's part of the trace.
 struct Lane<'a> {
     queue: &'a mut GuestQueue,
-    /// What is still to be submitted, by place in the plan.
+    /// Unsubmitted requests, by place in the plan.
     left: &'a [u32],
     out: Vec<Out>,
     idle: Vec<u16>,
@@ -224,7 +225,7 @@ enum Held {
     ByDepth,
 }
 
-/// What was measured.
+/// The measured values.
 struct Stats {
     reads: Histogram<u64>,
     writes: Histogram<u64>,
@@ -330,7 +331,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Submits what is due and may go out; returns when the next request is due that nothing but the time holds back.
+    /// Submits the requests that are due and may go out; returns the due time of the next request
+    /// that only the time holds back.
     fn submit_all(&mut self, now: u64) -> Result<Option<u64>, Error> {
         let limit = match self.options.timing {
             Timing::Original { .. } => u32::MAX,
@@ -354,7 +356,7 @@ impl<'a> Replay<'a> {
                     true => None,
                 };
                 if held.is_some() {
-                    // What held it first is what is counted.
+                    // The first obstacle is the one that counts.
                     let lane = &mut self.lanes[index];
                     lane.held = lane.held.or(held);
                     break;

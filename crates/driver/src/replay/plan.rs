@@ -1,8 +1,11 @@
-//! What must wait for what: the rules of [the module](super) as numbers that are cheap to check.
+//! Dependencies between requests: the rules of [the module](super) as numbers that are cheap to
+//! check.
 //!
-//! Rules 1 and 2 are prefixes. Sort the writes by completion: those that a flush covers are the first m of them. Sort the flushes by completion: those
-//! that a request comes after are the first k of them. So a request waits for two numbers, and the replay keeps two: how many of the first
-//! writes, and of the first flushes, have all completed ([`Prefix`]). Rule 3 is a list of earlier writes, mostly empty.
+//! Rules 1 and 2 are prefixes. Sort the writes by completion: those that a flush covers are the
+//! first m of them. Sort the flushes by completion: those that a request comes after are the first
+//! k of them. So a request waits for two numbers, and the replay keeps two: the counts of the first
+//! writes, and of the first flushes, that have all completed ([`Prefix`]). Rule 3 is a list of
+//! earlier writes, mostly empty.
 
 use std::collections::HashMap;
 
@@ -17,7 +20,7 @@ const WALL_BLOCKS: u64 = 16_384;
 /// Not among those that are waited for.
 const NO_RANK: u32 = u32::MAX;
 
-/// What a request waits for, and its own place among those that others wait for.
+/// A request's dependencies, and its place among those that others wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Waits {
     /// So many writes, the first by completion in the trace, must have completed (flushes only).
@@ -36,7 +39,7 @@ pub struct ReplayPlan {
     /// By time of submission.
     requests: Vec<ReplayRequest>,
     waits: Vec<Waits>,
-    /// What rule 3 waits for: places in `requests`.
+    /// The dependencies of rule 3: places in `requests`.
     earlier: Vec<u32>,
     /// By queue, the places of its requests.
     queues: Vec<Vec<u32>>,
@@ -48,8 +51,9 @@ impl ReplayPlan {
     /// Sorts requests by their time of submission (those of equal time keep their order) and finds out what waits for what.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a request that no device can have had: completed before it was submitted, without sectors, beyond 64 bits
-    /// of bytes; or for more than 2^32 - 1 requests, or none.
+    /// [`ErrorKind::Invalid`] for a request that no device can have had: completed before it was
+    /// submitted, without sectors, beyond 64 bits of bytes. Also for more than 2^32 - 1 requests,
+    /// or none.
     pub fn new(requests: impl IntoIterator<Item = ReplayRequest>) -> Result<Self, Error> {
         let mut requests: Vec<_> = requests.into_iter().collect();
         requests.sort_by_key(|request| request.at_ns);
@@ -111,8 +115,9 @@ impl ReplayPlan {
                 self.waits[*place as usize].rank = rank;
             }
         }
-        // A request that completed at the very moment of another's submission counts as before it only if it was submitted before it too:
-        // then it cannot wait for itself, nor two for each other.
+        // A request may have completed at the very moment of another's submission. It counts as
+        // before it only if it was submitted before it too: then it cannot wait for itself, nor two
+        // for each other.
         let (mut covered, mut after) = (0, 0);
         for (place, request) in (0_u32..).zip(&self.requests) {
             let before = |entry: &(u64, u32)| entry.0 <= request.at_ns && entry.1 < place;
@@ -236,7 +241,7 @@ impl ReplayPlan {
     }
 }
 
-/// What has completed.
+/// Completed requests.
 #[derive(Debug)]
 pub(super) struct State<'a> {
     plan: &'a ReplayPlan,
@@ -246,7 +251,7 @@ pub(super) struct State<'a> {
 }
 
 impl State<'_> {
-    /// Whether everything that a request waits for has completed.
+    /// Returns true if all dependencies of a request have completed.
     #[inline]
     pub(super) fn is_free(&self, place: u32) -> bool {
         let waits = &self.plan.waits[place as usize];

@@ -71,10 +71,10 @@ fn overlap(a: &ReplayRequest, b: &ReplayRequest) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever order a device completes requests in: everything is replayed once, every queue's requests in their order, and all
-    /// three rules hold, as read off the trace's times directly.
+    /// For any order of completions by the device: all requests are replayed once, every queue's
+    /// requests in their order. All three rules hold, as read off the trace's times directly.
     #[test]
-    fn any_device_gets_the_trace_in_an_order_that_keeps_the_rules(
+    fn replay_order_keeps_the_rules(
         trace in traces(),
         depth in 1_usize..6,
         seed in any::<u64>(),
@@ -111,10 +111,10 @@ proptest! {
         }
     }
 
-    /// Nothing is held back that no rule holds back: with a device that answers nothing until nothing more can be submitted, requests that the
-    /// rules leave free are out at the same time.
+    /// Only the rules hold requests back. With a device that answers only when no more can be
+    /// submitted, requests that the rules leave free are out at the same time.
     #[test]
-    fn requests_without_flushes_and_shared_places_are_all_out_at_once(n in 1_u32..64, queues in 1_u16..4) {
+    fn independent_requests_are_out_at_once(n in 1_u32..64, queues in 1_u16..4) {
         let trace = (0..n).map(|i| ReplayRequest {
             at_ns: u64::from(i) * 10,
             done_ns: Some(u64::from(i) * 10 + 5),
@@ -135,7 +135,7 @@ proptest! {
 }
 
 #[test]
-fn what_no_device_can_have_had_is_refused() {
+fn impossible_requests_are_refused() {
     let good = ReplayRequest {
         at_ns: 10,
         done_ns: Some(20),

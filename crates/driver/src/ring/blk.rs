@@ -1,8 +1,9 @@
 //! virtio-blk requests on a queue, with everything that can be built once built once.
 //!
-//! A [`BlkQueue`] has a fixed number of slots. A slot owns a header, a status byte, a data buffer and a bound chain over them; to issue
-//! a request in it means to write 16 bytes of header and one ring entry. The chain is written again only when its shape changes
-//! (reads after writes, another length, a flush).
+//! A [`BlkQueue`] has a fixed number of slots. A slot owns a header, a status byte, a data buffer
+//! and a bound chain over them. To issue a request in it means to write 16 bytes of header and one
+//! ring entry. The chain is written again only when its shape changes (reads after writes, another
+//! length, a flush).
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -19,7 +20,7 @@ const STATUS_AT: usize = 16;
 /// Status of a request that the device completed without writing a status (the byte holds it beforehand).
 pub const STATUS_NONE: u8 = 0xff;
 
-/// What a request asks for (virtio 1.2, 5.2.6).
+/// The kind of a request (virtio 1.2, 5.2.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// VIRTIO_BLK_T_IN: read.
@@ -52,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Whether the device writes the data.
+    /// Returns true if the device writes the data.
     pub(super) fn device_writes(self) -> bool {
         matches!(self, Self::Read | Self::GetId)
     }
@@ -61,9 +62,9 @@ impl Kind {
 /// One request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What to do.
+    /// The request's kind.
     pub kind: Kind,
-    /// Where, in sectors of 512 bytes; 0 where it means nothing.
+    /// Its address, in sectors of 512 bytes; 0 where it has no meaning.
     pub sector: u64,
     /// Bytes of data, from the start of the slot's buffer; 0 for a flush.
     pub len: u32,
@@ -95,9 +96,9 @@ pub struct BlkOptions {
     pub data: u32,
     /// Segments that the data is cut into; as many as a scattered page list of a guest would have. At least 1 is taken.
     pub segments: u16,
-    /// Whether chains are indirect (VIRTIO_F_INDIRECT_DESC must be negotiated).
+    /// True if chains are indirect (VIRTIO_F_INDIRECT_DESC must be negotiated).
     pub indirect: bool,
-    /// Whether VIRTIO_F_EVENT_IDX is negotiated.
+    /// True if VIRTIO_F_EVENT_IDX is negotiated.
     pub event_idx: bool,
 }
 
@@ -139,7 +140,7 @@ impl BlkOptions {
     }
 }
 
-/// What the chain of a slot was last built for.
+/// The request shape for which the slot's chain was last built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     device_writes: bool,
@@ -347,7 +348,7 @@ impl BlkQueue {
         }
     }
 
-    /// Whether [`BlkQueue::reap`] would find something.
+    /// Returns true if [`BlkQueue::reap`] would find a completion.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.queue.has_used()

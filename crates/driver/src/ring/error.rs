@@ -1,4 +1,4 @@
-//! What can go wrong on the guest's side.
+//! Errors on the guest's side.
 
 use std::io;
 
@@ -38,7 +38,7 @@ pub enum Error {
     QueueSize {
         /// The size asked for, in entries.
         size: u32,
-        /// What is wrong with it.
+        /// The fault.
         why: &'static str,
     },
     /// A chain without a descriptor, or one too long for the queue.

@@ -1,6 +1,6 @@
 //! How a virtqueue lies in memory, and what its chains are made of.
 
-/// VIRTQ_DESC_F_NEXT: the chain goes on.
+/// VIRTQ_DESC_F_NEXT: the chain continues.
 pub(super) const F_NEXT: u16 = 1;
 /// VIRTQ_DESC_F_WRITE: the device writes.
 pub(super) const F_WRITE: u16 = 2;

@@ -1,8 +1,9 @@
 //! Guest memory as its owner sees it: one memfd, mapped shared, handed out in buffers.
 //!
-//! An [`Arena`] hands out each byte once ([`Arena::alloc`]); a [`Buf`] therefore has its range to itself within this process, and
-//! what the device (usually another process with the same file mapped) does to it meanwhile is met with atomic loads and stores
-//! only. There is no way to free: an arena lives as long as a session and its buffers, then goes as a whole.
+//! An [`Arena`] hands out each byte once ([`Arena::alloc`]), so a [`Buf`] has its range to itself
+//! within this process. The device (usually another process with the same file mapped) may change
+//! it meanwhile, so all accesses are atomic loads and stores. There is no way to free: an arena
+//! lives as long as a session and its buffers, then goes as a whole.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -39,8 +40,8 @@ impl Mapping {
         // A back end that maps a file which later shrinks dies of SIGBUS: some refuse memory that is not sealed.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(err("seal the file"))?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing object; `fd` has `len` bytes and is
-        // sealed against shrinking, so no access within `len` faults.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing object.
+        // `fd` has `len` bytes and is sealed against shrinking, so no access within `len` faults.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -71,8 +72,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         #[cfg(not(miri))]
-        // SAFETY: `start` and `len` are what mmap returned, and whoever can reach the mapping holds the `Arc` around it, so nobody
-        // is left.
+        // SAFETY: `start` and `len` are mmap's results, and every user of the mapping holds the
+        // `Arc` around it, so none is left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         #[cfg(miri)]
         // SAFETY: allocated in `new` with this very layout.
@@ -129,7 +130,8 @@ impl Arena {
         gpa - self.base + self.user_addr()
     }
 
-    /// The half word at a guest physical address, as the device left it; nothing outside of the memory, or if it is not aligned.
+    /// The half word at a guest physical address, as the device left it; `None` outside of the
+    /// memory, or if it is not aligned.
     pub fn half_word(&self, gpa: u64) -> Option<u16> {
         let offset = usize::try_from(gpa.checked_sub(self.base)?).ok()?;
         if offset.checked_add(2)? > self.map.len || !offset.is_multiple_of(2) {
@@ -168,7 +170,7 @@ impl Arena {
     }
 }
 
-/// A range of an [`Arena`] that nobody else in this process was given.
+/// A range of an [`Arena`] that no other code in this process was given.
 #[derive(Debug)]
 pub struct Buf {
     map: Arc<Mapping>,
@@ -188,7 +190,7 @@ impl Buf {
         self.len
     }
 
-    /// Whether the buffer has no bytes.
+    /// Returns true if the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

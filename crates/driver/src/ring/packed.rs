@@ -1,8 +1,8 @@
 //! The driver's side of a packed virtqueue (virtio 1.2, section 2.8).
 //!
-//! One ring of descriptors that both sides write: we make one available by giving its AVAIL and USED flags the values of
-//! our wrap counter, the device marks it used in the same place. A batch becomes visible at once because the flags of its first
-//! descriptor are stored last.
+//! Both sides write one ring of descriptors. We make one available by giving its AVAIL and USED
+//! flags the values of our wrap counter; the device marks it used in the same place. A batch
+//! becomes visible at once because the flags of its first descriptor are stored last.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -24,10 +24,10 @@ const EVENT_DISABLE: u32 = 1;
 /// RING_EVENT_FLAGS_DESC.
 const EVENT_DESC: u32 = 2;
 
-/// Who has a chain.
+/// The owner of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// Nobody: the id is free.
+    /// None: the id is free.
     Nobody,
     /// The device; the id is freed when it comes back.
     DeviceOnce,
@@ -37,7 +37,7 @@ enum Owner {
     Device,
 }
 
-/// What belongs to a buffer id.
+/// The state of a buffer id.
 #[derive(Debug)]
 struct Chain {
     owner: Owner,
@@ -298,7 +298,7 @@ impl PackedQueue {
     #[inline]
     fn used(&self) -> Option<u64> {
         if self.held == 0 {
-            // What we have not yet published may look used from the round before.
+            // Unpublished descriptors may look used from the round before.
             return None;
         }
         // SAFETY: `last_used` < size. Acquire: the data before the flags.

@@ -1,4 +1,4 @@
-//! What split and packed queues have in common, and the choice between them.
+//! The common part of split and packed queues, and the choice between them.
 
 use super::error::Error;
 use super::layout::{F_NEXT, Format, Layout, Segment, Used};
@@ -102,14 +102,14 @@ impl Queue {
         either!(self, q => q.reap(each))
     }
 
-    /// Whether [`Queue::reap`] would find something.
+    /// Returns true if [`Queue::reap`] would find a completion.
     #[inline]
     pub fn has_used(&self) -> bool {
         either!(self, q => q.has_used())
     }
 
-    /// Asks for an interrupt when the next chain comes back; returns true if one has come back already, in which case no
-    /// interrupt may follow: reap first.
+    /// Asks for an interrupt when the next chain comes back. Returns true if one has come back
+    /// already; then no interrupt may follow: reap first.
     pub fn enable_interrupts(&mut self) -> bool {
         either!(self, q => q.enable_interrupts())
     }
@@ -131,7 +131,7 @@ impl Queue {
             entry[..8].copy_from_slice(&segment.addr.to_le_bytes());
             entry[8..12].copy_from_slice(&segment.len.to_le_bytes());
             let (third, fourth) = if packed {
-                // 2.8.8: the order is the chain, only WRITE counts, the id means nothing.
+                // 2.8.8: the order is the chain, only WRITE counts, the id has no meaning.
                 (0, segment.flags)
             } else if i + 1 < chain.len() {
                 #[expect(clippy::cast_possible_truncation, reason = "a table has at most 32768 entries")]

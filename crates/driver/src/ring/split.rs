@@ -1,8 +1,8 @@
 //! The driver's side of a split virtqueue (virtio 1.2, section 2.7).
 //!
-//! Three areas: the descriptor table (written by us), the avail ring (ours), the used ring (the device's). Everything that decides
-//! anything here (free list, chain lengths, who holds what) is kept in private memory; the shared areas are only written,
-//! but for the used ring and the device's event index.
+//! Three areas: the descriptor table (written by us), the avail ring (ours), the used ring (the
+//! device's). All state for decisions here (free list, chain lengths, owners) is kept in private
+//! memory. The shared areas are only written, but for the used ring and the device's event index.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -17,7 +17,7 @@ const NO_INTERRUPT: u16 = 1;
 /// VIRTQ_USED_F_NO_NOTIFY.
 const NO_NOTIFY: u16 = 1;
 
-/// Who has a chain; kept at its head.
+/// The owner of a chain; kept at its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
     /// Not the head of a chain.
@@ -83,7 +83,7 @@ impl SplitQueue {
         let desc = arena.alloc(16 * n, 64)?;
         let avail = arena.alloc(6 + 2 * n, 128)?;
         let used = arena.alloc(6 + 8 * n, 128)?;
-        // Nothing of another queue shares the used ring's last cache line.
+        // The used ring's last cache line is not shared with another queue.
         arena.alloc(0, 128)?;
         let shadow = (0..size).map(|i| Shadow { owner: Owner::Nobody, capacity: 0, next: i.wrapping_add(1) });
         Ok(Self {
@@ -329,8 +329,9 @@ impl SplitQueue {
         // SAFETY: the areas live as long as `self`.
         unsafe {
             if self.event_idx {
-                // Half a turn away: not among what the device has just published and not yet weighed, nor near what it
-                // will. (Once in 65536 chains it comes round: one stray interrupt.)
+                // Half a turn away: not among the chains that the device has just published and not
+                // yet weighed, nor near its next ones. (Once in 65536 chains it comes round: one
+                // stray interrupt.)
                 self.used_event.as_ref().store(self.last_used ^ 0x8000, Ordering::Relaxed);
             } else {
                 self.avail_flags.as_ref().store(NO_INTERRUPT, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The driver's side against a small device that follows the specification to the letter and takes no shortcuts: it looks at
-//! the shared memory only, with copies, and completes in a random order.
+//! The driver's side against a small device that follows the specification to the letter. It takes
+//! no shortcuts: it looks at the shared memory only, with copies, and completes in a random order.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
@@ -198,11 +198,11 @@ fn sizes(format: Format) -> Vec<u16> {
     }
 }
 
-/// Random chains, one-shot and bound, direct and indirect, batches of random length, completed out of order: what the device
-/// sees is what the driver added, what the driver reaps is what the device returned, and nobody waits for a signal that does
-/// not come.
+/// Random chains, one-shot and bound, direct and indirect, in batches of random length, completed
+/// out of order. The device sees exactly the added chains, and the driver reaps exactly the
+/// returned ones. Neither side waits for a signal that does not come.
 #[test]
-fn everything_added_arrives_and_returns_once() {
+fn every_added_chain_returns_once() {
     let rounds = if cfg!(miri) { 10 } else { 4000 };
     for format in [Format::Split, Format::Packed] {
         for event_idx in [false, true] {
@@ -221,9 +221,9 @@ fn one_queue(format: Format, size: u16, event_idx: bool, rounds: u32) {
     let mut rng = Rng(u64::from(size) << 8 | u64::from(event_idx));
     let bound = queue.bind(&[Segment::readable(0x77, 7)]).unwrap();
     let mut bound_out = false;
-    // What was added, in order; what the device has; what it returned.
+    // The added chains, in order; the device's; the returned ones.
     let (mut added, mut taken, mut returned) = (VecDeque::new(), Vec::<Seen>::new(), VecDeque::new());
-    // Whether the other side may sleep, and was woken since.
+    // True if the other side may sleep, and was woken since.
     let (mut kicked, mut called) = (true, true);
     let mut out: HashSet<u16> = HashSet::new();
     let mut free_tables: Vec<usize> = (0..64).collect();
@@ -269,7 +269,7 @@ fn one_queue(format: Format, size: u16, event_idx: bool, rounds: u32) {
             }
         }
         kicked |= queue.publish();
-        // The device: asleep unless kicked. It asks for a kick when it finds nothing.
+        // The device: asleep unless kicked. It asks for a kick when it finds no chain.
         if kicked || rng.below(4) == 0 {
             while let Some(seen) = device.pop() {
                 let (id, segments) = added.pop_front().unwrap();
@@ -325,7 +325,7 @@ fn one_queue(format: Format, size: u16, event_idx: bool, rounds: u32) {
 }
 
 #[test]
-fn a_device_that_breaks_the_rules_is_found_out() {
+fn rule_breaking_device_is_detected() {
     let arena = Arena::new(0, 1 << 16).unwrap();
     for format in [Format::Split, Format::Packed] {
         let mut queue = Queue::new(&arena, format, 8, false).unwrap();
@@ -343,7 +343,7 @@ fn a_device_that_breaks_the_rules_is_found_out() {
 }
 
 #[test]
-fn sizes_that_the_specification_does_not_allow_are_refused() {
+fn forbidden_queue_sizes_are_refused() {
     let arena = Arena::new(0, 4 << 20).unwrap();
     for (format, size) in [
         (Format::Split, 0),
@@ -360,7 +360,7 @@ fn sizes_that_the_specification_does_not_allow_are_refused() {
 }
 
 #[test]
-fn block_requests_have_the_right_descriptors_in_every_shape() {
+fn block_requests_have_right_descriptors() {
     for format in [Format::Split, Format::Packed] {
         for indirect in [false, true] {
             let options = BlkOptions {
@@ -418,7 +418,7 @@ fn block_requests_have_the_right_descriptors_in_every_shape() {
 }
 
 #[test]
-fn buffers_keep_to_themselves() {
+fn buffers_do_not_overlap() {
     let arena = Arena::new(4096, 8192).unwrap();
     let mut a = arena.alloc(100, 8).unwrap();
     let mut b = arena.alloc(100, 8).unwrap();

@@ -1,4 +1,5 @@
-//! A session that outlives its back end: memory, rings and what is in them stay, and the next back end goes on with them.
+//! A session that outlives its back end: memory and rings stay with their contents, and the next
+//! back end continues with them.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -35,11 +36,13 @@ pub(super) fn share_marks(
 }
 
 impl Session {
-    /// The back end has hung up: waits for one at the same socket, for as long as [`SessionOptions::reconnect`](super::SessionOptions::reconnect) says,
-    /// and gives it the queues as they are. What is out stays out.
+    /// The back end has hung up: waits for one at the same socket, for as long as
+    /// [`SessionOptions::reconnect`](super::SessionOptions::reconnect) says. Gives it the queues as
+    /// they are. Requests that are out stay out.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`] if none came, or if the session is not to wait; [`ErrorKind::Invalid`] if the one that came is another device.
+    /// [`ErrorKind::Gone`] if none came, or if the session is not to wait; [`ErrorKind::Invalid`]
+    /// if the new one is another device.
     pub(crate) fn reconnect(&mut self) -> Result<(), Error> {
         let Some(limit) = self.wanted.reconnect else {
             return Err(Error::new(

@@ -14,7 +14,7 @@ use crate::random::Rng;
 use crate::session::GuestQueue;
 use crate::workload::Wait;
 
-/// What the job does.
+/// The job's mode.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Mode<'a> {
     /// Random reads, writes and flushes.
@@ -29,7 +29,7 @@ enum Out {
     Nothing,
     Read(usize),
     Write(usize),
-    /// What it covers: blocks and the generation acknowledged when it was issued.
+    /// The flush's coverage: blocks and the generation acknowledged when it was issued.
     Flush(Vec<(usize, u32)>),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct VerifyJob<'a> {
     run: u64,
     first_sector: u64,
     block: u32,
-    /// Whether an acknowledged write counts as flushed: there is no volatile cache.
+    /// True if an acknowledged write counts as flushed: there is no volatile cache.
     pub(super) durable_when_done: bool,
     pub(super) can_flush: bool,
     rng: Rng,

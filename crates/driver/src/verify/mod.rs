@@ -1,13 +1,15 @@
-//! Checks that a back end keeps what it was given, also when it is killed in between.
+//! Checks that a back end keeps its data, also when it is killed in between.
 //!
-//! Every block that is written carries, in each of its 512-byte sectors, the run it belongs to, its own address, a generation that
-//! grows with every write of the block, and a checksum. A model in memory ([`VerifyState`]) knows for each block which generations a
-//! read may return: exactly the last one acknowledged while all is well; after a crash of the back end any that was issued since
-//! the last one known to be flushed. [`verify_load`] writes, reads and flushes at random and checks every read; [`verify_check`] reads
-//! everything and compares.
+//! Every written block carries, in each of its 512-byte sectors, the run it belongs to and its own
+//! address. It also carries a generation that grows with every write of the block, and a checksum.
+//! A model in memory ([`VerifyState`]) knows for each block which generations a read may return.
+//! That is exactly the last one acknowledged while all is well; after a crash of the back end it is
+//! any that was issued since the last one known to be flushed. [`verify_load`] writes, reads and
+//! flushes at random and checks every read; [`verify_check`] reads everything and compares.
 //!
-//! The model lives in the driver, which survives the back end's death. To check a back end that was killed: take the state that
-//! [`verify_load`] left, connect to the new back end, [`verify_check`]; then load it again with the same state, and so on:
+//! The model lives in the driver, which survives the back end's death. To check a back end that was
+//! killed: take the state of [`verify_load`], connect to the new back end, [`verify_check`]. Then
+//! load it again with the same state, and so on:
 //!
 //! ```no_run
 //! # use vlane_driver::{Session, SessionOptions, VerifyOptions, VerifyState, verify_load, verify_check};
@@ -90,10 +92,10 @@ impl Default for VerifyOptions {
     }
 }
 
-/// What each block of a region may hold.
+/// The possible contents of each block of a region.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VerifyState {
-    /// Tells this run's sectors from whatever else is on the device.
+    /// Distinguishes this run's sectors from other data on the device.
     run: u64,
     block: u32,
     offset: u64,
@@ -102,7 +104,7 @@ pub struct VerifyState {
 }
 
 impl VerifyState {
-    /// A state for a device of which nothing is known.
+    /// A state for a device with unknown contents.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the region does not fit the device.
@@ -153,13 +155,14 @@ impl VerifyState {
         self.block
     }
 
-    /// Tells the state that the back end has died: what was acknowledged since the last flush may be lost. (A load that the back end did
-    /// not survive does so itself; to be called when a machine went down between two loads.)
+    /// Notes that the back end has died: writes acknowledged since the last flush may be lost. (A
+    /// load that the back end did not survive does so itself; call this when a machine went down
+    /// between two loads.)
     pub fn crashed(&mut self) {
         self.blocks.iter_mut().for_each(Block::crash);
     }
 
-    /// Checks that a session's device is the one that the state is about.
+    /// Checks that a session's device is the state's device.
     fn fits(&self, session: &Session) -> Result<(), Error> {
         let fail = |context: String| Err(Error::new(ErrorKind::State, context));
         let capacity = session.config().capacity;
@@ -183,7 +186,7 @@ impl VerifyState {
     }
 }
 
-/// What a verified load or a check found.
+/// The findings of a verified load or a check.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct VerifyReport {
     /// Blocks read and compared.
@@ -200,7 +203,7 @@ pub struct VerifyReport {
     pub unflushed_lost: u64,
     /// Requests that failed.
     pub errors: Errors,
-    /// Whether the back end hung up before the end.
+    /// True if the back end hung up before the end.
     pub backend_gone: bool,
     /// Back ends that came after others which had hung up ([`SessionOptions::reconnect`](crate::SessionOptions::reconnect)).
     pub reconnects: u64,
@@ -209,7 +212,7 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
-    /// Whether everything read was right and no request failed.
+    /// Returns true if all data read were right and no request failed.
     pub fn is_clean(&self) -> bool {
         self.mismatches == 0 && self.errors.total() == 0
     }
@@ -220,11 +223,12 @@ const FIRST: usize = 16;
 
 /// Writes, reads and flushes a session's device at random, checking every read; ends by a flush if the back end lives.
 ///
-/// The state is good for a following [`verify_check`] or load whatever happens. The session must not have been started; it is ended.
+/// The state is always good for a following [`verify_check`] or load. The session must not have
+/// been started; it is ended.
 ///
 /// # Errors
-/// [`ErrorKind::State`] if the state is not about this device, and as [`run`](crate::run), except that a back end that hangs up is
-/// no error here but [`VerifyReport::backend_gone`].
+/// [`ErrorKind::State`] if the state is not about this device, and as [`run`](crate::run). But a
+/// back end that hangs up is no error here; it sets [`VerifyReport::backend_gone`].
 pub fn verify_load(
     session: Session,
     state: &mut VerifyState,
@@ -294,7 +298,8 @@ fn go(
     for result in driven.results {
         match result {
             Ok(one) => report.add(one),
-            // A job that was told to leave by another's failure says less than that one.
+            // The error of a job that was stopped by another's failure is less useful than that
+            // failure.
             Err(error) if failure.as_ref().is_none_or(|f: &Error| f.kind() == ErrorKind::Timeout) => {
                 failure = Some(error);
             }
@@ -302,7 +307,7 @@ fn go(
         }
     }
     if failure.is_some() || report.backend_gone {
-        // Whatever was out is in doubt, and what was not flushed may go with the process.
+        // Requests that were out are in doubt, and unflushed data may go with the process.
         state.crashed();
     }
     report.seconds = started.elapsed().as_secs_f64();

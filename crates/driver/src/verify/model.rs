@@ -1,10 +1,10 @@
-//! Which generations a block may hold, and why: pure bookkeeping.
+//! The generations that a block may hold, and the reasons: pure bookkeeping.
 
 use serde::Serialize;
 
 use super::sector::Found;
 
-/// What is known of one block. Generation 0 is what was there before the first write.
+/// The known state of one block. Generation 0 is the contents before the first write.
 ///
 /// At most one request is out per block, so generations are issued one after the other, and
 /// `durable <= floor <= ceiling <= issued`.
@@ -49,8 +49,9 @@ impl Block {
         self.floor = self.durable;
     }
 
-    /// A read, with nothing out on the block, found every sector within bounds, from `low` to `high`: that is what is there. Returns
-    /// whether an acknowledged write turns out to be lost.
+    /// A read, with no write out on the block, found every sector within bounds, from `low` to
+    /// `high`: these are the present contents. Returns true if an acknowledged write turns out to
+    /// be lost.
     pub(super) fn observe(&mut self, low: u32, high: u32) -> bool {
         let lost = low < self.acked;
         (self.floor, self.ceiling, self.acked) = (low, high, low);
@@ -76,7 +77,7 @@ pub struct Mismatch {
     pub oldest: u32,
     /// The newest generation that it may hold.
     pub newest: u32,
-    /// What it holds, in words.
+    /// Its contents, in words.
     pub found: String,
 }
 
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_flushed_must_be_there_and_what_was_not_may_be() {
+    fn only_flushed_data_must_be_there() {
         let mut block = Block::default();
         assert_eq!(block.accept(Found::Foreign), Some(0));
         assert_eq!(block.issue(), 1);
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_covers_only_what_was_acknowledged_when_it_began() {
+    fn flush_covers_earlier_acknowledged_writes() {
         let mut block = Block::default();
         block.issue();
         block.acknowledge(false);
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_write_cache_what_was_acknowledged_must_be_there() {
+    fn acknowledged_data_lasts_without_cache() {
         let mut block = Block::default();
         block.issue();
         block.acknowledge(true);

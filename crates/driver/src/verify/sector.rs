@@ -13,12 +13,12 @@ use crate::random::Rng;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vlanever");
 
-/// What a sector was found to hold.
+/// The contents found in a sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     /// An intact sector of this run that belongs here.
     Generation(u32),
-    /// Nothing of this run.
+    /// Data that are not of this run.
     Foreign,
     /// A sector of this run, but another one.
     Misplaced { sector: u64, generation: u32 },
@@ -53,7 +53,8 @@ pub(super) fn read(from: &[u8; 512], run: u64, sector: u64) -> Found {
     #[expect(clippy::cast_possible_truncation, reason = "the low half is the generation")]
     let generation = word(32) as u32;
     match (ours, sound) {
-        // A sector whose header was damaged is not told from a foreign one; where one of ours must be, either is a mismatch.
+        // A sector with a damaged header cannot be distinguished from a foreign one; where one of
+        // ours must be, either is a mismatch.
         (false, _) => Found::Foreign,
         (true, false) => Found::Damaged,
         (true, true) if word(24) == sector => Found::Generation(generation),
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sector_tells_what_it_is() {
+    fn sector_identifies_itself() {
         let mut sector = [0; 512];
         assert_eq!(read(&sector, 7, 3), Found::Foreign);
         write(&mut sector, 7, 3, 9);

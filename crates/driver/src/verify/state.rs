@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_comes_back_from_its_file_and_a_damaged_one_does_not() {
+    fn damaged_state_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         let mut blocks = vec![Block::default(); 100];
