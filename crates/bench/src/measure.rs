@@ -219,6 +219,7 @@ impl<'a> Bench<'a> {
         progress: &mut Progress,
     ) -> Result<Run> {
         let (time, ramp) = (self.profile.time, self.profile.ramp);
+        let load = &target.arrange(load);
         if target.backend == Backend::Threads {
             self.running = None;
             let image = self.image(&load.storage)?;

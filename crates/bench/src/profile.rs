@@ -93,6 +93,9 @@ pub struct Target {
     /// What drives it.
     #[serde(default)]
     pub client: Client,
+    /// All jobs share one queue, which has room for the requests of all.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_queue: bool,
 }
 
 /// What serves the device.
@@ -286,15 +289,35 @@ impl Load {
 }
 
 impl Target {
+    /// `vlane serve` without further arguments.
+    pub fn named(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            backend: Backend::default(),
+            args: Vec::new(),
+            socket: None,
+            client: Client::default(),
+            one_queue: false,
+        }
+    }
+
     /// A back end that runs already.
     pub fn at(socket: &Path) -> Self {
         Self {
-            name: socket.display().to_string(),
             backend: Backend::Socket,
-            args: Vec::new(),
             socket: Some(socket.to_path_buf()),
-            client: Client::default(),
+            ..Self::named(socket.display().to_string())
         }
+    }
+
+    /// A load as it is put on this target.
+    pub fn arrange(&self, load: &Load) -> Load {
+        let mut load = load.clone();
+        if self.one_queue {
+            load.depth = load.depth.saturating_mul(load.jobs);
+            load.jobs = NonZeroU16::MIN;
+        }
+        load
     }
 
     fn fault(&self) -> Option<String> {

@@ -151,10 +151,10 @@ fn notes(run: &Saved) -> Vec<Note> {
             let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
             // A client that polls uses its CPU whatever the back end does.
             let asleep = results.load.wait == Wait::Interrupt || results.load.rate.is_some();
-            if asleep && cpus >= CLIENT_BOUND * f64::from(results.load.jobs.get()) {
+            if asleep && cpus >= CLIENT_BOUND * f64::from(t.target.arrange(&results.load).jobs.get()) {
                 notes.push(Note::warning(format!(
                     "{about}: the client used {cpus:.2} CPUs with {}: it was the limit, not the back end.",
-                    counted(results.load.jobs, "job")
+                    counted(t.target.arrange(&results.load).jobs, "job")
                 )));
             }
             if t.runs.iter().any(|run| run.kept_up == Some(false)) {

@@ -29,7 +29,8 @@ const FIGURES: [(&str, &[&str]); 5] = [
     ),
 ];
 
-const STATES: [&str; 5] = ["measured", "measured in part", "simulated", "model", "not possible"];
+const STATES: [&str; 6] =
+    ["measured", "measured in part", "simulated", "model", "not possible", "not measured yet"];
 
 struct Row {
     publication: String,
@@ -109,7 +110,8 @@ fn stored_results_can_be_read() {
     let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src");
     for Row { figure, state, result, .. } in rows() {
         let Some((_, link)) = result.split_once("](") else {
-            assert_eq!((result.as_str(), state.as_str()), ("none", "not possible"), "{figure}");
+            let is_without = ["not possible", "not measured yet"].contains(&state.as_str());
+            assert!(result == "none" && is_without, "{figure}");
             continue;
         };
         let file = pages.join(link.trim_end_matches(')'));

@@ -4,7 +4,7 @@
 
 #[test]
 fn old_option_names_still_work() {
-    let pairs: [(&[&str], &str, &str, &str); 20] = [
+    let pairs: [(&[&str], &str, &str, &str); 19] = [
         (&["caches"], "rounds", "repeat", "3"),
         (&["express", "native"], "rounds", "repeat", "3"),
         (&["express", "guests"], "rounds", "repeat", "3"),
@@ -17,7 +17,6 @@ fn old_option_names_still_work() {
         (&["serve", "disk", "--socket", "s"], "poll-us", "poll-max", "25"),
         (&["boot"], "cpus", "vcpus", "3"),
         (&["sched", "simulate"], "cpus", "host-cpus", "3"),
-        (&["topologies"], "cpus", "predict", "16"),
         (&["sched", "simulate"], "seconds", "time", "3"),
         (&["sched", "prove-sched-ext"], "seconds", "time", "3"),
         (&["sched", "prove-sched-ext"], "repeats", "repeat", "3"),
