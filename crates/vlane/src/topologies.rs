@@ -6,9 +6,9 @@ use anyhow::Context;
 use clap::Args;
 use vlane_bench::Setting;
 use vlane_boot::{Host, Install};
+use vlane_client::Progress;
 use vlane_host::Interrupt;
 use vlane_lab::topologies::{self, Options};
-use vlane_report::Progress;
 
 use crate::output::{OutputArgs, command_line};
 use crate::values;
@@ -99,10 +99,8 @@ pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
     let measured = vlane_bench::measure(&profile, &setting, &mut progress)?;
     drop(progress);
     let compared = vlane_bench::between_targets(&measured);
-    let report = vlane_report::Report {
-        kind: "topologies".into(),
-        ..vlane_bench::report(&measured, &compared, None)
-    };
+    let report =
+        vlane_report::Report { kind: "topologies".into(), ..vlane_bench::report(&measured, &compared, None) };
     args.output.show(&report)
 }
 
@@ -121,8 +119,7 @@ mod tests {
 
     #[test]
     fn short_runs_yield_to_options() {
-        let of =
-            |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options();
+        let of = |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options();
         assert_eq!(of(&["--quick"]).patterns, ["randread", "read"]);
         assert!(of(&[]).patterns.is_empty() && of(&[]).repeats == 5);
         assert_eq!(of(&["--quick", "--time", "1s"]).time, Duration::from_secs(1));
