@@ -1,4 +1,5 @@
-//! How a lane says that the storage failed requests, without a word on the data path: a flag, and an eventfd for the one who sleeps.
+//! Reports failed requests of the storage without work on the data path: a flag, and an eventfd for
+//! the sleeping watcher.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::EventfdFlags;
 
-/// Wakes the one who watches over a volume. Lanes raise it when they have published counters that tell of failures; it is written to once
-/// until the watcher lowers it, however many requests fail meanwhile.
+/// Wakes the watcher of a volume. Lanes raise it when they have published counters that show
+/// failures. It is written to once until the watcher lowers it, however many requests fail
+/// meanwhile.
 #[derive(Debug)]
 pub struct Alarm {
     raised: AtomicBool,

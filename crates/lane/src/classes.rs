@@ -1,4 +1,5 @@
-//! What the lanes of a volume tell of its classes, to each other and to whoever asks: written by each lane for itself, read by anybody, no lock.
+//! Facts that the lanes of a volume publish about its classes, to each other and to clients. Each
+//! lane writes its own part; any thread may read; there is no lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -10,7 +11,7 @@ use vlane_policy::express::{Class, Ioprio};
 pub const BUCKETS: usize = 48;
 /// The first bucket ends here; two buckets are an octave.
 const FIRST: Nanos = 1024;
-/// What is counted apart: the three classes, and ext4's journal.
+/// Kinds that are counted separately: the three classes, and ext4's journal.
 pub const KINDS: usize = 4;
 /// The journal's place among them.
 pub const JOURNAL: usize = 3;
@@ -36,7 +37,7 @@ pub struct ClassBoard {
     used: AtomicUsize,
 }
 
-/// One lane's part, on cache lines of its own.
+/// One lane's part, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct LaneClasses {
@@ -135,7 +136,7 @@ impl LaneClasses {
         add(&self.full, full);
     }
 
-    /// What the others are to know. `window` is zero for none.
+    /// Publishes facts to the other lanes. `window` is zero for none.
     pub(crate) fn tell(&self, told: Told, window: u32, at_device: u32) {
         self.told.store(told.0, Relaxed);
         self.window.store(window.into(), Relaxed);
@@ -213,12 +214,12 @@ impl ClassBoard {
         self.probe_at.load(Relaxed)
     }
 
-    /// What all lanes told.
+    /// Sums up the facts of all lanes.
     pub(crate) fn shared(&self, now: Nanos) -> Shared {
         Shared::of(self.used().iter().map(|lane| Told(lane.told.load(Relaxed))), now)
     }
 
-    /// What all lanes counted, and how each of them is.
+    /// The counts of all lanes, and the state of each.
     pub fn snapshot(&self) -> ClassSnapshot {
         let mut snapshot = ClassSnapshot { is_mixed: self.is_mixed(), ..ClassSnapshot::default() };
         for lane in &self.lanes {
@@ -239,7 +240,7 @@ impl ClassBoard {
     }
 }
 
-/// What a volume's lanes counted of classes.
+/// The counts of a volume's lanes by class.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClassSnapshot {
     /// More than one class was seen in the last seconds.
@@ -315,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_lies_below_the_end_of_its_bucket_and_not_below_that_of_the_one_before() {
+    fn time_lies_in_its_bucket() {
         for nanos in (0..36).flat_map(|n| [1u64 << n, (1 << n) + 1, 3 << n >> 1, (2 << n) - 1]) {
             let at = bucket(nanos);
             assert!(at == BUCKETS - 1 || nanos < bucket_end(at), "{nanos} in {at}");
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_is_the_end_of_the_bucket_where_it_lies() {
+    fn quantile_is_the_end_of_its_bucket() {
         let times = Times::default();
         (0..99).for_each(|_| times.record(5000));
         times.record(10_000_000);
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_are_mixed_while_a_second_one_was_seen_in_the_last_seconds() {
+    fn recently_seen_second_class_mixes_classes() {
         let board = ClassBoard::new(1);
         let at = |seconds: u64| 1 + seconds * 1_000_000_000;
         let mixes = |now| {

@@ -124,10 +124,10 @@ impl Guest {
     }
 }
 
-/// Counted in answers. What the lane takes for its device's time is another thing on a machine that stops its thread again and again, until
-/// a later probe mends it: what counts is that it comes to be so.
+/// Counted in answers. The lane's measure of its device's time is wrong on a machine that stops its
+/// thread again and again, until a later probe corrects it. The test only needs it to become right.
 #[test]
-fn an_express_request_passes_hundreds_that_came_before_it() {
+fn express_request_passes_hundreds_before_it() {
     for (mode, passes) in [(Mode::Order, true), (Mode::On, true), (Mode::Shortest, false), (Mode::Off, false)]
     {
         let mut guest = guest(Format::Split, 300, Some(Duration::from_millis(1)), mode);
@@ -152,7 +152,7 @@ fn an_express_request_passes_hundreds_that_came_before_it() {
 }
 
 #[test]
-fn the_background_goes_on_beside_any_number_of_express_requests() {
+fn background_progresses_under_any_express_load() {
     let mut guest = guest(Format::Split, 64, Some(Duration::from_micros(200)), Mode::Order);
     guest.submit(32, BACKGROUND);
     for _ in 0..800 {
@@ -167,9 +167,10 @@ fn the_background_goes_on_beside_any_number_of_express_requests() {
     panic!("{} of 32 were answered beside {}", guest.answered(BACKGROUND), guest.answered(EXPRESS));
 }
 
-/// Whatever waits or was overtaken: each request is answered, or is in the ring for whoever serves it next.
+/// Requests may wait or have been overtaken: each is answered, or is in the ring for the next back
+/// end.
 #[test]
-fn a_queue_that_stops_with_requests_of_all_classes_waiting_loses_none() {
+fn stopped_queue_loses_no_waiting_request() {
     for format in [Format::Split, Format::Packed] {
         for rounds in [1, 2, 5, 40] {
             let mut guest = guest(format, 96, Some(Duration::from_micros(100)), Mode::Order);
@@ -193,7 +194,7 @@ fn a_queue_that_stops_with_requests_of_all_classes_waiting_loses_none() {
 
 /// Any number is just a number: it is counted where the table says, and ext4's journal apart.
 #[test]
-fn requests_are_counted_by_class_whatever_their_priority() {
+fn each_request_is_counted_in_its_class() {
     for mode in [Mode::Order, Mode::Shortest] {
         for latency in [None, Some(Duration::from_micros(50))] {
             let mut guest = guest(Format::Split, 64, latency, mode);
@@ -222,7 +223,7 @@ fn requests_are_counted_by_class_whatever_their_priority() {
 }
 
 #[test]
-fn a_lane_whose_window_is_full_sleeps_and_asks_for_kicks() {
+fn lane_with_full_window_sleeps() {
     let mut guest = guest(Format::Split, 64, Some(Duration::from_secs(1)), Mode::Order);
     guest.submit(1, EXPRESS);
     guest.submit(50, BACKGROUND);
@@ -239,7 +240,7 @@ fn a_lane_whose_window_is_full_sleeps_and_asks_for_kicks() {
 
 /// No more is taken ahead than so many bytes.
 #[test]
-fn a_lane_that_may_take_no_more_ahead_sleeps_until_the_device_answers() {
+fn lane_with_full_list_sleeps_until_answer() {
     let mut guest = guest(Format::Split, 120, Some(Duration::from_secs(1)), Mode::Order);
     guest.submit(1, EXPRESS);
     guest.len = 1 << 20;
@@ -248,9 +249,10 @@ fn a_lane_that_may_take_no_more_ahead_sleeps_until_the_device_answers() {
     assert!(!guest.lane.has_work() && !guest.lane.before_sleep(), "it would never sleep");
 }
 
-/// Background requests that came when nothing could overtake wait in the list of the normal ones: its turns are theirs, and no more.
+/// Background requests that came when none could overtake wait in the list of the normal ones. They
+/// get that list's turns, and no more.
 #[test]
-fn what_waits_in_another_classes_list_leaves_express_requests_their_turns() {
+fn other_lists_leave_express_its_turns() {
     let mut guest = guest(Format::Split, 256, Some(Duration::from_micros(100)), Mode::Order);
     guest.lane.set_limits(Some(slow(ExpressBudget::Exempt)));
     guest.submit(60, BACKGROUND);
@@ -266,7 +268,7 @@ fn what_waits_in_another_classes_list_leaves_express_requests_their_turns() {
 }
 
 #[test]
-fn requests_without_a_priority_have_the_class_that_is_configured_for_them_from_the_first_one_on() {
+fn requests_without_priority_have_configured_class() {
     let mut express = Express { mode: Mode::Order, ..Express::default() };
     express.classes.put("none", Class::Background).unwrap();
     let mut guest = guest_with(Format::Split, 16, None, express);

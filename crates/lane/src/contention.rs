@@ -1,10 +1,11 @@
-//! Whether the thread has its CPU to itself.
+//! Finds out if the thread has its CPU to itself.
 //!
-//! Two things that make a lane faster on a CPU of its own make it slower on one that it shares with the guest's vCPU:
-//! to look for work instead of sleeping takes the vCPU's time, and to signal the guest in the middle of a batch makes
-//! the vCPU take the lane's place at once, with a cold cache and a switch for every few requests (measured: 10 million
-//! requests a second fall to 3). Nobody tells a thread who else runs on its CPU, but the kernel counts how often it was
-//! taken off while it had work: on a CPU of its own nearly never.
+//! Two things make a lane faster on its own CPU and slower on one that it shares with the guest's
+//! vCPU. To look for work instead of sleeping takes the vCPU's time. To signal the guest in the
+//! middle of a batch makes the vCPU take the lane's place at once. That means a cold cache and a
+//! switch for every few requests (measured: 10 million requests a second fall to 3). A thread
+//! cannot see which others run on its CPU, but the kernel counts how often it was taken off while
+//! it had work. On a CPU of its own that is nearly never.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ impl Contention {
         Contention { rounds: 0, switches: involuntary_switches(), believed: BELIEVED.0, until: None }
     }
 
-    /// Whether the CPU is shared, as far as is known.
+    /// Returns true if the CPU is shared, as far as is known.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         self.until.is_some()
@@ -50,7 +51,8 @@ impl Contention {
         let new = switches - std::mem::replace(&mut self.switches, switches);
         self.rounds = 0;
         match self.until {
-            // While the CPU counts as shared, the thread keeps out of the way, and the count says nothing.
+            // While the CPU counts as shared, the thread keeps out of the way, and the count has no
+            // meaning.
             Some(until) if now < until => {}
             // Time is up: try again.
             Some(_) => self.until = None,
@@ -73,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shared_cpu_is_believed_longer_each_time_and_tried_again() {
+    fn shared_cpu_is_retried_ever_later() {
         let mut contention = Contention { rounds: 0, switches: 0, believed: BELIEVED.0, until: None };
         let mut now = Instant::now();
         contention.look(now, SHARED - 1);

@@ -1,5 +1,5 @@
-//! One lane and its guest in one thread: what a request costs, in instructions, is counted here by `scripts/probe-cost` and
-//! `scripts/record-cost`.
+//! One lane and its guest in one thread: `scripts/probe-cost` and `scripts/record-cost` count a
+//! request's instructions here.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -59,11 +59,13 @@ fn engine() -> Arc<dyn Engine> {
     Arc::new(FileEngine::open(image.as_ref(), FileOptions { cache, ..FileOptions::default() }).unwrap())
 }
 
-/// `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set), or of writes, if `VLANE_COST_WRITES` is set; in a packed ring, if `VLANE_COST_PACKED` is set; with
-/// in-flight tracking, if `VLANE_COST_INFLIGHT` is set; recorded, if `VLANE_COST_RECORD` is set; with a hint
-/// that is `off` or `armed`, if `VLANE_COST_HINT` says so; with classes, if `VLANE_COST_CLASSES` is `order` or `shortest`, and two of them if it is `mixed`.
+/// Runs `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set), or of writes, if
+/// `VLANE_COST_WRITES` is set. `VLANE_COST_PACKED` selects a packed ring, `VLANE_COST_INFLIGHT`
+/// in-flight tracking, `VLANE_COST_RECORD` recording. `VLANE_COST_HINT` sets a hint that is `off`
+/// or `armed`. `VLANE_COST_CLASSES` sets classes, `order` or `shortest`, and two of them if it is
+/// `mixed`.
 #[test]
-fn every_request_of_every_batch_is_answered_and_counted() {
+fn every_request_is_answered_and_counted() {
     let batches: u64 =
         std::env::var("VLANE_COST_BATCHES").map_or(10, |text| text.parse().expect("a number of batches"));
     let kind = if std::env::var_os("VLANE_COST_WRITES").is_some() { Kind::Write } else { Kind::Read };
@@ -146,7 +148,7 @@ fn every_request_of_every_batch_is_answered_and_counted() {
             }
             lane.round_ends();
             if is_mixed {
-                // What waited for others may have room at the device now.
+                // Requests that waited for others may have room at the device now.
                 lane.serve(&mut uring, false);
             }
             driver.reap(&mut done).unwrap();

@@ -1,5 +1,5 @@
-//! What a lane counted. Written by its thread alone, a batch at a time; read by anybody. A lane goes on counting where the
-//! one before it on the same queue ended, so counters never go back.
+//! A lane's counts. Written by its thread alone, a batch at a time; read by anybody. A lane
+//! continues the counts of the one before it on the same queue, so counters never go back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::alarm::Alarm;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// One lane's counters, on cache lines of their own.
+        /// One lane's counters, on separate cache lines.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct Counters {
@@ -26,7 +26,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// What they are now.
+            /// The present counts.
             pub fn snapshot(&self) -> Snapshot {
                 Snapshot { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
@@ -43,7 +43,7 @@ macro_rules! counters {
                 $(self.$name += other.$name;)*
             }
 
-            /// What was counted since an earlier snapshot of the same lane.
+            /// The counts since an earlier snapshot of the same lane.
             pub fn since(&self, before: &Snapshot) -> Snapshot {
                 Snapshot { $($name: self.$name.saturating_sub(before.$name),)* }
             }
@@ -114,7 +114,7 @@ impl Counters {
         }
     }
 
-    /// After the counters are stored: who is woken sees them.
+    /// After the counters are stored: a woken reader sees them.
     #[cold]
     fn tell(&self) {
         if let Some(alarm) = &self.alarm {

@@ -1,4 +1,4 @@
-//! What control gets back from a lane.
+//! The results that control gets from a lane.
 
 use std::io;
 
@@ -31,12 +31,12 @@ pub enum LaneError {
     Gone,
 }
 
-/// What is left of a lane.
+/// A stopped lane's final state.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopped {
-    /// Where another back end must go on ([`vlane_ring::QueueConfig::base`]).
+    /// The position where another back end must continue ([`vlane_ring::QueueConfig::base`]).
     pub base: u32,
-    /// What it counted, from its start to its end.
+    /// Its counts, from its start to its end.
     pub counters: Snapshot,
 }
 

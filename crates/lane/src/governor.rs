@@ -1,25 +1,29 @@
-//! How many threads a volume's lanes are worth, and which lane runs on which: the decision alone, without a clock and without I/O.
+//! Decides how many threads a volume's lanes are worth, and which lane runs on which: the decision
+//! alone, without a clock and without I/O.
 //!
-//! It is given what was seen of threads and lanes during a period ([`Look`]), and answers with the lanes that are to go to another thread.
+//! Its input is the observation of threads and lanes during a period ([`Look`]). Its answer is the
+//! lanes that are to go to another thread.
 //!
-//! * **Spread.** A thread that is busy nearly all the time ([`BUSY`]), with two or more lanes that have work, gives some of them to the
-//!   thread with the most room, or to one that had none.
+//! * **Spread.** A thread may be busy nearly all the time ([`BUSY`]), with two or more lanes that
+//!   have work. It gives some of them to the thread with the most room, or to one without lanes.
 //! * **Even.** Of two threads that both have too much to do, one that has two lanes with work more than the other gives it one.
 //! * **Gather.** Threads that are not worth half a CPU together ([`ROOM`]) become one. The two limits lie far enough apart for a load between
 //!   them to stay where it is.
-//! * **On trial.** What a change did is measured against what was before: requests per second, CPU time per request, and how long a request
-//!   waits for its turn. More threads stay when they bring more requests or shorter waits for a bearable price, fewer stay
-//!   unless requests become fewer or dearer. What does not stay is undone, and not tried again for a second, then two, up to a minute;
-//!   a load that is quite another one may be tried at once.
+//! * **On trial.** The effect of a change is measured against the time before: requests per second,
+//!   CPU time per request, and how long a request waits for its turn. More threads stay when they
+//!   bring more requests or shorter waits for a bearable price, fewer stay unless requests become
+//!   fewer or dearer. A change that does not stay is undone, and not tried again for a second, then
+//!   two, up to a minute. Under a very different load it may be tried at once.
 //!
-//! "Busy" is the time in which a thread has something to do: a thread that looks for work is not. How long a request waits is half a round
-//! of its thread: it comes at any moment of one, and is seen in the next.
+//! "Busy" is the time in which a thread has work: a thread that looks for work is not busy. How
+//! long a request waits is half a round of its thread: it comes at any moment of one, and is seen
+//! in the next.
 
 use std::time::Duration;
 
 /// The share of its time above which a thread has too much to do.
 const BUSY: f64 = 0.8;
-/// What threads that become one may have to do together.
+/// The most work of threads that become one, together, in CPUs.
 const ROOM: f64 = 0.5;
 /// A lane has work when it makes this share of its thread's requests.
 const WORK: f64 = 0.05;
@@ -37,14 +41,14 @@ const SETTLE: Duration = Duration::from_millis(100);
 const TRIAL: Duration = Duration::from_millis(200);
 /// For how long a change is waited for: storage that hangs can hold a lane where it is.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Fewer requests than these say nothing about a change.
+/// Fewer requests than these carry no information on a change.
 const TELLING: f64 = 50.0;
 /// For how long a change that did not pay is not tried again: at first, and at most.
 const REST: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(64));
-/// A change that is wanted back within this time was none that pays, whatever was measured.
+/// A change that is wanted back within this time did not pay, even if the measurement says so.
 const REGRET: Duration = Duration::from_secs(10);
 
-/// What a thread did during a period.
+/// A thread's work during a period.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ThreadLook {
     /// Time with something to do: neither asleep nor looking for work.
@@ -55,7 +59,7 @@ pub(crate) struct ThreadLook {
     pub(crate) rounds: u64,
 }
 
-/// What a lane did during a period.
+/// A lane's work during a period.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneLook {
     /// Its queue's index.
@@ -83,7 +87,7 @@ pub(crate) struct Step {
     pub(crate) thread: usize,
 }
 
-/// What requests cost during some time.
+/// The cost of requests during some time.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     seconds: f64,
@@ -112,7 +116,7 @@ impl Cost {
         self.waited += other.waited;
     }
 
-    /// What was long ago counts less.
+    /// Older costs count less.
     fn fade(&mut self) {
         for part in [&mut self.seconds, &mut self.requests, &mut self.cpu, &mut self.waited] {
             *part *= 0.9;
@@ -147,7 +151,7 @@ enum Way {
 }
 
 impl Way {
-    /// Whether a change that did this pays.
+    /// Returns true if a change with these effects pays.
     fn pays(self, ratios: Ratios) -> bool {
         let Ratios { rate, cpu, wait } = ratios;
         match self {
@@ -166,7 +170,7 @@ struct Trial {
     steps: Vec<Step>,
     undo: Vec<Step>,
     before: Cost,
-    /// What all threads had to do, in CPUs.
+    /// The work of all threads, in CPUs.
     busy: f64,
     since: Duration,
     /// When the lanes were there.
@@ -179,11 +183,11 @@ struct Trial {
 struct Ban {
     until: Duration,
     rest: Duration,
-    /// What all threads had to do then, in CPUs.
+    /// The work of all threads then, in CPUs.
     busy: f64,
 }
 
-/// What a thread has.
+/// A thread's lanes and load.
 #[derive(Debug, Clone, Default)]
 struct Held {
     /// Share of its time.
@@ -234,7 +238,7 @@ impl Governor {
         }
     }
 
-    /// Whether nothing is going to change as long as no lane has anything to do.
+    /// Returns true if no change will follow as long as all lanes are idle.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_settled
     }
@@ -386,7 +390,7 @@ impl Governor {
             return Vec::new();
         }
         if trial.before.requests < TELLING {
-            // There is nothing to compare with.
+            // There is no earlier period to compare with.
             self.forget();
             return Vec::new();
         }
@@ -417,7 +421,7 @@ impl Governor {
         ban.busy = busy;
     }
 
-    /// Whether that way did not pay of late, at about this load.
+    /// Returns true if that way did not pay of late, at about this load.
     fn is_banned(&mut self, way: Way, busy: f64) -> bool {
         let ban = &mut self.bans[way as usize];
         if ban.rest.is_zero() {
@@ -431,7 +435,7 @@ impl Governor {
     }
 }
 
-/// What each thread has.
+/// The lanes and load of each thread.
 fn held(look: &Look) -> Vec<Held> {
     let length = look.length.as_secs_f64().max(1e-9);
     let mut threads = vec![Held::default(); look.threads.len()];

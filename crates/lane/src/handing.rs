@@ -38,7 +38,8 @@ fn engine(lanes: u64) -> Arc<dyn Engine> {
     Arc::new(engine.unwrap())
 }
 
-/// A pipe: a read of it is under way until somebody writes, so a thread's queue is as long as a test wants it.
+/// A pipe: a read of it is in progress until a test writes, so a thread's queue is as long as a
+/// test wants it.
 #[derive(Debug)]
 struct Pipe(StorageFile);
 
@@ -163,7 +164,7 @@ struct Guest {
     counters: Arc<Counters>,
     /// By slot.
     out: Vec<Option<Out>>,
-    /// What was last written to each block.
+    /// The last write to each block.
     versions: Vec<u64>,
     written: u64,
     answered: u64,
@@ -297,7 +298,7 @@ impl Guest {
 }
 
 #[test]
-fn express_requests_behind_a_long_queue_go_to_an_idle_thread_and_come_back() {
+fn express_requests_go_to_idle_thread() {
     for (mode, expected) in [(Mode::Off, 0), (Mode::Order, 0), (Mode::Shortest, 10), (Mode::On, 10)] {
         let pool = pool(2);
         let mut ballast = Ballast::new(0, mode, &pool, 0);
@@ -313,7 +314,7 @@ fn express_requests_behind_a_long_queue_go_to_an_idle_thread_and_come_back() {
 }
 
 #[test]
-fn express_requests_behind_nothing_but_their_like_stay() {
+fn express_requests_behind_express_ones_stay() {
     // Only those behind a margin of others, whichever of the thread's lanes these are of.
     for (ioprio, expected) in [(EXPRESS, 0), (0, 10)] {
         let pool = pool(2);
@@ -331,7 +332,7 @@ fn express_requests_behind_nothing_but_their_like_stay() {
 }
 
 #[test]
-fn a_lane_that_is_told_to_stop_waits_for_what_it_has_handed_over() {
+fn stopping_lane_waits_for_handed_operations() {
     let pool = pool(2);
     let mut ballast = Ballast::new(0, Mode::Shortest, &pool, 0);
     ballast.guest.read_pipe(Ballast::READS, EXPRESS);
@@ -356,7 +357,7 @@ fn a_lane_that_is_told_to_stop_waits_for_what_it_has_handed_over() {
 }
 
 #[test]
-fn what_does_not_pay_stays_in_its_own_threads_queue() {
+fn unprofitable_operation_stays_in_its_thread() {
     let engine = engine(2);
     let pool = pool(2);
     let mut guest = Guest::new(0, Mode::Shortest, &engine);
@@ -368,7 +369,7 @@ fn what_does_not_pay_stays_in_its_own_threads_queue() {
         guest.submit(&mut dice, margin, EXPRESS, true);
         guest.show();
         guest.wait();
-        // Others that wait are no reason for those that nobody waits for.
+        // Other waiting requests are no reason for background ones.
         guest.submit(&mut dice, DEPTH, 0, true);
         guest.show();
         guest.wait();
@@ -376,7 +377,7 @@ fn what_does_not_pay_stays_in_its_own_threads_queue() {
     assert_eq!(guest.handed_over(), 0);
 }
 
-/// Lanes on threads of one pool, and what happens to them: nobody waits for a lane to be idle.
+/// Lanes on threads of one pool, and random events: no step waits for a lane to be idle.
 fn muddle(seed: u64, steps: u64) -> u64 {
     const LANES: u16 = 3;
     let engine = engine(LANES.into());
@@ -420,14 +421,14 @@ fn muddle(seed: u64, steps: u64) -> u64 {
 }
 
 impl Guest {
-    /// Whoever serves the ring next may not have heard of the last kick.
+    /// The next back end of the ring may not have heard of the last kick.
     fn show_again(&self) {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).unwrap();
     }
 }
 
 #[test]
-fn lanes_that_stop_move_and_end_while_operations_are_out_lose_none_and_mix_up_none() {
+fn handed_operations_survive_stops_and_moves() {
     // `VLANE_HANDING` says how many others.
     let more: u64 = std::env::var("VLANE_HANDING").map_or(0, |text| text.parse().expect("a number"));
     let handed_over: u64 = (0..4 + more).map(|seed| muddle(seed, 150)).sum();
@@ -435,7 +436,7 @@ fn lanes_that_stop_move_and_end_while_operations_are_out_lose_none_and_mix_up_no
 }
 
 #[test]
-fn a_thread_that_ends_by_itself_takes_nothing_and_keeps_nothing() {
+fn ended_thread_takes_no_operations() {
     for round in 0..8 {
         let engine = engine(2);
         let threads = pool(2);
@@ -457,7 +458,7 @@ fn a_thread_that_ends_by_itself_takes_nothing_and_keeps_nothing() {
             }
         }
         guest.wait();
-        // It was told to end; when it does is the host's affair.
+        // It was asked to end; when it does is the host's affair.
         let told = Instant::now();
         while threads.lost().is_empty() {
             assert!(told.elapsed() < Duration::from_secs(60), "it goes on");

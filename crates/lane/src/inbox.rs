@@ -15,7 +15,7 @@ use crate::recorder::Recorder;
 use crate::sync::Wake;
 use crate::wish::Wish;
 
-/// What control asks of a thread. Lanes are named by their queue's index in the session.
+/// Control's requests to a thread. Lanes are named by their queue's index in the session.
 pub(crate) enum Message {
     Start {
         index: u16,
@@ -23,7 +23,8 @@ pub(crate) enum Message {
         limits: Option<Arc<Budget>>,
         reply: Sender<Result<(), LaneError>>,
     },
-    /// Answered when nothing is in flight any more; or, if it `suspends`, when the storage works on nothing of it any more.
+    /// Answered when no request is in flight any more; or, if it `suspends`, when the storage works
+    /// on none of them any more.
     Stop {
         index: u16,
         suspends: bool,
@@ -35,7 +36,8 @@ pub(crate) enum Message {
         wish: Arc<Wish>,
         reply: Sender<Option<Stopped>>,
     },
-    /// A lane whose [`Message::TryStop`] was called off goes on at once, if it is still there. Not answered.
+    /// A lane whose [`Message::TryStop`] was cancelled continues at once, if it is still there. Not
+    /// answered.
     CarryOn {
         index: u16,
     },
@@ -48,7 +50,7 @@ pub(crate) enum Message {
         call: Option<OwnedFd>,
         reply: Sender<()>,
     },
-    /// With `drain`, taken over when nothing is in flight any more. Answered then.
+    /// With `drain`, taken over when no request is in flight any more. Answered then.
     SetMemory {
         index: u16,
         memory: Arc<GuestMemory>,
@@ -86,8 +88,9 @@ pub(crate) enum Message {
         index: u16,
         limits: Option<Arc<Budget>>,
     },
-    /// The lane goes to another thread as soon as the storage works on nothing of it; until then it takes no more requests. Nothing, if it is
-    /// about to stop or to do something else that has to wait for that. Not answered.
+    /// The lane goes to another thread as soon as the storage works on none of its requests; until
+    /// then it takes no more of them. No effect if it is about to stop or to do another thing that
+    /// has to wait for that. Not answered.
     Move {
         index: u16,
         to: usize,

@@ -1,5 +1,5 @@
-//! One lane: a virtqueue, its way into the storage, and the four steps of a request: **take** it out of the ring, **decide** what is to
-//! happen to it, **begin** it when there is room, **complete** it.
+//! One lane: a virtqueue, its way into the storage, and the four steps of a request. **Take** it
+//! out of the ring, **decide** its treatment, **begin** it when there is room, **complete** it.
 
 mod chosen;
 mod classed;
@@ -44,15 +44,15 @@ const MOST_BEGUN: Load = Load { requests: 1024, bytes: 12 << 10, others: 0 };
 /// other, and leaves room for others. No more than four large ones are begun: a queue that ends may
 /// have to wait for each.
 const SHARE: u64 = MOST_BEGUN.bytes / 4;
-/// What a lane takes, and decides on, while there is no room to begin it.
+/// The most that a lane takes, and decides on, while there is no room to begin it.
 const MOST_AHEAD: Load = Load { requests: 64, bytes: 64 << 20, others: 0 };
-/// Operations that go to the kernel together. A device that gets thirty-two at once also answers them at once, and then
-/// waits for the guest; with a few at a time both always have something to do.
+/// Operations that go to the kernel together. A device that gets thirty-two at once also answers
+/// them at once, and then waits for the guest. With a few at a time both always have work.
 const SUBMIT_AFTER: usize = 4;
 /// Answers that a guest gets together when it was asleep at the last one.
 const SHOW_AFTER_WAKE: usize = 8;
 
-/// What makes a lane.
+/// A lane's configuration.
 #[derive(Debug)]
 pub struct LaneConfig {
     /// The virtqueue.
@@ -73,9 +73,9 @@ pub struct LaneConfig {
     pub events: EventSender,
     /// Where the lane writes down what the storage has to answer; none for storage that cannot hang.
     pub watch: Option<Arc<Watch>>,
-    /// What the volume does about its requests' priorities.
+    /// The volume's treatment of its requests' priorities.
     pub express: Express,
-    /// What the volume's lanes tell of it; with none, the lane is alone.
+    /// The facts that the volume's lanes publish; with none, the lane is alone.
     pub classes: Option<Arc<ClassBoard>>,
 }
 
@@ -85,23 +85,23 @@ struct Load {
     requests: usize,
     /// Of each at most [`SHARE`].
     bytes: u64,
-    /// Those of the requests that move nothing and weigh nothing: flushes, and discards and
-    /// zeroings, for which the channel has a limit.
+    /// Those of the requests that move no data: flushes, and discards and zeroings, for which the
+    /// channel has a limit.
     others: usize,
 }
 
-/// Why nothing of a request is under way.
+/// The reason why a request has no operation in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Idle {
     /// The lane has not begun it.
     NotBegun,
-    /// It goes on after the lane's other work.
+    /// It continues after the lane's other work.
     Again,
     /// It waits in the channel.
     InChannel,
 }
 
-/// What became of a lane's answers.
+/// The result of showing a lane's answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shown {
     /// There were none.
@@ -117,11 +117,11 @@ pub(crate) struct Lane {
     pub(crate) token: u32,
     queue: IoQueue,
     channel: Box<dyn Channel>,
-    /// What the channel asks of the storage; empty between two calls.
+    /// The channel's operations for the storage; empty between two calls.
     operations: Vec<Operation>,
     /// By slot.
     decisions: Box<[Decisions]>,
-    /// What is decided for a request that no policy knows better.
+    /// Default decisions, used when no policy applies.
     defaults: Decisions,
     /// The last request's priority; and what the lane does about classes, if its volume does anything.
     ioprio: u32,
@@ -136,7 +136,7 @@ pub(crate) struct Lane {
     limited: Option<Box<Limited>>,
     /// The next request to begin is the next of the ring: none waits, classes are not mixed, and there are no limits.
     is_plain: bool,
-    /// Begun, and wanting to go on after the lane's other work.
+    /// Requests that have begun, and that continue after the lane's other work.
     again: List,
     /// Begun, and given up for an end that may be called off: they stay in flight, or are begun
     /// again.
@@ -157,12 +157,12 @@ pub(crate) struct Lane {
     call: Option<Call>,
     draining: Option<Draining>,
     broken: bool,
-    /// A request that lies outside of guest memory was told of.
+    /// A request outside of guest memory was reported.
     has_told_hole: bool,
     ready: Vec<Slot>,
     events: EventSender,
     shared_counters: Arc<Counters>,
-    /// What was counted before this lane was made.
+    /// The counts before this lane was made.
     counted_before: Snapshot,
 }
 
@@ -232,12 +232,13 @@ impl Lane {
         Ok(lane)
     }
 
-    /// One turn: goes on with what was begun, takes what the guest has made available, begins what there is room for; says whether there
-    /// was anything.
+    /// One turn: continues begun requests, takes the guest's new ones, and begins those that have
+    /// room. Returns true if there was any work.
     ///
-    /// With `show_early`, answers that the storage gives at once are shown to the guest at once: it works on the first
-    /// ones while the lane goes on with the others, and need not fall asleep between two batches. A guest that had
-    /// to be woken gets the next ones together: waking it for each would cost it more than it gains.
+    /// With `show_early`, answers that the storage gives at once are shown to the guest at once. It
+    /// works on the first ones while the lane continues with the others, and need not fall asleep
+    /// between two batches. A guest that had to be woken gets the next ones together: waking it for
+    /// each would cost it more than it gains.
     #[inline]
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         if self.classed.is_some() {
@@ -246,7 +247,7 @@ impl Lane {
         self.serve_turn::<false>(uring, show_early)
     }
 
-    /// `CLASSED` is whether the volume has classes: without them, a request costs nothing for that.
+    /// `CLASSED` is true if the volume has classes: without them, a request has no cost for that.
     #[inline(always)]
     fn serve_turn<const CLASSED: bool>(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
@@ -347,7 +348,7 @@ impl Lane {
         Some(slot)
     }
 
-    /// Whether another request may be begun.
+    /// Returns true if another request may be begun.
     #[inline]
     fn has_room(&self) -> bool {
         self.begun.is_below(MOST_BEGUN)
@@ -404,7 +405,7 @@ impl Lane {
         self.proceed(uring, slot, outcome)
     }
 
-    /// Somebody waits for it: it goes where the fewest are before it, if that pays.
+    /// A foreground request: it goes where the fewest are before it, if that pays.
     #[cold]
     #[inline(never)]
     fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8) {
@@ -450,7 +451,7 @@ impl Lane {
         }
     }
 
-    /// Goes on with a request that its channel named.
+    /// Continues a request that its channel named.
     pub(crate) fn go_on(&mut self, uring: &mut Uring, slot: Slot) {
         self.is_touched = true;
         let request = self.queue.request(slot);
@@ -464,14 +465,14 @@ impl Lane {
         }
     }
 
-    /// The next request in parts goes on by one, which may take some milliseconds.
+    /// Continues the next request in parts by one, which may take some milliseconds.
     #[cold]
     fn go_on_with_a_part(&mut self, uring: &mut Uring) -> bool {
         let next = self.again.pop(&self.links);
         next.inspect(|slot| self.go_on(uring, *slot)).is_some()
     }
 
-    /// Collects what the storage can go on with; says whether there was anything.
+    /// Collects the storage's completions; returns true if there were any.
     pub(crate) fn poll_channel(&mut self, uring: &mut Uring, now: Instant) -> bool {
         let mut ready = std::mem::take(&mut self.ready);
         self.channel.poll(now, &mut ready);
@@ -503,8 +504,8 @@ impl Lane {
         self.unpublished += 1;
     }
 
-    /// The same, if nothing of it is under way. A discard that a thread does cannot be called back,
-    /// and would hit what is written next.
+    /// The same, if none of its operations is in progress. A discard that a thread does cannot be
+    /// called back, and would hit what is written next.
     #[cold]
     fn goes_back(&mut self, slot: Slot, outcome: Outcome) -> bool {
         let is_under_way = outcome == Outcome::Pending
@@ -516,8 +517,8 @@ impl Lane {
     /// Gives up a large request, or a discard or zeroing, that is half done, so that no thread need
     /// stay for it. The next server of the ring does all of it again. It stays in flight where the
     /// next server knows what is. Elsewhere it is put back into its ring. That is possible if it
-    /// was taken last, but for requests that wait behind it: these are put back first. With another
-    /// one begun behind it, it goes on to its end.
+    /// was taken last, but for requests that wait behind it: these are put back first. If another
+    /// one behind it has begun, it continues to its end.
     #[cold]
     fn put_back(&mut self, slot: Slot) -> bool {
         let request = self.queue.request(slot);
@@ -546,8 +547,7 @@ impl Lane {
         true
     }
 
-    /// Requests that were begun and of which nothing is under way, and whether they are those that
-    /// asked to go on.
+    /// Returns begun requests without an operation in progress, each with the reason.
     fn idle(&mut self) -> Vec<(Slot, Idle)> {
         let again = std::iter::from_fn(|| self.again.pop(&self.links)).map(|slot| (slot, Idle::Again));
         let mut idle: Vec<(Slot, Idle)> = again.collect();
@@ -558,14 +558,13 @@ impl Lane {
     }
 
     /// Puts requests that were not begun back into the ring, as far as none that was taken after
-    /// them was begun. So it does with begun ones that have nothing under way, as far as
+    /// them was begun. It does the same with begun ones without an operation in progress, as far as
     /// [`Lane::put_back`] does.
     fn put_back_waiting(&mut self) {
         let waiting = std::iter::from_fn(|| self.next_waiting()).map(|slot| (slot, Idle::NotBegun, false));
         let mut slots: Vec<(Slot, Idle, bool)> = waiting.collect();
         slots.extend(self.idle().into_iter().map(|(slot, idle)| (slot, idle, false)));
-        // The one that was taken last goes first. A queue may have 32,768 of them, so nothing is
-        // looked for.
+        // The last one taken goes first. A queue may have 32,768 of them, so there is no search.
         let mut youngest_first: Vec<usize> = (0..slots.len()).collect();
         youngest_first.sort_unstable_by_key(|at| self.queue.taken_since(slots[*at].0));
         for at in youngest_first {
@@ -603,8 +602,8 @@ impl Lane {
         self.refuse(Status::IoErr)
     }
 
-    /// The end of a round: shows and counts what happened in it; says whether the guest was shown an answer. Does nothing for a lane that is
-    /// idle.
+    /// The end of a round: shows and counts its answers; returns true if the guest was shown one.
+    /// Has no effect on an idle lane.
     #[inline]
     pub(crate) fn round_ends(&mut self) -> bool {
         if !std::mem::take(&mut self.is_touched) {
@@ -632,7 +631,8 @@ impl Lane {
         Shown::Signalled
     }
 
-    /// When the lane has something to go on with by itself: its channel has, or its part of the limits is due.
+    /// The time when the lane can continue by itself: its channel's deadline, or its part of the
+    /// limits.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
         if self.limited.is_some() { self.deadline_with_limits() } else { self.channel_deadline() }
@@ -643,8 +643,8 @@ impl Lane {
         if self.begun.requests == 0 { None } else { self.channel.deadline() }
     }
 
-    /// Whether there is something to do that nobody will tell of: a request that the guest has made available since the last look, or one that
-    /// can go on.
+    /// Returns true if there is work without a notification: a request that the guest has made
+    /// available since the last look, or one that can continue.
     #[inline]
     pub(crate) fn has_work(&mut self) -> bool {
         !self.again.is_empty()
@@ -655,7 +655,8 @@ impl Lane {
             }
     }
 
-    /// Takes nothing more out of the ring, for now or for good. What a back end before had in flight is not in the ring, and is done in any case.
+    /// Returns true if it takes no more out of the ring, for now or for good. Requests that an
+    /// earlier back end had in flight are not in the ring, and are done in any case.
     #[inline]
     fn takes_no_more(&self) -> bool {
         self.broken || (self.draining.is_some() && (self.is_suspending() || !self.queue.is_replaying()))

@@ -1,9 +1,11 @@
 //! The data path: one thread, its lanes, their requests.
 //!
-//! A **lane** is one virtqueue and the state that serves it. A **thread** runs one or more lanes and has one wait
-//! point, its io_uring: kicks of the guests, completions of the storage and messages from control all arrive there.
-//! Nothing on the way of a request is shared with another thread: no lock, no allocation, no log line, and no system
-//! call for a single request (several share one), but for engines that answer inline by one. Control reaches a lane only as a message in its thread's inbox.
+//! A **lane** is one virtqueue and the state that serves it. A **thread** runs one or more lanes
+//! and has one wait point, its io_uring. Kicks of the guests, completions of the storage and
+//! messages from control all arrive there. A request's path shares no state with another thread: no
+//! lock, no allocation, no log line. No system call serves a single request (several share one),
+//! except in engines that answer inline by one. Control reaches a lane only as a message in its
+//! thread's inbox.
 //!
 //! [`Pool`] is the handle that the rest of vlane has: the threads of one volume.
 

@@ -1,4 +1,5 @@
-//! Lanes whose volume has limits. Where it matters what is over the limits, a request costs eight seconds: no machine is that slow.
+//! Lanes whose volume has limits. Tests of requests over the limits use a cost of eight seconds
+//! each: no machine is that slow.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -17,7 +18,7 @@ use crate::lane::{Lane, Settled};
 use crate::limits::Budget;
 use crate::tests::{Guest, Stuck, guest, lane_of, null};
 
-/// What a read of 4 KiB costs with [`slow`].
+/// The cost of a read of 4 KiB with [`slow`].
 const EACH: Duration = Duration::from_secs(8);
 /// Reads that pass at once with it.
 const BURST: usize = 5;
@@ -45,14 +46,14 @@ fn answered(guest: &mut Guest) -> Vec<u16> {
     done.iter().map(|completion| completion.slot).collect()
 }
 
-/// Whether so many reads were paid, give or take the time that the test takes.
+/// Returns true if so many reads were paid, give or take the time that the test takes.
 fn is_used(budget: &Budget, reads: usize) -> bool {
     let (used, paid) = (budget.used()[1], EACH * u32::try_from(reads).unwrap());
     used <= paid && used + EACH / 2 >= paid
 }
 
 #[test]
-fn what_is_over_the_limits_waits_and_the_lane_sleeps_until_it_is_due_without_asking_for_kicks() {
+fn limited_lane_sleeps_without_kicks() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
@@ -73,7 +74,7 @@ fn what_is_over_the_limits_waits_and_the_lane_sleeps_until_it_is_due_without_ask
 }
 
 #[test]
-fn what_waits_is_put_back_when_the_queue_stops_and_so_is_what_was_taken_for_it() {
+fn stopped_queue_puts_waiting_requests_back() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
@@ -116,7 +117,7 @@ fn waiting_requests_of_all_classes_are_put_back() {
 }
 
 #[test]
-fn exempt_express_requests_overtake_those_that_wait_and_use_nothing() {
+fn exempt_express_requests_overtake_for_free() {
     let budget = slow(ExpressBudget::Exempt);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     (0..7).for_each(|slot| guest.submit(slot, Kind::Read, 0));
@@ -146,7 +147,7 @@ fn exempt_express_requests_overtake_those_that_wait_and_use_nothing() {
 
 /// `shortest` keeps the order of arrival: only what is exempt overtakes. Otherwise background requests would wait for as long as others come.
 #[test]
-fn what_waits_beside_exempt_requests_waits_in_the_order_of_arrival() {
+fn others_wait_in_order_of_arrival() {
     let budget = slow(ExpressBudget::Exempt);
     let (mut guest, mut config) = guest(null(None));
     config.express = Express { mode: Mode::Shortest, ..Express::default() };
@@ -166,7 +167,7 @@ fn what_waits_beside_exempt_requests_waits_in_the_order_of_arrival() {
 }
 
 #[test]
-fn express_requests_that_count_go_first_and_wait_like_others() {
+fn counted_express_requests_go_first() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     (0..6).for_each(|slot| guest.submit(slot, Kind::Read, 0));
@@ -178,7 +179,7 @@ fn express_requests_that_count_go_first_and_wait_like_others() {
 }
 
 #[test]
-fn other_limits_hold_at_once_for_what_waits() {
+fn new_limits_apply_to_waiting_requests() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
@@ -209,7 +210,7 @@ fn other_limits_hold_at_once_for_what_waits() {
 
 /// One that counted with the time of the last request before it would have its burst once more.
 #[test]
-fn a_request_after_a_stall_of_the_device_is_paid_with_its_own_time() {
+fn request_after_stall_pays_own_time() {
     let limits = Limits { iops: NonZeroU64::new(1), burst: 10 * EACH, ..Limits::default() };
     let budget = Arc::new(Budget::new(limits).unwrap());
     let latency = Some(Duration::from_millis(1));
@@ -232,7 +233,7 @@ fn a_request_after_a_stall_of_the_device_is_paid_with_its_own_time() {
 }
 
 #[test]
-fn a_lane_without_requests_has_nothing_of_the_budget() {
+fn idle_lane_returns_its_budget() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     for reads in 1..=3 {
@@ -245,7 +246,7 @@ fn a_lane_without_requests_has_nothing_of_the_budget() {
 }
 
 #[test]
-fn a_large_request_that_is_put_back_half_done_has_its_budget_back() {
+fn returned_large_request_gets_budget_back() {
     let limits = Limits { iops: NonZeroU64::new(1), burst: Duration::from_secs(60), ..Limits::default() };
     let budget = Arc::new(Budget::new(limits).unwrap());
     let engine = Stuck { is_busy: true, ..Stuck::default() };
@@ -264,7 +265,7 @@ fn a_large_request_that_is_put_back_half_done_has_its_budget_back() {
 }
 
 #[test]
-fn threads_that_share_a_budget_never_have_more_together_than_it_has() {
+fn sharing_threads_never_exceed_the_budget() {
     let (rate, burst) = (20_000_u32, Duration::from_millis(5));
     let limits = Limits { iops: NonZeroU64::new(rate.into()), burst, ..Limits::default() };
     let budget = Arc::new(Budget::new(limits).unwrap());
@@ -304,7 +305,7 @@ fn threads_that_share_a_budget_never_have_more_together_than_it_has() {
 }
 
 #[test]
-fn zeroes_and_discards_count_by_the_bytes_that_they_name() {
+fn zeroes_and_discards_count_their_bytes() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     // Zeroes that keep their place count as a write does.

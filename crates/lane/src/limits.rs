@@ -1,12 +1,13 @@
 //! A volume's limits: one budget that all of its lanes use, each from its own thread, without a lock.
 //!
-//! A budget has a bucket for requests and one for bytes ([`vlane_policy::throttle`]); each is a number on a cache line of its own. A lane
-//! takes half a millisecond's worth at a time, uses it without touching anything that is shared, and gives back what is left as soon as it
-//! has nothing to do. A lane that is told to wait sleeps until its piece is due: it asks nobody meanwhile.
+//! A budget has a bucket for requests and one for bytes ([`vlane_policy::throttle`]); each is a
+//! number on a separate cache line. A lane takes half a millisecond's worth at a time, and uses it
+//! without touching shared memory. It gives the rest back as soon as it is idle. A lane that has to
+//! wait sleeps until its piece is due, without asking meanwhile.
 //!
-//! Every request counts as one, whatever it is: a flush can cost a device more than a write. Bytes
-//! are those of reads and writes, and of zeroes that keep their place, which somebody writes. A
-//! freed range counts a part of its bytes ([`FREED`]).
+//! Every request counts as one, of any kind: a flush can cost a device more than a write. Bytes are
+//! those of reads and writes, and of zeroes that keep their place, which are written. A freed range
+//! counts a part of its bytes ([`FREED`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +31,7 @@ struct SharedLevel(AtomicU64);
 impl Level for SharedLevel {
     #[inline]
     fn change(&self, change: impl Fn(u64) -> u64) -> u64 {
-        // A number that guards nothing else.
+        // A number that guards no other data.
         let changed = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |level| Some(change(level)));
         changed.unwrap_or_else(|level| level)
     }
@@ -43,7 +44,7 @@ struct Rate {
     level: SharedLevel,
 }
 
-/// What a volume's lanes may use together.
+/// The common budget of a volume's lanes.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limits: Limits,
@@ -53,7 +54,7 @@ pub(crate) struct Budget {
     bytes: Option<Rate>,
     waits: AtomicU64,
     waited: AtomicU64,
-    /// What a test adds to the time.
+    /// The time that a test adds.
     #[cfg(test)]
     later: AtomicU64,
 }
@@ -73,8 +74,9 @@ impl Budget {
         Budget::with(limits, Instant::now(), |_| 0)
     }
 
-    /// One with other limits in the place of this. What was used up stays so, as far as the new burst goes: who changes limits often gives
-    /// nothing away, and a debt of low limits is forgotten.
+    /// One with other limits in the place of this. The used part stays used, as far as the new
+    /// burst goes: frequent changes of limits give no budget away, and a debt of low limits is
+    /// forgotten.
     pub(crate) fn replaced_by(&self, limits: Limits) -> Option<Budget> {
         let now = self.now();
         let used = [&self.requests, &self.bytes].map(|rate| {
@@ -115,7 +117,7 @@ impl Budget {
         self.limits
     }
 
-    /// What is used up of requests and of bytes: the time until nothing is.
+    /// The used part of requests and of bytes: the time until it is earned again.
     #[cfg(test)]
     pub(crate) fn used(&self) -> [Duration; 2] {
         let now = self.now();
@@ -142,7 +144,7 @@ impl Budget {
     }
 }
 
-/// What a request takes from a budget: besides its bytes, one request; or nothing, if it is exempt.
+/// A request's demand on a budget: its bytes and one request, or none if it is exempt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Demand {
     bytes: u64,
@@ -192,12 +194,12 @@ impl Limited {
         Demand { bytes, is_exempt: class == Class::Express && self.exempts() }
     }
 
-    /// Whether express requests do not wait.
+    /// Returns true if express requests do not wait.
     pub(crate) fn exempts(&self) -> bool {
         self.budget.limits.express == ExpressBudget::Exempt
     }
 
-    /// Whether a request may be begun, which pays for it. If not, the lane waits.
+    /// Admits a request to begin, and pays for it. If the result is false, the lane waits.
     pub(crate) fn admits(&mut self, request: &Request, class: Class) -> bool {
         let demand = self.demand(request, class);
         if demand.is_exempt {
@@ -260,7 +262,7 @@ impl Limited {
         }
     }
 
-    /// There is nothing to do: what is left is for the other lanes.
+    /// The lane is idle: the rest of its piece is for the other lanes.
     pub(crate) fn rests(&mut self) {
         for (rate, share) in
             [(&self.budget.requests, &mut self.requests), (&self.budget.bytes, &mut self.bytes)]
@@ -273,7 +275,7 @@ impl Limited {
         self.turn_ends();
     }
 
-    /// Whether the lane waits for its budget, as far as it knew in its last turn.
+    /// Returns true if the lane waits for its budget, as far as it knew in its last turn.
     pub(crate) fn is_held(&self) -> bool {
         self.held.is_some()
     }

@@ -65,7 +65,7 @@ impl Waiting {
         self.0[class as usize].push(links, slot);
     }
 
-    /// What [`Waiting::pop_of`] takes next.
+    /// The request that [`Waiting::pop_of`] takes next.
     pub(crate) fn first_of(&self, class: Class) -> Option<Slot> {
         let list = &self.0[class as usize];
         (!list.is_empty()).then_some(Slot(list.first))
@@ -81,7 +81,7 @@ impl Waiting {
         self.0[class as usize].pop(links)
     }
 
-    /// Whether one of a class waits.
+    /// Returns true if a request of a class waits.
     pub(crate) fn has(&self, class: Class) -> bool {
         !self.0[class as usize].is_empty()
     }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_class_goes_first_and_each_in_the_order_of_arrival() {
+    fn first_class_goes_first_in_order() {
         let mut links = Links::new(8);
         let mut waiting = Waiting::EMPTY;
         let classes = [Class::Background, Class::Normal, Class::Express, Class::Normal, Class::Express];
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_was_emptied_is_as_good_as_new() {
+    fn emptied_list_is_reusable() {
         let mut links = Links::new(4);
         let mut list = List::EMPTY;
         for round in 0..3u16 {

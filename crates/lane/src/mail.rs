@@ -4,13 +4,14 @@
 use crate::sync::{Arc, AtomicBool, Ordering, Receiver, Sender, Wake, channel};
 
 struct Shared {
-    /// Looked at by a thread that is awake; the wake-up is for one that sleeps. Both sides swap: whoever clears what somebody raised sees
-    /// the messages of all who raised it before. With stores, that would hang on what the channel does inside.
+    /// Looked at by a thread that is awake; the wake-up is for one that sleeps. Both sides swap:
+    /// the side that clears the other's flag sees the messages of all who raised it before. With
+    /// stores, that would hang on what the channel does inside.
     pending: AtomicBool,
     wake: Wake,
 }
 
-/// The sending side, to a thread that is told of each wake-up once.
+/// The sending side, to a thread that gets each wake-up once.
 pub(crate) struct Outbox<T> {
     shared: Arc<Shared>,
     sender: Sender<T>,
@@ -52,7 +53,7 @@ impl<T> Inbox<T> {
         &self.shared.wake
     }
 
-    /// Whether there may be messages; one load.
+    /// Returns true if there may be messages; one load.
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.shared.pending.load(Ordering::Relaxed)
@@ -94,7 +95,7 @@ impl<T> Clone for Teller<T> {
 
 impl<T> Teller<T> {
     pub(crate) fn send(&self, event: T) {
-        // Without a listener nobody needs to know.
+        // Without a listener no thread needs to know.
         let _ = self.sender.send(event);
         self.wake.raise();
     }

@@ -1,13 +1,14 @@
-//! What the governor knows of a thread: how long it had nothing to do, and how many rounds it made. A thread without a governor has none of this.
+//! The governor's facts on a thread: its idle time, and its number of rounds. A thread without a
+//! governor has none of this.
 //!
-//! The thread reads the clock when it runs out of work and when it has some again; while it always has some, it reads none. A thread that has
-//! work wakes the one who looks, if that one sleeps.
+//! The thread reads the clock when it runs out of work and when it has some again; while it always
+//! has some, it reads none. A thread that has work wakes the governor, if that sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// One thread's, on cache lines of its own.
+/// One thread's meter, on separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Meter {
@@ -25,12 +26,12 @@ struct Meter {
 pub(crate) struct Meters {
     origin: Instant,
     threads: Vec<Meter>,
-    /// The one who looks wants to be woken by the next thread that has work.
+    /// The governor wants to be woken by the next thread that has work.
     asleep: AtomicBool,
     looker: Mutex<Option<std::thread::Thread>>,
 }
 
-/// What a thread's meter says.
+/// A reading of a thread's meter.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Reading {
     /// Time without work since the origin.
@@ -79,7 +80,7 @@ impl Meters {
         self.asleep.store(true, Ordering::SeqCst);
     }
 
-    /// Whether nobody has woken the thread since.
+    /// Returns true if no thread has woken the governor since.
     pub(crate) fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst)
     }
@@ -127,7 +128,7 @@ impl Gauge {
         }
     }
 
-    /// There is nothing to do.
+    /// The thread is idle.
     pub(crate) fn rests(&mut self) {
         self.since = self.meters.now().max(1);
         if let Some(meter) = self.meter() {
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_that_rests_is_idle_and_one_that_goes_on_is_not() {
+    fn only_resting_thread_is_idle() {
         let meters = Arc::new(Meters::new(2));
         let mut gauge = Gauge::new(Arc::clone(&meters), 1);
         assert!(meters.tid(1) > 0 && meters.tid(0) == 0 && meters.tid(9) == 0);
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_goes_on_wakes_the_one_who_sleeps() {
+    fn working_thread_wakes_the_governor() {
         let meters = Arc::new(Meters::new(1));
         let looking = Arc::clone(&meters);
         let looker = std::thread::spawn(move || {

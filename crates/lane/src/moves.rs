@@ -99,7 +99,7 @@ impl Channel for FilesChannel {
     }
 }
 
-/// What is in a block.
+/// The contents of a block.
 fn content(block: u64) -> [u8; 8] {
     (block * 0x0101_0101_0101 + 7).to_le_bytes()
 }
@@ -367,7 +367,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Does it all; somebody else moves lanes all the time if `unrest`.
+/// Does all acts; a second thread moves lanes all the time if `unrest`.
 fn run(engine: &Arc<dyn Engine>, has_data: bool, packed: bool, unrest: bool, acts: &[Act]) {
     let format = if packed { Format::Packed } else { Format::Split };
     let pool = pool(LANES, u16::try_from(THREADS).unwrap());
@@ -464,7 +464,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_moves_and_whatever_control_asks_every_request_is_answered_once_and_every_message_arrives(
+    fn moves_and_messages_lose_no_request(
         engine in 0..4, packed: bool, unrest: bool, acts in prop::collection::vec(act(), 1..120),
     ) {
         let (engine, has_data) = match engine {
@@ -478,7 +478,7 @@ proptest! {
 }
 
 #[test]
-fn a_lane_takes_with_it_what_waits_and_need_not_ask_the_storage() {
+fn moving_lane_takes_waiting_requests_along() {
     let engine = null(Some(Duration::from_millis(300)));
     let pool = pool(1, 2);
     let mut guest = Guest::new(0, Format::Split, &engine, false);
@@ -493,7 +493,7 @@ fn a_lane_takes_with_it_what_waits_and_need_not_ask_the_storage() {
 }
 
 #[test]
-fn a_lane_that_the_storage_holds_up_stays_until_it_answers_and_serves_again_when_its_move_is_called_off() {
+fn hung_lane_stays_and_survives_cancelled_move() {
     let (from, to) = rustix::pipe::pipe().unwrap();
     let engine: Arc<dyn Engine> =
         Arc::new(Files { file: StorageFile::new(File::from(from)), patient: false });
@@ -576,7 +576,7 @@ fn thread_is_made_with_its_first_lane() {
     let (recorder, mut recorded) =
         recorder(SELDOM, RecorderConfig { origin: Instant::now(), hashes: false, entries: 64 });
     pool.set_recorder(SELDOM, Some(Box::new(recorder))).unwrap();
-    // These calls do not need the thread: nothing of them may pile up, either.
+    // These calls do not need the thread: they must not pile up, either.
     for _ in 0..3 {
         pool.set_hint(SELDOM, None).unwrap();
         pool.set_limits(Limits::default());
@@ -596,7 +596,7 @@ fn thread_is_made_with_its_first_lane() {
 }
 
 #[test]
-fn a_lane_stays_when_the_thread_that_it_is_to_go_to_is_gone() {
+fn lane_stays_when_target_thread_is_gone() {
     let engine = null(None);
     let pool = pool(1, 2);
     let mut guest = Guest::new(0, Format::Split, &engine, false);
@@ -615,7 +615,7 @@ fn a_lane_stays_when_the_thread_that_it_is_to_go_to_is_gone() {
 }
 
 #[test]
-fn a_pool_ends_while_lanes_move() {
+fn pool_ends_while_lanes_move() {
     for _ in 0..50 {
         let engine = files(true);
         let pool = pool(2, 2);
@@ -626,7 +626,7 @@ fn a_pool_ends_while_lanes_move() {
         pool.move_lane(0, 1);
         pool.move_lane(1, 0);
         drop(pool);
-        // What was taken is answered; the rest is in the ring.
+        // Taken requests are answered; the rest is in the ring.
         for guest in &mut guests {
             guest.reap();
             assert_eq!(guest.answered, guest.counters.snapshot().requests());
@@ -635,7 +635,7 @@ fn a_pool_ends_while_lanes_move() {
 }
 
 #[test]
-fn lanes_of_a_pool_that_adapts_begin_together_and_come_together_when_they_are_idle() {
+fn idle_adaptive_lanes_share_a_thread() {
     let engine = null(None);
     let topology = Topology { queues: 2, threads: 2, cpus: Vec::new(), adapts: true };
     let pool = Pool::new(&PoolConfig {

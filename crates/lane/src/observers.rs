@@ -1,5 +1,6 @@
-//! Those who look at a lane's requests and change nothing: the recorder, the vCPU scheduler's hint, the watch for storage that hangs, the
-//! probes. The lane tells them of its steps; who is not there costs a branch.
+//! Observers of a lane's requests, without influence on them: the recorder, the vCPU scheduler's
+//! hint, the watch for storage that hangs, the probes. The lane reports its steps to them; an
+//! absent one costs a branch.
 
 use std::sync::Arc;
 
@@ -14,15 +15,15 @@ use crate::watch::{Watch, Watched};
 pub(crate) struct Observers {
     /// The queue's index, for the probes.
     index: u16,
-    /// Told of every request, if somebody wants to know.
+    /// Gets every request, while a recording runs.
     recorder: Option<Box<Recorder>>,
     /// Tells the vCPU scheduler, if there is one.
     hint: Option<Box<LaneHint>>,
-    /// Whether there is any of the two that wants to know of single requests.
+    /// True if one of the two wants single requests.
     is_any: bool,
     watched: Option<Watched>,
-    /// What comes next may be the guest's answer to what it was shown: everything that there was is answered, or it depends on what comes
-    /// whether it is the answer.
+    /// The next request may be the guest's answer to its shown ones: all earlier requests are
+    /// answered, or the next request's class decides that.
     may_be_answer: bool,
     /// Requests of this turn.
     taken: usize,
@@ -48,7 +49,7 @@ impl Observers {
         self.taken = 0;
         self.may_be_answer = false;
         if let Some(hint) = &mut self.hint {
-            // While nobody wants to know, requests are not looked at one by one.
+            // Without an interested observer, requests are not looked at one by one.
             self.is_any = self.recorder.is_some() || hint.is_armed();
             self.may_be_answer = hint.is_choosy();
             if hint.is_pending() && has_some() {
@@ -96,7 +97,7 @@ impl Observers {
         probes::request_submit(request);
     }
 
-    /// It was answered; it is still in its slot. `class` says of which class it is, to who wants to know.
+    /// It was answered; it is still in its slot. `class` is its class, for the observers.
     #[inline]
     pub(crate) fn answered(
         &mut self,
@@ -175,7 +176,7 @@ impl Observers {
         signals
     }
 
-    /// Tells a recorder of every request from now on, or nobody.
+    /// Sets or removes the recorder of every request from now on.
     pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>, slots: u16, in_flight: usize) {
         self.recorder = recorder;
         self.is_any = self.recorder.is_some() || self.hint.is_some();
@@ -190,7 +191,7 @@ impl Observers {
         self.recorder.take()
     }
 
-    /// Tells the vCPU scheduler of what completes from now on, or nobody.
+    /// Sets or removes the vCPU scheduler's hint from now on.
     pub(crate) fn set_hint(&mut self, hint: Option<Box<LaneHint>>) {
         self.hint = hint;
         self.is_any = self.recorder.is_some() || self.hint.is_some();

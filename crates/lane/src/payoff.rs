@@ -1,19 +1,24 @@
-//! Whether polling pays: it is tried.
+//! Decides by experiment whether polling saves CPU time.
 //!
-//! What a look for work saves depends on the guest, on who else wants the CPU, and on what a wake-up costs here, and all of them answer to how
-//! the lane behaves: a guest that was let sleep is slow because of that. So nothing is computed. A thread does one of the two for a
-//! while, and then the other for a moment, and goes on with what cost it less CPU time per request. The guest's turn and the storage's
-//! are tried apart. Requests that come much quicker are worth something, too: of a client that looks for its answers by itself, and has as many requests out
-//! as it can, sleeping takes more than it saves. So CPU time per request is held against the root of the rate, where rates differ by more than a
-//! quarter; at a given rate they do not. It begins with polling, as for the lowest latency, which costs an idle thread nothing: a guest that was let sleep first may not
-//! wake up in the short time of a trial. For the same reason a thread that polls again, after a trial too, looks for work for the longest time at first:
-//! while it slept it forgot for how long it pays, and a trial that is held against polling that never happens finds no difference.
+//! The savings of a look for work depend on the guest, on the other users of the CPU, and on a
+//! wake-up's cost here. All of them react to the lane's behaviour: a guest that was let sleep is
+//! slow because of that. So the savings are not computed. A thread does one of the two for a while,
+//! and then the other for a moment. It keeps the one that took less CPU time per request. The
+//! guest's turn and the storage's are tried apart. Much higher request rates have a value, too.
+//! With a client that polls for its answers, and has as many requests out as it can, sleeping takes
+//! more than it saves. So CPU time per request is compared with the root of the rate, where rates
+//! differ by more than a quarter; at a given rate they do not. It begins with polling, as for the
+//! lowest latency, which takes no CPU time of an idle thread. A guest that was let sleep first may
+//! not wake up in the short time of a trial. For the same reason a thread that polls again, after a
+//! trial too, looks for work for the longest time at first. While it slept it forgot for how long
+//! it pays. A trial against polling that never happens finds no difference.
 //!
-//! A rule from the lengths of waits was tried before (spin where the expected wait is shorter than a wake-up costs, and no longer than that): at
-//! depth 32 on the null device it had 0.6 of the requests per second, at 1.3 times the CPU time for each, because it
-//! took the waits that it had itself made long for the guest's nature.
+//! A rule from the lengths of waits was tried before: spin where the expected wait is shorter than
+//! a wake-up's cost, and no longer than that. At depth 32 on the null device it had 0.6 of the
+//! requests per second, at 1.3 times the CPU time for each. It took the waits that it had itself
+//! made long for the guest's nature.
 
-/// Whose turn it is.
+/// The side whose turn it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The guest was shown answers in the last round.
@@ -27,19 +32,19 @@ const SETTLE: u64 = 1_000_000;
 /// A measurement lasts as long, and until so many requests were served.
 const LENGTH: u64 = 4_000_000;
 const REQUESTS: u64 = 32;
-/// If there were no more in this time, there is nothing to learn.
+/// Fewer requests in this time are no basis to learn from.
 const IDLE: u64 = 100_000_000;
 /// Measurements between two trials, at first and at most.
 const INTERVAL: (u32, u32) = (16, 512);
 /// The other way must be cheaper by that much, in parts of the present cost.
 const BETTER: f64 = 0.95;
-/// Rates that differ by more count. What of it counts is this at most.
+/// Rates that differ by more count. The part that counts is this at most.
 const QUICKER: f64 = 1.25;
 const MOST_QUICKER: f64 = 4.0;
 /// A cost or a rate that is other than before by this factor is another load.
 const OTHER: f64 = 2.5;
 
-/// What a thread has seen up to a moment.
+/// A thread's observations up to a moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
     /// Nanoseconds since some moment.
@@ -60,7 +65,7 @@ pub(crate) struct Payoff {
     next: usize,
     begin: Seen,
     is_settled: bool,
-    /// Earliest end of what goes on.
+    /// Earliest end of the present phase.
     until: u64,
     /// Cost of a request in nanoseconds, and requests per nanosecond, as measured last without a trial.
     usual: Option<(f64, f64)>,
@@ -87,18 +92,18 @@ impl Payoff {
         }
     }
 
-    /// Whether to look for work when it is that one's turn.
+    /// Returns true if the thread is to look for work in that turn.
     #[inline]
     pub(crate) fn polls(&self, turn: Turn) -> bool {
         self.polls[turn as usize]
     }
 
-    /// Whether what the thread does now is only tried.
+    /// Returns true if the thread's present way is only a trial.
     pub(crate) fn is_trial(&self) -> bool {
         self.tried.is_some()
     }
 
-    /// Whether it wants to know what was seen.
+    /// Returns true if it wants new observations.
     #[inline]
     pub(crate) fn is_due(&self, now: u64) -> bool {
         now >= self.until
@@ -120,7 +125,7 @@ impl Payoff {
         self.is_settled = false;
         self.until = seen.now + SETTLE;
         if requests < REQUESTS {
-            // What was learnt is as good as forgotten when the next load comes.
+            // Its knowledge is worthless when the next load comes.
             *self = Payoff { until: self.until, ..Payoff::new() };
             return None;
         }
@@ -192,14 +197,15 @@ mod tests {
     use super::*;
 
     impl Payoff {
-        /// Whether it knows nothing, as of an idle thread.
+        /// Returns true if it has no knowledge, as of an idle thread.
         fn is_new(&self) -> bool {
             self.usual.is_none() && self.polls == [true; 2]
         }
     }
 
-    /// A thread whose requests cost what `cost` says, in nanoseconds, and come at `rate` per second; returns for which turns it
-    /// polls at the end, and the part of the time in which it did otherwise.
+    /// Runs a thread whose requests cost `cost`, in nanoseconds, and come at `rate` per second.
+    /// Returns for which turns it polls at the end, and the part of the time in which it did
+    /// otherwise.
     fn run(
         payoff: &mut Payoff,
         seconds: f64,
@@ -249,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_is_only_slow_because_it_slept_is_kept_awake() {
+    fn guest_slow_by_sleep_is_polled() {
         let mut payoff = Payoff::new();
         let (polls, _) = run(&mut payoff, 0.2, 1e6, |polls| if polls[0] { 210.0 } else { 340.0 });
         assert!(polls[0]);
     }
 
     #[test]
-    fn what_sleeping_is_cheaper_for_is_hardly_ever_polled_for() {
+    fn cheaper_sleep_is_hardly_polled() {
         let mut payoff = Payoff::new();
         let (polls, otherwise) =
             run(&mut payoff, 10.0, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
@@ -266,7 +272,7 @@ mod tests {
 
     /// Figures of a client that polls, of a disk one at a time, and of a User-Mode Linux guest at depth 32.
     #[test]
-    fn much_more_throughput_may_cost_some_cpu_time_and_a_little_more_may_not() {
+    fn large_throughput_gain_justifies_polling() {
         for (polled, slept, is_polled) in [
             ((200.0, 4.5e6), (158.0, 2.7e6), true),
             ((26_600.0, 40e3), (18_500.0, 25.6e3), false),
@@ -280,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn another_load_is_tried_anew_at_once() {
+    fn changed_load_is_tried_at_once() {
         let mut payoff = Payoff::new();
         run(&mut payoff, 10.0, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
         let (polls, _) = run(&mut payoff, 0.1, 1e6, |polls| if polls[0] { 210.0 } else { 340.0 });
@@ -290,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_idle_begins_anew() {
+    fn idle_thread_restarts_its_trials() {
         let mut payoff = Payoff::new();
         let (polls, _) = run(&mut payoff, 1.0, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
         assert!(!polls[0]);
@@ -299,10 +305,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the four ways cost, and however much each measurement is off, a thread ends up with one that costs little more than the
-        /// best that a single change leads to.
+        /// For any costs of the four ways, and any error of each measurement: a thread ends up with
+        /// a way that costs little more than the best that a single change leads to.
         #[test]
-        fn no_single_change_would_make_it_cheaper(
+        fn no_single_change_is_cheaper(
             costs in proptest::array::uniform4(200.0..20_000f64),
             noise in proptest::collection::vec(0.99..1.01f64, 64),
         ) {
@@ -322,7 +328,7 @@ mod tests {
 
         /// One measurement that is far off, in either way, is put right soon.
         #[test]
-        fn an_outlier_does_not_last(at in 0u64..1900, factor in prop_oneof![0.05..0.5f64, 2.0..20f64]) {
+        fn outlier_does_not_last(at in 0u64..1900, factor in prop_oneof![0.05..0.5f64, 2.0..20f64]) {
             let mut step = 0;
             let mut payoff = Payoff::new();
             let (polls, _) = run(&mut payoff, 8.0, 100e3, |polls| {

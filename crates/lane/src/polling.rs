@@ -1,14 +1,16 @@
-//! How long a thread with nothing to do looks for work before it sleeps.
+//! The time for which an idle thread looks for work before it sleeps.
 //!
-//! Two things can be waited for, and what is learnt of one says nothing of the other: the guest's answer to an answer,
-//! which takes it a few microseconds, and the storage, which may take a hundred.
+//! A thread waits for one of two events, and knowledge of one does not apply to the other. The
+//! guest's answer to an answer takes it a few microseconds; the storage may take a hundred.
 //!
-//! A thread looks for as long as is likely to help: a sleep that was shorter than the limit would have been better polled, so
-//! the window grows; one that was longer halves it. An idle guest's window is zero: it costs no CPU time. That is for the
-//! lowest latency, whatever it costs; by default polling must also pay for itself ([`crate::payoff`]).
+//! A thread looks for as long as is likely to help. A sleep that was shorter than the limit would
+//! have been better polled, so the window grows; one that was longer halves it. An idle guest's
+//! window is zero: it costs no CPU time. That is for the lowest latency, at any cost; by default
+//! polling must also pay for itself ([`crate::payoff`]).
 //!
-//! Polling only pays on a CPU that nobody else wants. A thread that finds, between two looks at the clock, that time
-//! is missing was not running: somebody else was. Then it stops polling for a while, longer each time.
+//! Polling only pays on a CPU that no other task wants. A thread that misses time between two looks
+//! at the clock was not running: another task was. Then it stops polling for a while, longer each
+//! time.
 
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ const REST: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 /// Looks for work between two looks at the clock.
 const LOOKS: u32 = 8;
 
-/// What a thread that has nothing to do is to be spared: time, or CPU time.
+/// The resource to save in an idle thread: time, or CPU time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PollMode {
     /// It looks for work as long as that may make the next answer quicker.
@@ -48,7 +50,7 @@ impl PollMode {
         }
     }
 
-    /// What it comes to when a thread looks for work for `max` at most.
+    /// The mode when a thread looks for work for `max` at most.
     pub fn within(self, max: Duration) -> PollMode {
         if max.is_zero() { PollMode::Off } else { self }
     }
@@ -100,7 +102,7 @@ impl Polling {
         if self.mode == PollMode::Balanced && self.payoff.is_due(now) {
             let seen = Seen { now, cpu: nanoseconds(cpu_time()), requests: requests() };
             if let Some(turn) = self.payoff.look(seen) {
-                // What it learnt before says little.
+                // Its earlier knowledge has little value.
                 self.windows[turn as usize] = self.max;
                 if self.payoff.is_trial() {
                     (self.rest, self.resting_until) = (REST.0, None);
@@ -182,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_sleeps_open_the_window_and_long_ones_close_it() {
+    fn short_sleeps_open_the_polling_window() {
         let mut polling = Polling::new(PollMode::Latency, Duration::from_micros(50));
         assert!(polling.windows[0].is_zero());
         for _ in 0..10 {
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_of_sleeping_does_not_make_a_thread_forget_that_others_want_its_cpu() {
+    fn sleep_trial_keeps_knowledge_of_contention() {
         let mut polling = Polling::new(PollMode::Balanced, Duration::from_micros(50));
         let resting = (REST.1, Some(polling.origin + Duration::from_secs(3600)));
         (polling.rest, polling.resting_until) = resting;
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn polling_that_is_off_stays_off() {
+    fn disabled_polling_stays_off() {
         let off = [
             (PollMode::Latency, Duration::ZERO),
             (PollMode::Balanced, Duration::ZERO),
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_ends_the_look_for_work() {
+    fn deadline_ends_the_polling() {
         let mut polling = Polling::new(PollMode::Latency, Duration::from_secs(3600));
         polling.windows[0] = Duration::from_secs(3600);
         let mut looks = 0u32;
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_loses_its_cpu_while_polling_rests() {
+    fn preempted_poller_rests() {
         let mut polling = Polling::new(PollMode::Latency, Duration::from_millis(10));
         polling.windows[0] = Duration::from_millis(10);
         // Long enough that the test itself may lose its CPU.

@@ -1,4 +1,4 @@
-//! The lane threads of one volume, and what control can ask of them.
+//! The lane threads of one volume, and control's requests to them.
 
 use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,7 +26,7 @@ use crate::topology::Topology;
 use crate::wish::Wish;
 use crate::workers::{Birth, Workers};
 
-/// What makes a pool.
+/// A pool's configuration.
 #[derive(Debug, Clone)]
 pub struct PoolConfig {
     /// Threads and their CPUs.
@@ -48,23 +48,24 @@ impl std::fmt::Debug for Outbox {
 /// The lane threads of one volume. Queue i runs on thread i modulo their number, or where it pays ([`Topology::adapts`]). Dropping it drains
 /// all lanes.
 ///
-/// Everything that is asked of a lane has been done when the call returns. A front end that lets a call descriptor
-/// fill up keeps the lane that signals it waiting for ever, and with it all lanes of that thread. So every
-/// request takes `calls`, the call descriptors of all lanes that run: when the thread does not answer, they are emptied.
+/// Every request to a lane has been carried out when the call returns. A front end that lets a call
+/// descriptor fill up keeps the lane that signals it waiting for ever. With it wait all lanes of
+/// that thread. So every request takes `calls`, the call descriptors of all lanes that run: when
+/// the thread does not answer, they are emptied.
 #[derive(Debug)]
 pub struct Pool {
     /// Goes first: no lane begins to move any more.
     steering: Mutex<Option<Steering>>,
     routes: Arc<Routes>,
     workers: Workers,
-    /// Held while a lane is told of it, so that none keeps the one before.
+    /// Held while a lane is informed of it, so that none keeps the one before.
     limits: Mutex<(Limits, Option<Arc<Budget>>)>,
 }
 
 impl Pool {
     /// Makes the threads that are there from the beginning: the first, or all where lanes or
     /// operations go from one to the other. The others are made when their first lanes start. A
-    /// thread without lanes sleeps and costs nothing.
+    /// thread without lanes sleeps and takes no CPU time.
     ///
     /// # Errors
     /// [`LaneError::Engine`] without io_uring, [`LaneError::System`].
@@ -101,7 +102,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads that have ended by a fault of their own: their queues are not served any more.
+    /// Threads that have ended by a fault: their queues are not served any more.
     pub fn lost(&self) -> Vec<usize> {
         self.workers.lost()
     }
@@ -120,8 +121,9 @@ impl Pool {
         self.routes.running().into_iter().map(|lane| (lane.lane, lane.thread)).collect()
     }
 
-    /// Lets the lane of queue `index`, if it runs, go on in another thread: as soon as the storage works on nothing of it, and until then it
-    /// takes no more requests. Does not wait. Where [`Topology::adapts`], it may not stay there.
+    /// Moves the lane of queue `index`, if it runs, to another thread. It goes as soon as the
+    /// storage works on none of its requests, and until then takes no more of them. Does not wait.
+    /// Where [`Topology::adapts`], it may not stay there.
     pub fn move_lane(&self, index: u16, thread: usize) {
         // Where there is no such thread, it stays.
         if self.workers.make(thread).is_ok() {
@@ -159,8 +161,8 @@ impl Pool {
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What all lanes may do together, from now on: those that run, and those that start. Does not wait for those that run; each goes by
-    /// the new limits after the round that it is in.
+    /// Sets the common limits of all lanes from now on: those that run, and those that start. Does
+    /// not wait for those that run; each goes by the new limits after the round that it is in.
     pub fn set_limits(&self, limits: Limits) {
         let mut held = self.lock_limits();
         let budget = match &held.1 {
@@ -170,12 +172,12 @@ impl Pool {
         *held = (limits, budget.map(Arc::new));
         // Also to those that are not known to run yet: their start may be in the inbox.
         for index in 0..self.routes.queues() {
-            // A thread that is gone begins nothing.
+            // A thread that is gone begins no request.
             let _ = self.send(index, Message::SetLimits { index, limits: held.1.clone() });
         }
     }
 
-    /// What all lanes may do together, and how often that kept one waiting since it was set.
+    /// The common limits of all lanes, and how often they kept one waiting since they were set.
     pub fn limits(&self) -> (Limits, Waits) {
         let held = self.lock_limits();
         (held.0, held.1.as_ref().map(|budget| budget.waits()).unwrap_or_default())
@@ -197,7 +199,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Stops the lane of queue `index` when its last request in flight is answered. Nothing, if there was none.
+    /// Stops the lane of queue `index` when its last request in flight is answered. `None`, if
+    /// there was none.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
@@ -206,9 +209,10 @@ impl Pool {
         self.ask(index, calls, |reply| Message::Stop { index, suspends: false, reply })
     }
 
-    /// As [`Pool::stop`], for a queue that marks what it has in flight ([`vlane_ring::Queue::track`]): requests that the storage has not begun stay
-    /// in flight, for whoever serves the queue next. Those that it has begun are waited for: nobody can call them back, and a write that
-    /// comes later would hit what the next one writes.
+    /// As [`Pool::stop`], for a queue that marks its requests in flight
+    /// ([`vlane_ring::Queue::track`]). Requests that the storage has not begun stay in flight, for
+    /// the queue's next server. Those that it has begun are waited for, because they cannot be
+    /// cancelled: a late write would hit the next server's.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
@@ -217,11 +221,13 @@ impl Pool {
         self.ask(index, calls, |reply| Message::Stop { index, suspends: true, reply })
     }
 
-    /// Stops all these lanes within `limit`, or as many as come to it: one whose storage hangs goes on instead, as if nothing had been
-    /// asked. Says which have stopped; a lane that did not run is not among them.
+    /// Stops all these lanes within `limit`, or as many as can be. A lane whose storage hangs
+    /// continues instead, as without the request. Says which have stopped; a lane that did not run
+    /// is not among them.
     ///
     /// # Errors
-    /// [`LaneError::Gone`]: a thread is lost, and its lanes with it; those of the others have stopped or go on.
+    /// [`LaneError::Gone`]: a thread is lost, and its lanes with it; those of the others have
+    /// stopped or continue.
     pub fn try_stop(
         &self,
         lanes: &[(u16, Arc<Counters>)],
@@ -259,8 +265,8 @@ impl Pool {
         if lost { Err(LaneError::Gone) } else { Ok(stopped) }
     }
 
-    /// Lets all these lanes take no more requests, before they are stopped one after the other: one whose storage hangs would otherwise
-    /// keep the others going on until then. Does not wait.
+    /// Lets all these lanes take no more requests, before they are stopped one after the other.
+    /// Otherwise one whose storage hangs would keep the others running until then. Does not wait.
     pub fn hold(&self, indices: impl IntoIterator<Item = u16>) {
         for index in indices {
             // A thread that is gone takes none.
@@ -281,8 +287,8 @@ impl Pool {
         self.ask(index, calls, |reply| Message::SetCall { index, call, reply })
     }
 
-    /// Lets the lane go on with other memory; with `drain`, only after its requests in flight are answered, so
-    /// that the old memory is not touched any more when this returns.
+    /// Gives the lane other memory. With `drain`, only after its requests in flight are answered,
+    /// so that the old memory is not touched any more when this returns.
     ///
     /// # Errors
     /// [`LaneError::Queue`] when the ring is not in the new memory, [`LaneError::Gone`].
@@ -296,8 +302,8 @@ impl Pool {
         self.ask(index, calls, |reply| Message::SetMemory { index, memory, drain, reply })?
     }
 
-    /// Begins or ends dirty logging; see [`vlane_ring::Queue::set_log`]. What the lane writes after this returns is
-    /// logged.
+    /// Begins or ends dirty logging; see [`vlane_ring::Queue::set_log`]. The lane's writes after
+    /// the return are logged.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
@@ -328,8 +334,8 @@ impl Pool {
         self.send(index, Message::SetRecorder { index, recorder })
     }
 
-    /// Lets the lane of queue `index` tell the vCPU scheduler from now on, or from when it starts, across its stops and starts; `None`
-    /// ends that. Does not wait.
+    /// Connects the lane of queue `index` to the vCPU scheduler, now or from its start, across its
+    /// stops and starts; `None` ends that. Does not wait.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
@@ -352,7 +358,8 @@ impl Drop for Pool {
     }
 }
 
-/// Waits for an answer, emptying `calls` once a second so that nobody can keep the thread in a write to one.
+/// Waits for an answer, emptying `calls` once a second so that a full one cannot keep the thread in
+/// a write.
 fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneError> {
     loop {
         match answer.recv_timeout(Duration::from_secs(1)) {
@@ -360,7 +367,7 @@ fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneErro
             Err(RecvTimeoutError::Disconnected) => return Err(LaneError::Gone),
             Err(RecvTimeoutError::Timeout) => {
                 for call in calls {
-                    // Whatever the descriptor's own mode: whoever shares it may be quicker to read it.
+                    // For any mode of the descriptor: another holder may be quicker to read it.
                     let (mut count, current) = ([0u8; 8], u64::MAX);
                     let mut buffers = [IoSliceMut::new(&mut count)];
                     let _ = rustix::io::preadv2(call, &mut buffers, current, ReadWriteFlags::NOWAIT);

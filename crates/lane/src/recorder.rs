@@ -1,10 +1,12 @@
-//! Recording of what a lane does: one entry per request, into a ring in memory that another thread empties.
+//! Recording of a lane's requests: one entry per request, into a ring in memory that another thread
+//! empties.
 //!
-//! The lane's side, [`Recorder`], takes no lock, allocates nothing per request and never waits: what finds the ring full is
-//! counted, and the count takes the place of the requests as soon as there is one. It reads the clock once for up to
-//! [`CLOCK_EVERY`] requests that are taken together, and once for all completions that are found together: those requests have one time of
-//! submission, that of the first, and one of completion, that of the last. What waited for what in a lane is told exactly
-//! all the same, by numbers ([`vlane_trace::Record::after`]).
+//! The lane's side, [`Recorder`], takes no lock, allocates no memory per request and never waits.
+//! An entry that finds the ring full is counted, and the count takes the place of the requests as
+//! soon as there is one. It reads the clock once for up to [`CLOCK_EVERY`] requests that are taken
+//! together, and once for all completions that are found together. Those requests have one time of
+//! submission, that of the first, and one of completion, that of the last. The dependencies of a
+//! lane's requests are recorded exactly all the same, by numbers ([`vlane_trace::Record::after`]).
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -18,7 +20,7 @@ use vlane_policy::journal::content::scan;
 use vlane_ring::{Kind, Request, Slot, Status};
 use vlane_trace::{BlockHead, Entry, Magic, Priority, Record};
 
-/// Answers of one batch that are told together; more are told in parts.
+/// Answers of one batch that are recorded together; more are recorded in parts.
 const BATCH: usize = 256;
 /// Requests taken together that have one time.
 pub(crate) const CLOCK_EVERY: usize = 8;
@@ -28,7 +30,7 @@ pub(crate) const CLOCK_EVERY: usize = 8;
 pub struct RecorderConfig {
     /// The trace's time zero.
     pub origin: Instant,
-    /// Whether data is hashed.
+    /// True if data is hashed.
     pub hashes: bool,
     /// Entries that the ring holds.
     pub entries: usize,
@@ -40,7 +42,7 @@ pub struct Recorder {
     lane: u16,
     config: RecorderConfig,
     producer: Producer<Entry>,
-    /// What could not even be told as lost, because the recording ended.
+    /// Entries not even recorded as lost, because the recording ended.
     untold: Arc<AtomicU64>,
     begun: Box<[Begun]>,
     /// Answered in this batch; their service time is still missing.
@@ -57,7 +59,7 @@ pub struct Recorder {
     lost_after_start: u64,
 }
 
-/// What is known of a request from its beginning on.
+/// The facts on a request from its beginning on.
 #[derive(Debug, Clone, Copy, Default)]
 struct Begun {
     submit: u64,
@@ -134,7 +136,8 @@ impl Recorder {
         self.seq = self.seq.wrapping_add(1);
     }
 
-    /// Tells which blocks of a write are a journal's. What finds no place is not told: the write will hardly find one either, and be counted.
+    /// Records which blocks of a write are a journal's. Without a free place they are dropped: the
+    /// write will hardly find one either, and be counted.
     #[inline]
     fn heads(&mut self, request: &Request) {
         let Some(offset) = request.sector().checked_mul(vlane_ring::SECTOR) else { return };
@@ -215,7 +218,7 @@ impl Recorder {
     fn ranges(&mut self, request: &Request, record: Record) {
         let ranges = request.ranges();
         if ranges.len() > BATCH {
-            // The most that a request can have; together they are told or lost together.
+            // The most that a request can have; together they are recorded or lost together.
             self.lose(1);
             return;
         }
@@ -248,8 +251,8 @@ impl Recorder {
         self.shown = self.completed;
     }
 
-    /// What was answered since the last time is done now, and not shown to the guest yet, or not all of it. `goes_on`: more
-    /// requests are taken at once.
+    /// Answers since the last call are done now, and not all shown to the guest yet. `goes_on`:
+    /// more requests are taken at once.
     #[inline]
     pub(crate) fn end_batch(&mut self, goes_on: bool) {
         self.now = None;
@@ -303,7 +306,7 @@ impl Recorder {
         }
     }
 
-    /// Tells what there was no place for; says whether nothing is left of it.
+    /// Records the count of lost entries; returns true if none is left.
     #[inline]
     fn catch_up(&mut self) -> bool {
         (self.lost == 0 && self.start.is_none()) || self.tell()
@@ -349,8 +352,8 @@ impl Recorded {
         count
     }
 
-    /// Whether the lane has let go of the recorder: after one more [`Recorded::drain`] nothing comes any more, but for
-    /// [`Recorded::untold`].
+    /// Returns true if the lane has let go of the recorder: after one more [`Recorded::drain`] no
+    /// entry comes any more, but for [`Recorded::untold`].
     pub fn is_over(&self) -> bool {
         self.consumer.is_abandoned()
     }
@@ -374,7 +377,8 @@ fn kind(kind: Kind) -> vlane_trace::Kind {
     }
 }
 
-/// Of the data as it is now. The guest may be changing it, which makes a hash of neither state and nothing worse.
+/// Of the data as it is now. The guest may be changing it, which makes a hash of neither state and
+/// has no worse effect.
 #[cold]
 fn hash(request: &Request) -> u64 {
     // A secret of the right length for seed 0 can always be made.
@@ -417,9 +421,9 @@ mod tests {
         entries
     }
 
-    /// Records and lost ones add up to what happened, and each gap is told where it is.
+    /// Records and lost ones add up to all requests, and each gap is recorded at its place.
     #[test]
-    fn what_finds_no_place_is_counted_where_it_is_missing() {
+    fn dropped_records_are_counted_in_place() {
         let (mut recorder, mut recorded) = recorder(3, config(4));
         recorder.start(8, 2);
         for seq in 0..10 {
@@ -437,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_several_ranges_is_lost_as_one() {
+    fn request_of_several_ranges_drops_whole() {
         let (mut recorder, mut recorded) = recorder(3, config(4));
         recorder.start(8, 0);
         for seq in 0..2 {
@@ -454,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_last_is_told_too() {
+    fn last_loss_is_recorded() {
         let (mut recorder, mut recorded) = recorder(3, config(2));
         recorder.start(8, 0);
         for seq in 0..5 {
@@ -469,7 +473,7 @@ mod tests {
 
     /// A lane that starts while there is no place: what was lost before and after stays apart.
     #[test]
-    fn a_start_without_a_place_comes_between_what_was_lost() {
+    fn unrecorded_start_comes_between_losses() {
         let (mut recorder, mut recorded) = recorder(3, config(2));
         recorder.start(8, 0);
         for seq in 0..3 {

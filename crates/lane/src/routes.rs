@@ -1,8 +1,9 @@
-//! Where each lane runs, and how a message reaches it there.
+//! The thread of each lane, and the way of a message to it.
 //!
-//! Lanes may move while control sends them messages. None of them is lost or overtakes another: whoever sends holds the lock of this table for as
-//! long as it takes to find the lane's thread and to put the message into its inbox, and so does a thread that gives a lane away; what is in
-//! its inbox for the lane at that moment goes with the lane. The data path never comes here.
+//! Lanes may move while control sends them messages. None of them is lost or overtakes another. A
+//! sender holds the lock of this table until it has found the lane's thread and put the message
+//! into its inbox. So does a thread that gives a lane away; messages in its inbox for the lane go
+//! with the lane. The data path never comes here.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ pub(crate) struct Routes {
 
 struct Place {
     thread: usize,
-    /// What the lane counts, while it runs.
+    /// The lane's counters, while it runs.
     running: Option<Arc<Counters>>,
 }
 
@@ -50,7 +51,8 @@ impl Routes {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message to a lane, wherever it is; says whether its thread is there. A message of an unknown queue reaches nobody.
+    /// Sends a message to a lane, wherever it is; says whether its thread is there. A message for
+    /// an unknown queue is dropped.
     pub(crate) fn send(&self, index: u16, message: Message) -> bool {
         let places = self.lock();
         let thread = places.get(usize::from(index)).and_then(|place| self.outboxes.get(place.thread));
@@ -74,7 +76,7 @@ impl Routes {
         }
     }
 
-    /// Tells one thread to end, as a fault of its own would.
+    /// Makes one thread end, as after a fault.
     #[cfg(test)]
     pub(crate) fn end_one(&self, thread: usize) {
         let _ = self.outboxes[thread].send(Message::Exit);
@@ -112,8 +114,9 @@ impl Routes {
         self.send(index, Message::Stay { index });
     }
 
-    /// Gives a lane to another thread, with all messages for it that the present one, whose `inbox` that is, has not read. Gives it back if
-    /// the other one is gone. What else was in the inbox is in `unread` then, in its order.
+    /// Gives a lane to another thread, with all messages for it that the present one, whose `inbox`
+    /// that is, has not read. Gives it back if the other one is gone. The other messages of the
+    /// inbox are in `unread` then, in their order.
     pub(crate) fn hand_over(
         &self,
         lane: Box<Lane>,

@@ -1,7 +1,8 @@
-//! Who lets lanes move: a thread that looks at the others from time to time, asks the [`Governor`], and sends the lanes where they are to be.
+//! The thread that moves lanes: it looks at the others from time to time, asks the [`Governor`],
+//! and sends the lanes to their threads.
 //!
-//! It sleeps while no lane has anything to do, and is woken by the next thread that has. While one thread does for all lanes it looks less
-//! and less often, up to [`LONGEST`].
+//! It sleeps while all lanes are idle, and is woken by the next thread that has work. While one
+//! thread does for all lanes it looks less and less often, up to [`LONGEST`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -117,7 +118,7 @@ impl Shared {
             || self.routes.running().iter().map(|lane| lane.counters.snapshot().requests()).sum::<u64>();
         let before = counted();
         self.meters.wake_me();
-        // What came at that moment is counted a moment later.
+        // Work that came at that moment is counted a moment later.
         std::thread::park_timeout(SHORTEST);
         if counted() != before {
             return;
@@ -127,7 +128,7 @@ impl Shared {
         }
     }
 
-    /// What happened since the last look.
+    /// The changes since the last look.
     fn look(&self, eyes: &mut Eyes) -> Look {
         let running = self.routes.running();
         let (now, before) = (Instant::now(), std::mem::take(&mut eyes.lanes));
@@ -147,7 +148,7 @@ impl Shared {
     }
 }
 
-/// What was seen at the last look.
+/// The observations of the last look.
 #[derive(Debug)]
 struct Eyes {
     at: Instant,
@@ -190,7 +191,7 @@ impl Seen {
         ThreadLook { busy, cpu: used.unwrap_or(busy), rounds }
     }
 
-    /// The CPU time of a thread of this process; nothing where the system does not tell.
+    /// The CPU time of a thread of this process; `None` where the system does not report it.
     fn cpu_time(&mut self, tid: i32) -> Option<Duration> {
         if self.schedstat.is_none() && tid > 0 {
             self.schedstat = File::open(format!("/proc/self/task/{tid}/schedstat")).ok();

@@ -1,4 +1,5 @@
-//! What this crate's threads meet at. The models (crates/models) compile [`crate::mail`] with loom's in their place.
+//! The synchronization that this crate's threads use. The models (crates/models) compile
+//! [`crate::mail`] with loom's in their place.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

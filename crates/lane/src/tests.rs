@@ -106,7 +106,7 @@ impl Guest {
 }
 
 #[test]
-fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
+fn refused_request_is_counted_once() {
     let (mut guest, config) = guest(null(None));
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
@@ -124,9 +124,10 @@ fn a_refused_request_is_counted_as_that_and_as_nothing_else() {
     assert_eq!((counted.writes, counted.written_bytes, counted.others), (0, 0, 0));
 }
 
-/// A head stands before its write, whatever else is in the write, and wherever its buffers are cut.
+/// A head stands before its write, independent of the rest of the write, and of the cuts of its
+/// buffers.
 #[test]
-fn a_recording_tells_which_blocks_of_a_write_are_a_journals() {
+fn recording_names_journal_blocks() {
     for segments in [1, 3] {
         let (mut guest, config) = guest_of_segments(Format::Split, null(None), segments);
         let mut uring = Uring::new(64).unwrap();
@@ -141,7 +142,7 @@ fn a_recording_tells_which_blocks_of_a_write_are_a_journals() {
         }
         guest.submit(0, Kind::Write, 64);
         guest.submit(1, Kind::Write, 8);
-        // What is read is not looked at.
+        // Read data are not looked at.
         guest.submit(2, Kind::Read, 8);
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
@@ -158,7 +159,7 @@ fn a_recording_tells_which_blocks_of_a_write_are_a_journals() {
 }
 
 #[test]
-fn a_pool_that_is_dropped_answers_what_is_in_flight() {
+fn dropped_pool_answers_requests_in_flight() {
     let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
     let pool =
         Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO, hands_over: false })
@@ -183,7 +184,7 @@ fn a_pool_that_is_dropped_answers_what_is_in_flight() {
 }
 
 #[test]
-fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
+fn awake_thread_asks_for_no_kicks() {
     let (_outbox, inbox) = pair().unwrap();
     let mut thread =
         Thread::new(0, Uring::new(64).unwrap(), inbox, Polling::new(PollMode::Off, Duration::ZERO));
@@ -204,7 +205,7 @@ fn a_thread_that_stays_awake_asks_no_guest_for_kicks() {
 }
 
 #[test]
-fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wakes() {
+fn held_lane_leaves_packed_ring_position() {
     let (mut guest, config) = guest_of(Format::Packed, null(None));
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
@@ -226,13 +227,13 @@ fn a_lane_that_is_held_leaves_its_place_in_a_packed_ring_whenever_its_thread_wak
 /// Slots, and what was decided for them.
 pub(crate) type Submitted = Arc<Mutex<Vec<(u16, Decisions)>>>;
 
-/// Storage that never answers, or goes on for ever; what it was asked for is written down.
+/// Storage that never answers, or never ends; its requests are written down.
 #[derive(Debug, Default)]
 pub(crate) struct Stuck {
     pub(crate) submitted: Submitted,
-    /// Wants to go on again and again.
+    /// Wants to continue again and again.
     pub(crate) is_busy: bool,
-    /// Its requests wait for each other, and nothing of them is under way.
+    /// Its requests wait for each other, without an operation in progress.
     pub(crate) waits: bool,
 }
 
@@ -324,7 +325,7 @@ fn stuck_lane(engine: Stuck, options: BlkOptions, is_tracked: bool) -> (Guest, L
 }
 
 #[test]
-fn what_there_is_no_room_for_waits_and_goes_back_into_the_ring_when_the_queue_stops() {
+fn requests_without_room_return_to_ring() {
     for format in [Format::Split, Format::Packed] {
         let options = BlkOptions { format, depth: 21, data: 4 << 20, ..OPTIONS };
         let (mut guest, mut lane, mut uring, submitted) = stuck_lane(Stuck::default(), options, false);
@@ -370,7 +371,7 @@ fn large_requests_leave_room_for_others() {
 }
 
 #[test]
-fn large_request_in_parts_is_put_back_when_the_queue_stops() {
+fn stopped_queue_puts_large_request_back() {
     for (format, is_tracked) in [(Format::Split, false), (Format::Packed, false), (Format::Split, true)] {
         let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
         let engine = Stuck { is_busy: true, ..Stuck::default() };
@@ -392,7 +393,7 @@ fn large_request_in_parts_is_put_back_when_the_queue_stops() {
 }
 
 #[test]
-fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
+fn stopped_queue_puts_endless_request_back() {
     for format in [Format::Split, Format::Packed] {
         let engine = Stuck { is_busy: true, ..Stuck::default() };
         let (mut guest, mut lane, mut uring, submitted) = lane_of(engine, format);
@@ -416,7 +417,7 @@ fn a_request_that_goes_on_for_ever_is_put_back_when_the_queue_stops() {
 }
 
 #[test]
-fn discards_and_zeroings_take_no_room_from_others() {
+fn discards_and_zeroings_leave_room() {
     for format in [Format::Split, Format::Packed] {
         let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), format);
         (0..4).for_each(|slot| guest.zeroes(slot, 4 << 20));
@@ -428,7 +429,7 @@ fn discards_and_zeroings_take_no_room_from_others() {
 }
 
 #[test]
-fn zeroings_that_wait_are_put_back_from_the_last_on() {
+fn waiting_zeroings_return_last_first() {
     for format in [Format::Split, Format::Packed] {
         let engine = Stuck { waits: true, ..Stuck::default() };
         let (mut guest, mut lane, mut uring, _) = lane_of(engine, format);
@@ -443,7 +444,7 @@ fn zeroings_that_wait_are_put_back_from_the_last_on() {
 }
 
 #[test]
-fn zeroings_stay_in_flight_for_an_upgrade_and_go_on_if_that_is_called_off() {
+fn zeroings_survive_a_cancelled_upgrade() {
     for is_called_off in [false, true] {
         let engine = Stuck { waits: true, ..Stuck::default() };
         let (mut guest, mut lane, mut uring, submitted) = stuck_lane(engine, OPTIONS, true);
@@ -473,10 +474,10 @@ fn zeroings_stay_in_flight_for_an_upgrade_and_go_on_if_that_is_called_off() {
     }
 }
 
-/// What a lane writes last before it sleeps is that it wants kicks: by then memory can be gone that was there when it looked, and a kick
-/// that came meanwhile wakes nobody.
+/// A lane's last write before it sleeps is that it wants kicks. By then memory can be gone that was
+/// there when it looked, and a kick that came meanwhile wakes no thread.
 #[test]
-fn a_lane_does_not_sleep_on_a_ring_whose_memory_is_gone() {
+fn lane_stays_awake_on_lost_ring() {
     for (layout, base, event_idx) in [
         (RingFormat::Split, 0, false),
         (RingFormat::Split, 0, true),
@@ -488,7 +489,7 @@ fn a_lane_does_not_sleep_on_a_ring_whose_memory_is_gone() {
         file.set_len(0x1_0000).unwrap();
         let spec = RegionSpec { guest: 0, size: 0x1_0000, user: 0, offset: 0 };
         let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap());
-        // What the device writes is in the third page.
+        // The device's writes are in the third page.
         let [desc, driver, device] = [0, 0x1000, 0x2000];
         let queue = QueueConfig { layout, size: 8, event_idx, desc, driver, device, base, log_addr: None };
         let (events, told) = event_channel().unwrap();
@@ -507,7 +508,7 @@ fn a_lane_does_not_sleep_on_a_ring_whose_memory_is_gone() {
 }
 
 #[test]
-fn what_is_under_way_becomes_durable_when_the_guest_switches_its_write_cache_off() {
+fn write_cache_off_makes_writes_durable() {
     let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), Format::Split);
     guest.submit(0, Kind::Write, 0);
     guest.driver.publish();

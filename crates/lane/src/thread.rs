@@ -26,8 +26,8 @@ use crate::routes::Routes;
 /// The inbox's wake-up token; each lane has an even one and the next.
 const INBOX: u32 = 0;
 /// From one look at a lane without a kick descriptor to the next: at first, and at most. It doubles
-/// with each look that finds nothing. So a guest's request waits no longer than the guest has been
-/// idle, and an idle lane costs a look every now and then.
+/// with each empty look. So a guest's request waits no longer than the guest has been idle, and an
+/// idle lane costs a look every now and then.
 const LOOKS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(5));
 
 pub(crate) struct Thread {
@@ -37,7 +37,7 @@ pub(crate) struct Thread {
     unread: VecDeque<Message>,
     /// The way to the other threads; without it, lanes stay.
     routes: Option<Arc<Routes>>,
-    /// If somebody wants to know how busy the thread is.
+    /// Set if the thread's load is measured.
     gauge: Option<Gauge>,
     /// By the number that the lane's completions carry; free places are reused.
     lanes: Vec<Option<Lane>>,
@@ -47,7 +47,7 @@ pub(crate) struct Thread {
     polling: Polling,
     contention: Contention,
     turn: Turn,
-    /// The kernel's refusal was told.
+    /// The kernel's refusal was reported.
     complained: bool,
     /// Until the next look at lanes without a kick descriptor.
     look: Duration,
@@ -85,13 +85,13 @@ impl Thread {
         self
     }
 
-    /// Tells somebody how busy it is.
+    /// Sets the gauge of its load.
     pub(crate) fn with_gauge(mut self, gauge: Option<Gauge>) -> Thread {
         self.gauge = gauge;
         self
     }
 
-    /// Runs until it is told to exit, and nothing is in flight.
+    /// Runs until it is asked to exit, and no request is in flight.
     pub(crate) fn run(&mut self) {
         self.uring.watch(self.inbox.wake_fd(), INBOX);
         while !self.is_over() {
@@ -137,12 +137,13 @@ impl Thread {
         }
     }
 
-    /// Told to exit, and all lanes are gone.
+    /// Asked to exit, and all lanes are gone.
     fn is_over(&self) -> bool {
         self.exit && self.lanes.iter().all(Option::is_none)
     }
 
-    /// Has all guests kick from now on, so that the thread can sleep; false if one has made a request meanwhile: then none of them need.
+    /// Asks all guests for kicks from now on, so that the thread can sleep. Returns false if one
+    /// has made a request meanwhile: then none of them need.
     pub(crate) fn ask_for_kicks(&mut self) -> bool {
         let has_work = self.lanes.iter_mut().flatten().any(Lane::before_sleep);
         if has_work {
@@ -165,7 +166,7 @@ impl Thread {
             }
         }
         if let Err(error) = uring.submit() {
-            // Nothing that a lane can do makes the kernel refuse the call itself; going on is all there is to do.
+            // A lane cannot make the kernel refuse the call itself; the only remedy is to continue.
             complain(&mut self.complained, &error);
         }
         while let Some(event) = self.uring.next_event() {
@@ -212,7 +213,8 @@ impl Thread {
                 continue;
             };
             lane.departs(&mut self.uring);
-            // Its completions come to nobody else: the other thread may be faster than the next round.
+            // Only this thread gets its completions: the other thread may be faster than the next
+            // round.
             let _ = self.uring.submit();
             let Some(lane) = self.lanes[place].take() else { continue };
             if let Some(lane) = routes.hand_over(Box::new(lane), to, &self.inbox, &mut self.unread) {
@@ -223,7 +225,7 @@ impl Thread {
         self.read_mail();
     }
 
-    /// A lane comes from another thread, with what it was told on the way.
+    /// A lane comes from another thread, with its messages from the way.
     fn adopt(&mut self, mut lane: Box<Lane>, mail: Vec<Message>) {
         let (place, token) = (self.free_place(), self.take_token());
         // There are never more lanes than queues.
@@ -281,12 +283,13 @@ impl Thread {
         }
     }
 
-    /// Whether a lane waits for its volume's limits. Then there is nothing to look for: they all have the same, and when they are over is known.
+    /// Returns true if a lane waits for its volume's limits. Then no look for work is needed: they
+    /// all have the same limits, whose end is known.
     fn is_held(&self) -> bool {
         self.lanes.iter().flatten().any(Lane::is_held)
     }
 
-    /// The first time at which a lane's storage answers by itself, or its limits let it go on.
+    /// The first time at which a lane's storage answers by itself, or its limits let it continue.
     fn deadline(&self) -> Option<Instant> {
         self.lanes.iter().flatten().filter_map(Lane::deadline).min()
     }

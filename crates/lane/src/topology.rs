@@ -1,7 +1,7 @@
 //! Queues, threads and the CPUs they run on: configuration, checked.
 //!
-//! With n queues, the three forms of Kim, Kang and Eom (2016) are Baseline (1 queue, 1 thread), MQ (n queues, 1
-//! thread) and MT (n queues, n threads, the default).
+//! The three forms of Kim, Kang and Eom (2016), with n queues, are Baseline (1 queue, 1 thread), MQ
+//! (n queues, 1 thread) and MT (n queues, n threads, the default).
 
 use rustix::thread::CpuSet;
 
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_a_thread_for_each_cpu_and_queues_for_more_vcpus() {
+    fn default_is_a_thread_per_cpu() {
         let topology = on_four(None, None, &CpuChoice::Unpinned);
         assert_eq!(topology, Ok(Topology { queues: USUAL_QUEUES, threads: 4, cpus: vec![], adapts: false }));
         let many: Vec<usize> = (0..100).collect();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_choose_their_number_are_no_more_than_queues_and_cpus_that_may_be_used() {
+    fn adaptive_threads_stay_within_cpus_and_queues() {
         let on = |queues, cpus: CpuChoice| {
             Topology::on(Some(queues), ThreadChoice::Auto, &cpus, &[0, 1, 2, 3], &[0, 1, 2])
         };
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn each_mistake_in_a_mapping_is_named() {
+    fn mapping_mistakes_are_named() {
         let list = |cpus: &[usize]| CpuChoice::List(cpus.to_vec());
         let errors = [
             on_four(Some(0), None, &CpuChoice::Unpinned),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_lists_read_as_they_are_written() {
+    fn cpu_lists_round_trip() {
         assert_eq!(parse_cpu_list("0,2-5\n"), Ok(vec![0, 2, 3, 4, 5]));
         assert_eq!(format_cpu_list(&[0, 2, 3, 4, 5, 9]), "0,2-5,9");
         for bad in ["", "a", "1,,2", "5-2", "1-", "99999999"] {

@@ -13,7 +13,7 @@ use crate::wish::Wish;
 use crate::{PollMode, Pool, PoolConfig, Topology};
 
 #[test]
-fn of_lanes_that_are_to_stop_in_time_one_whose_storage_hangs_goes_on() {
+fn hung_lane_continues_after_timed_stop() {
     let topology = Topology { queues: 2, threads: 2, cpus: Vec::new(), adapts: false };
     let pool =
         Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO, hands_over: false })
@@ -48,7 +48,7 @@ fn of_lanes_that_are_to_stop_in_time_one_whose_storage_hangs_goes_on() {
     let stopped = pool.try_stop(&lanes, Duration::from_millis(50)).unwrap();
     assert_eq!(stopped.iter().map(|(index, end)| (*index, end.base)).collect::<Vec<_>>(), [(0, 0)]);
     assert_eq!(pool.places().iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1]);
-    // As if nothing had been asked.
+    // As without the request.
     ask(1);
     begun(2);
     // Its end would wait for the storage: it has none. Where it can be reached, or it would count as lost.
@@ -57,7 +57,7 @@ fn of_lanes_that_are_to_stop_in_time_one_whose_storage_hangs_goes_on() {
 }
 
 #[test]
-fn a_lane_that_reads_too_late_that_it_is_to_stop_does_not() {
+fn late_stop_message_is_ignored() {
     let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), Format::Packed);
     let (reply, stopped) = channel();
     let wish = Arc::new(Wish::default());

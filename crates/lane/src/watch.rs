@@ -1,9 +1,10 @@
-//! What lanes are waiting for, to be seen from outside: also while a lane's thread hangs in a system call of the storage and can
-//! answer nothing.
+//! The requests that lanes wait for, visible from outside. That holds even while a lane's thread
+//! hangs in a system call of the storage and cannot answer.
 //!
-//! A lane writes down each request before the storage gets it, and strikes it out when it is answered: two stores into memory of its
-//! own, no clock. How old a request is finds out who looks from time to time ([`Watch::look`]); whoever looks may sleep while there is
-//! nothing, and is woken by the next request.
+//! A lane writes down each request before the storage gets it, and strikes it out when it is
+//! answered. That takes two stores into its own memory, and no clock. The age of a request is found
+//! by a watcher that looks from time to time ([`Watch::look`]). It may sleep while there is none,
+//! and is woken by the next request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +51,7 @@ pub struct Waiting {
     pub slot: u16,
     /// Counts the lane's requests, modulo 2^16: the next request of that place has another number.
     pub number: u16,
-    /// What it asks for.
+    /// Its kind.
     pub kind: WaitingKind,
     /// Its first sector, up to 2^44 - 1.
     pub sector: u64,
@@ -60,7 +61,7 @@ pub struct Waiting {
 #[derive(Debug, Default)]
 pub struct Watch {
     lanes: Mutex<Vec<Arc<Plate>>>,
-    /// The one who looks wants to be woken by the next request.
+    /// The watcher wants to be woken by the next request.
     asleep: AtomicBool,
     watcher: Mutex<Option<Thread>>,
 }
@@ -95,12 +96,12 @@ impl Watch {
         self.asleep.store(true, Ordering::SeqCst);
     }
 
-    /// Whether nobody has woken the thread since [`Watch::wake_me`].
+    /// Returns true if no thread has woken the watcher since [`Watch::wake_me`].
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst)
     }
 
-    /// Wakes whoever looks, as a request does.
+    /// Wakes the watcher, as a request does.
     #[cold]
     pub fn wake(&self) {
         if self.asleep.swap(false, Ordering::SeqCst)
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_comes_back_as_what_it_was() {
+    fn entry_round_trips() {
         for (at, kind) in (1_u64..).zip(WaitingKind::ALL) {
             let entry = at << (SECTOR_BITS + NUMBER_BITS) | 65535 << SECTOR_BITS | 12345;
             let found = unpack(3, 9, entry).unwrap();
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_looks_is_woken_once_and_sees_only_lanes_that_are_there() {
+    fn watcher_wakes_once_sees_live_lanes() {
         let watch = Arc::new(Watch::default());
         let lane = Watched::new(Arc::clone(&watch), 7, 4);
         assert!(watch.look().is_empty());

@@ -1,4 +1,4 @@
-//! A wish that can be called off: of the one who calls it off and the one who fulfils it, exactly one succeeds.
+//! A cancellable request: either cancel or fulfil wins, never both.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -12,11 +12,11 @@ pub(crate) struct Wish(AtomicU8);
 
 impl Wish {
     fn turn(&self, to: u8) -> bool {
-        // What is done about it travels by messages, which order it.
+        // Messages carry its effects, and order them.
         self.0.compare_exchange(STANDS, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Whether it has neither been fulfilled nor been called off.
+    /// Returns true if it has neither been fulfilled nor been cancelled.
     pub(crate) fn stands(&self) -> bool {
         self.0.load(Ordering::Acquire) == STANDS
     }
@@ -26,7 +26,7 @@ impl Wish {
         self.turn(GRANTED)
     }
 
-    /// Nobody wants it any more: whether it still stood.
+    /// Cancels it; returns true if it still stood.
     pub(crate) fn call_off(&self) -> bool {
         self.turn(OFF)
     }
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_two_that_end_it_one_succeeds() {
+    fn exactly_one_ending_succeeds() {
         let (one, other) = (Wish::default(), Wish::default());
         assert!(one.stands() && one.grant() && !one.call_off() && !one.grant() && !one.stands());
         assert!(other.call_off() && !other.grant() && !other.stands());

@@ -95,7 +95,7 @@ impl Workers {
         self.routes.send(index, message).then_some(()).ok_or(LaneError::Gone)
     }
 
-    /// Threads that have ended by a fault of their own.
+    /// Threads that have ended by a fault.
     pub(crate) fn lost(&self) -> Vec<usize> {
         let has_ended = |worker: &Worker| match worker {
             Worker::Unmade(..) => false,
@@ -106,7 +106,7 @@ impl Workers {
         (0..workers.len()).filter(|number| has_ended(&workers[*number])).collect()
     }
 
-    /// Waits for the end of all threads, which they must have been told. None is made any more.
+    /// Waits for the end of all threads, which must have been asked to end. None is made any more.
     pub(crate) fn join(&self) {
         // The lock is not held for as long as a thread may take.
         let workers = std::mem::take(&mut *self.lock());
@@ -120,7 +120,7 @@ impl Workers {
     }
 }
 
-/// True if a lane that is told the new one needs to know nothing of the old one.
+/// True if a lane that gets the new one does not need the old one.
 fn is_replaced(old: &Message, new: &Message) -> bool {
     let is_same_kind = matches!(
         (old, new),

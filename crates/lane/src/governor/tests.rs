@@ -8,10 +8,10 @@ use super::*;
 
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// What a lane's guest asks for.
+/// The load of a lane's guest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Demand {
-    /// So many requests per second, whatever happens.
+    /// So many requests per second, independent of the answers.
     Open(f64),
     /// As many as are answered.
     Closed,
@@ -54,7 +54,7 @@ impl Host {
         threads.len()
     }
 
-    /// What happens in a period.
+    /// The events of a period.
     #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "a model")]
     fn look(&self) -> Look {
         let length = PERIOD.as_secs_f64();
@@ -102,7 +102,7 @@ impl Host {
         look
     }
 
-    /// Goes on for a time; returns how often a lane was moved.
+    /// Continues for a time; returns how often a lane was moved.
     fn run(&mut self, governor: &mut Governor, time: Duration) -> usize {
         let mut moves = 0;
         for _ in 0..time.as_millis() / PERIOD.as_millis() {
@@ -134,7 +134,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_constant_load_is_left_alone_and_never_has_more_threads_than_cpus_or_lanes(
+    fn constant_load_is_left_alone(
         demands in demands(), cpus in 1_usize..9, apart in 0.0..1.5,
     ) {
         let mut host = Host::new(cpus, demands);
@@ -142,12 +142,12 @@ proptest! {
         let mut governor = Governor::new(cpus);
         host.run(&mut governor, 30 * SECOND);
         let moves = host.run(&mut governor, 300 * SECOND);
-        // What does not pay is tried about once a minute, and taken back.
+        // A change that does not pay is tried about once a minute, and taken back.
         prop_assert!(moves <= 2 * host.places.len() * 2 * 6, "{moves} moves of {host:?}");
     }
 
     #[test]
-    fn lanes_that_get_idle_end_up_on_one_thread(demands in demands(), cpus in 1_usize..9) {
+    fn idle_lanes_gather_on_one_thread(demands in demands(), cpus in 1_usize..9) {
         let mut host = Host::new(cpus, demands);
         let mut governor = Governor::new(cpus);
         host.run(&mut governor, 10 * SECOND);
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn two_busy_lanes_get_a_thread_each_and_idle_ones_none(idle in 0_usize..6, cpus in 2_usize..9) {
+    fn busy_lanes_get_a_thread_each(idle in 0_usize..6, cpus in 2_usize..9) {
         let mut demands = vec![Demand::Open(0.0); idle];
         demands.extend([Demand::Closed; 2]);
         let mut host = Host::new(cpus, demands);
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn busy_lanes_get_as_many_threads_as_there_are_cpus(lanes in 2_usize..9, cpus in 1_usize..9) {
+    fn busy_lanes_use_all_cpus(lanes in 2_usize..9, cpus in 1_usize..9) {
         let mut host = Host::new(cpus, vec![Demand::Closed; lanes]);
         let mut governor = Governor::new(cpus);
         host.run(&mut governor, 20 * SECOND);
@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn a_thread_that_brings_nothing_is_taken_back(lanes in 2_usize..9, others in 1.0..4.0) {
+    fn useless_thread_is_taken_back(lanes in 2_usize..9, others in 1.0..4.0) {
         // Each thread makes every request dearer by more than it adds.
         let mut host = Host::new(4, vec![Demand::Closed; lanes]);
         host.apart = others;
@@ -194,7 +194,7 @@ proptest! {
 }
 
 #[test]
-fn a_load_that_falls_gives_its_threads_back_and_one_that_rises_gets_them_again() {
+fn threads_follow_the_load() {
     let mut host = Host::new(4, vec![Demand::Open(60_000.0); 4]);
     let mut governor = Governor::new(4);
     host.run(&mut governor, 5 * SECOND);
@@ -207,7 +207,7 @@ fn a_load_that_falls_gives_its_threads_back_and_one_that_rises_gets_them_again()
 }
 
 #[test]
-fn a_lane_that_does_not_come_is_given_up() {
+fn missing_lane_is_given_up() {
     let host = Host::new(2, vec![Demand::Closed; 2]);
     let mut governor = Governor::new(2);
     let asked: Vec<_> = (0..500).filter(|_| !governor.decide(&host.look()).is_empty()).collect();
@@ -232,7 +232,7 @@ fn lanes_come_and_go() {
 }
 
 #[test]
-fn lanes_that_all_want_more_than_there_is_are_evenly_on_the_threads() {
+fn overloaded_lanes_are_spread_evenly() {
     let mut host = Host::new(2, vec![Demand::Closed; 4]);
     host.places = vec![0, 1, 0, 0];
     let mut governor = Governor::new(2);
@@ -242,7 +242,7 @@ fn lanes_that_all_want_more_than_there_is_are_evenly_on_the_threads() {
 }
 
 #[test]
-fn a_thread_that_rests_for_a_moment_gets_no_lanes_for_it() {
+fn short_rest_attracts_no_lanes() {
     let mut host = Host::new(2, vec![Demand::Closed; 4]);
     host.places = vec![0, 0, 1, 1];
     let mut governor = Governor::new(2);

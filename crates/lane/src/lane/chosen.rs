@@ -1,6 +1,7 @@
 //! The next request to begin, where that is not simply the next of the ring: requests wait, classes are mixed, or the volume has limits.
 //!
-//! Classes say which of those that wait is next, and whether there is room for it at the device; limits say whether it may be begun already.
+//! Classes decide which of the waiting requests is next, and if there is room for it at the device.
+//! Limits decide if it may be begun already.
 
 use vlane_engine::Class;
 use vlane_ring::Slot;
@@ -8,7 +9,7 @@ use vlane_ring::Slot;
 use super::Lane;
 
 impl Lane {
-    /// Whether the next request is simply that of the ring.
+    /// Notes if the next request is simply that of the ring.
     pub(super) fn chooses(&mut self) {
         self.is_plain = self.ahead.requests == 0 && self.limited.is_none() && !self.orders();
     }
@@ -44,12 +45,14 @@ impl Lane {
         self.leaves_waiting(class)
     }
 
-    /// The list whose first request is next; none if nothing waits, or nothing for which there is room at the device.
+    /// The list whose first request is next; `None` if no request waits, or none with room at the
+    /// device.
     fn next_list(&self) -> Option<Class> {
         let waits = self.waiting.waits();
         match &self.classed {
             Some(classed) if classed.orders() => classed.next(waits),
-            // What is left of a time with an order goes before what others add to: it would wait for ever.
+            // The rest of a time with an order goes before lists that others add to: it would wait
+            // for ever.
             _ => [Class::Express, Class::Background, Class::Normal].into_iter().find(|list| waits.of(*list)),
         }
     }
@@ -71,7 +74,7 @@ impl Lane {
                     return None;
                 }
                 if !self.take_one_ahead() {
-                    // Nothing waits, so nothing is to be kept for it.
+                    // No request waits, so no budget is to be kept.
                     self.leave_budget();
                     return None;
                 }
@@ -99,12 +102,12 @@ impl Lane {
         self.classed.as_ref().is_none_or(|classed| !classed.orders() || classed.next(only).is_some())
     }
 
-    /// Whether a request that waits may be begun, as far as the device goes.
+    /// Returns true if a waiting request may be begun, as far as the device goes.
     pub(super) fn may_begin(&self) -> bool {
         self.has_room() && !(self.orders() && self.is_moving()) && self.next_list().is_some()
     }
 
-    /// Whether one that waits may be begun, or there is one to be taken.
+    /// Returns true if a waiting one may be begun, or there is one to be taken.
     #[cold]
     pub(super) fn has_chosen(&mut self) -> bool {
         let is_held = self.is_held();

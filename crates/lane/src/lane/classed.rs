@@ -1,8 +1,10 @@
-//! Requests by class: whose turn it is, and how many are at the device. See `docs/src/express.md`.
+//! Requests by class: the order of their turns, and their numbers at the device. See
+//! `docs/src/express.md`.
 //!
-//! A lane of a volume without classes has none of this, and is compiled without it ([`Lane::serve`]). While only one class is there, a request
-//! costs a comparison with the priority of the one before it. While classes are mixed, the lane takes all that its ring has and begins it in
-//! the order of the classes, as far as its window allows.
+//! A lane of a volume without classes has none of this, and is compiled without it
+//! ([`Lane::serve`]). While only one class is there, a request costs a comparison with the priority
+//! of the one before it. While classes are mixed, the lane takes all requests of its ring. It
+//! begins them in the order of the classes, as far as its window allows.
 
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use crate::classes::{ClassBoard, kind};
 
 /// While only one class is there, the requests of one turn of so many are timed.
 const TIMED: u32 = 64;
-/// ... and so many turns are told together.
+/// ... and so many turns are published together.
 const TOLD: u64 = 8;
 /// How exactly it is known when a class was last seen.
 const SEEN_EVERY: Nanos = 50_000_000;
@@ -33,19 +35,21 @@ pub(crate) struct Classed {
     class: Class,
     kind: usize,
     run: usize,
-    /// What it had in earlier turns, and how many turns these were, one of which ended with a full ring.
+    /// Its requests of earlier turns, and how many turns these were, one of which ended with a full
+    /// ring.
     uncounted: u64,
     untold: u64,
     full: u64,
-    /// When each class was last told to have been seen.
+    /// The time at which each class was last published as seen.
     seen: [Nanos; 3],
     /// Classes are mixed: all requests are timed.
     pub(super) is_mixed: bool,
     turns: Turns,
     window: Window,
-    /// While classes are mixed, at the device: express requests, and others. What was begun before they were is among the others.
+    /// While classes are mixed, at the device: express requests, and others. Requests begun before
+    /// that are among the others.
     at_device: [u32; 2],
-    /// Requests at the device that are timed; and how many of all the others were told of.
+    /// Timed requests at the device; and the published number of all the others.
     timed_there: u32,
     told: u32,
     /// In this turn: begun, and answered since the last one.
@@ -133,7 +137,7 @@ impl Classed {
         self.clock
     }
 
-    /// Whether requests that come to the device, or leave it, are looked at one by one.
+    /// Returns true if requests that come to the device, or leave it, are looked at one by one.
     fn tracks(&self) -> bool {
         self.is_mixed || self.timed == 0 || self.timed_there > 0
     }
@@ -184,8 +188,8 @@ impl Classed {
         }
     }
 
-    /// The end of a turn; `is_wanted` says whether more wait than there is room for. While only one class is there, several turns are told
-    /// together, at the latest when there is nothing to do.
+    /// The end of a turn; `is_wanted` is true if more wait than there is room for. While only one
+    /// class is there, several turns are published together, at the latest when the lane is idle.
     #[inline]
     fn end_turn(&mut self, taken: usize, there: usize, is_wanted: bool, is_full: bool) {
         if taken > 0 {
@@ -274,7 +278,7 @@ impl Lane {
         worked
     }
 
-    /// The lane takes no more: what it has not told is told now.
+    /// Publishes the unpublished counts: the lane takes no more.
     pub(super) fn tell_classes(&mut self) {
         if let Some(classed) = &mut self.classed {
             classed.tell_turns(classed.told, false);
@@ -335,7 +339,7 @@ impl Lane {
         }
     }
 
-    /// Whether a request that comes now is taken, though it may not be begun yet.
+    /// Returns true if a request that comes now is taken, though it may not be begun yet.
     pub(super) fn takes_ahead(&self) -> bool {
         self.orders() && !self.takes_no_more() && self.ahead.is_below(self.most_ahead())
     }

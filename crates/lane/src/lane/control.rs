@@ -1,4 +1,4 @@
-//! What control asks of a lane, and how it goes to sleep and to its end.
+//! Control's requests to a lane, and the lane's way to sleep and to its end.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,26 +16,27 @@ use crate::error::{LaneError, Stopped};
 use crate::recorder::Recorder;
 use crate::wish::Wish;
 
-/// What a lane does once nothing is in flight.
+/// The next action of a lane once no request is in flight.
 pub(super) enum Draining {
     /// Wait for one of the others.
     Hold,
     Stop(Sender<Option<Stopped>>),
-    /// As a stop, but needs only that nothing is begun: what waits stays in flight.
+    /// As a stop, but waiting requests stay in flight; only begun ones must end.
     Suspend(Sender<Option<Stopped>>),
     /// The same, unless that is called off before.
     TryStop(Arc<Wish>, Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
-    /// Goes to that thread. Needs only that nothing is under way: what waits for its turn moves, too.
+    /// Goes to that thread. Needs only that no operation is in progress: waiting requests move,
+    /// too.
     Move(usize),
     /// The thread ends.
     Exit,
 }
 
-/// What becomes of a lane after a round.
+/// A lane's state after a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Settled {
-    /// It goes on.
+    /// It continues.
     Stays,
     /// It is to go to that thread now.
     Leaves(usize),
@@ -72,7 +73,7 @@ impl Lane {
         }
         let takes = if self.orders() { self.takes_ahead() } else { self.has_room() };
         if !takes {
-            // What is in the ring has to wait for what is under way, which wakes the thread.
+            // Requests in the ring have to wait for operations in progress, which wake the thread.
             return false;
         }
         if self.is_held() && !self.looks_further() {
@@ -80,7 +81,8 @@ impl Lane {
             return false;
         }
         let asked = self.queue.enable_notify();
-        // That touched the ring, perhaps as the first since its memory went: afterwards nobody would look until the next kick.
+        // That touched the ring, perhaps as the first access since its memory went: no look would
+        // follow until the next kick.
         if self.queue.is_memory_lost() {
             self.break_down(Broken::MemoryLost);
             return false;
@@ -98,7 +100,8 @@ impl Lane {
         }
     }
 
-    /// After a sleep: kicks are not needed for now. A lane that takes nothing more has no wish, and may have left its place there.
+    /// After a sleep: kicks are not needed for now. A lane that takes no more requests asks for no
+    /// kicks, and may have left its place there.
     pub(crate) fn after_sleep(&mut self) {
         if !self.takes_no_more() {
             self.queue.disable_notify();
@@ -158,14 +161,14 @@ impl Lane {
         }
     }
 
-    /// What is in flight stays so for another device.
+    /// Requests in flight stay so for another device.
     pub(super) fn is_suspending(&self) -> bool {
         matches!(self.draining, Some(Draining::Suspend(_)))
     }
 
     /// As [`Lane::stop`], for as long as `wish` stands.
     pub(crate) fn try_stop(&mut self, wish: Arc<Wish>, reply: Sender<Option<Stopped>>) {
-        // A thread that hangs reads this when nobody wants it any more.
+        // A thread that hangs reads this when it is not wanted any more.
         if wish.stands() {
             self.drain(Draining::TryStop(wish, reply));
         }
@@ -185,11 +188,11 @@ impl Lane {
         self.tell_classes();
         self.begin_parked_again();
         self.put_back_waiting();
-        // What could not be put back does not wait any more, and pays when it is begun.
+        // Requests that could not be put back do not wait any more, and pay when they are begun.
         self.leave_budget();
     }
 
-    /// Drains for something that somebody waits for. A lane that only moves has time.
+    /// Drains for a waiting caller. A lane that only moves has time.
     pub(super) fn is_ending(&self) -> bool {
         !matches!(self.draining, None | Some(Draining::Move(_)))
     }
@@ -209,7 +212,8 @@ impl Lane {
         }
     }
 
-    /// Takes no more requests, and leaves for another thread once nothing is under way; unless it has to do something else then.
+    /// Takes no more requests, and leaves for another thread once no operation is in progress;
+    /// unless another action is due then.
     pub(crate) fn move_to(&mut self, thread: usize) {
         self.draining.get_or_insert(Draining::Move(thread));
     }
@@ -227,8 +231,9 @@ impl Lane {
         self.unwatch(uring);
     }
 
-    /// Comes to a thread: `place`, `token` and `uring` are as in [`Lane::new`]. What happened in the meantime is found there: the thread
-    /// looks at the ring before it sleeps, and descriptors that were written are readable still.
+    /// Comes to a thread: `place`, `token` and `uring` are as in [`Lane::new`]. Events of the
+    /// meantime are found there: the thread looks at the ring before it sleeps, and written
+    /// descriptors are readable still.
     pub(crate) fn arrives(&mut self, place: u16, token: u32, uring: &mut Uring) {
         self.token = token;
         self.queue.move_to(place, uring);
@@ -252,7 +257,7 @@ impl Lane {
 
     pub(crate) fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call.map(Call::new);
-        // What was completed while there was none, or while the old one had lost its reader.
+        // For completions while there was none, or while the old one had lost its reader.
         self.write_call();
     }
 
@@ -273,7 +278,7 @@ impl Lane {
         self.sectors = sectors;
     }
 
-    /// Tells a recorder of every request from now on, or nobody.
+    /// Sets or removes the recorder of every request from now on.
     pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>) {
         self.observers.set_recorder(recorder, self.queue.config().size, self.queue.in_flight());
     }
@@ -283,12 +288,12 @@ impl Lane {
         self.observers.take_recorder()
     }
 
-    /// Tells the vCPU scheduler of what completes from now on, or nobody.
+    /// Sets or removes the vCPU scheduler's hint from now on.
     pub(crate) fn set_hint(&mut self, hint: Option<Box<LaneHint>>) {
         self.observers.set_hint(hint);
     }
 
-    /// An operation is over that nobody asks for any more: the process has died.
+    /// Drops an ended operation without a receiver: the process has died.
     #[cfg(vlane_simulated)]
     pub(crate) fn abandon(&mut self, finished: vlane_engine::Finished) {
         let _ = self.queue.finish(finished);
@@ -321,7 +326,8 @@ impl Lane {
         }
         match self.draining.take() {
             Some(Draining::Hold) => {
-                // The end may not come, if another lane's storage hangs: whoever serves the ring next finds it in order.
+                // The end may not come, if another lane's storage hangs: the ring's next server
+                // finds it in order.
                 self.publish();
                 self.queue.leave_place();
                 self.draining = Some(Draining::Hold);
@@ -338,7 +344,7 @@ impl Lane {
                 self.store_counters();
                 Settled::Ends
             }
-            // ... or called off: it goes on.
+            // ... or cancelled: it continues.
             Some(Draining::Move(_) | Draining::TryStop(..)) | None => Settled::Stays,
         }
     }

@@ -1,4 +1,4 @@
-//! What a lane tells its session by itself.
+//! A lane's own reports to its session.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,15 +18,16 @@ pub enum LaneEvent {
         /// Which rule.
         reason: Broken,
     },
-    /// A request was answered with an error, as a buffer of it is not in guest memory; told of the
-    /// first since the lane started.
+    /// A request was answered with an error, because a buffer of it is not in guest memory;
+    /// reported for the first since the lane started.
     Unreachable {
         /// The queue's index.
         index: u16,
         /// Guest physical address that is in no region.
         hole: u64,
     },
-    /// Its thread ended by a fault of its own. What was in flight is not answered, and nobody knows how far it came.
+    /// Its thread ended by a fault. Requests in flight are not answered, and their progress is
+    /// unknown.
     Lost {
         /// The queue's index.
         index: u16,

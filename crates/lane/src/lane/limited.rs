@@ -1,5 +1,6 @@
-//! A lane whose volume has limits: all of its requests go through its waiting lists, and the first of them is begun when there is budget
-//! for it. Express requests that are exempt are begun whenever they are seen; for their sake the lane takes requests ahead while it waits.
+//! In a lane whose volume has limits, all requests go through its waiting lists. The first of them
+//! is begun when there is budget for it. Express requests that are exempt are begun whenever they
+//! are seen; for their sake the lane takes requests ahead while it waits.
 
 use std::sync::Arc;
 
@@ -24,20 +25,20 @@ impl Lane {
         }
     }
 
-    /// Whether the volume's limits let a request begin now.
+    /// Returns true if the volume's limits let a request begin now.
     pub(super) fn admits(&mut self, slot: Slot) -> bool {
         let is_ending = self.is_ending();
         let Some(limited) = &mut self.limited else { return true };
         let (request, class) = (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
         if is_ending {
-            // Somebody waits for the lane, and must not do so for its guest's sake.
+            // A caller waits for the lane, and must not do so for its guest's sake.
             limited.charge(request, class);
             return true;
         }
         limited.admits(request, class)
     }
 
-    /// Nothing is begun before the storage has answered something, however long that takes.
+    /// No request is begun before the storage has answered one, however long that takes.
     #[cold]
     pub(super) fn waits_for_storage(&mut self) {
         if let Some(limited) = &mut self.limited {

@@ -1,5 +1,6 @@
-//! Lane threads that the deterministic simulator (crates/dst) steps: the parts of [`Thread::run`], each as long as it is without a look at
-//! anything that others may change, but for polling, which is to look again.
+//! Lane threads that the deterministic simulator (crates/dst) steps. Steps are the parts of
+//! [`Thread::run`], each as long as it is without a look at data that others may change. Polling is
+//! the exception: it looks again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::routes::Routes;
 enum At {
     /// About to do a round.
     Round,
-    /// Found nothing to do, and is about to ask for kicks.
+    /// Found no work, and is about to ask for kicks.
     Idle,
     /// Has asked for them, and is about to look at its mail and to sleep.
     Dozes,
@@ -48,7 +49,7 @@ impl std::fmt::Debug for Threads {
     }
 }
 
-/// What a step was.
+/// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// A round in which there was something to do.
@@ -107,7 +108,7 @@ impl Threads {
         self.routes.running().into_iter().find(|running| running.lane == index).map(|running| running.thread)
     }
 
-    /// Whether a thread goes on by itself: it is awake, or has been woken.
+    /// Returns true if a thread continues by itself: it is awake, or has been woken.
     pub fn can_step(&self, thread: usize) -> bool {
         let Stepped { thread, ring, at } = &self.threads[thread];
         *at != At::Dozes
@@ -131,7 +132,8 @@ impl Threads {
         }
     }
 
-    /// The process is dead: nothing that it has is told to anybody any more. The kernel's operations of it must have been ended before.
+    /// The process is dead: no part of its state is reported any more. The kernel's operations of
+    /// it must have been ended before.
     pub fn die(self) {
         system::die();
         for Stepped { mut thread, .. } in self.threads {
@@ -188,7 +190,7 @@ impl Threads {
         self.routes.move_lane(index, thread);
     }
 
-    /// A lane that was to move and has not is to stay, as whoever lets lanes move soon says.
+    /// Cancels the move of a lane that has not moved, as the steering thread soon does.
     pub fn call_off(&mut self, index: u16) {
         self.routes.call_off(index);
     }
