@@ -1,4 +1,5 @@
-//! What the fuzz targets have in common: the property tests' guest memory and models, and inputs that lead somewhere.
+//! Common parts of the fuzz targets: the property tests' guest memory and models, and inputs that
+//! lead somewhere.
 //!
 //! An input is not the bytes of a ring: of those nearly all are refused at the first descriptor. It is a list of steps
 //! with addresses, lengths and flags from where the edges are.

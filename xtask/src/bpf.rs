@@ -1,4 +1,5 @@
-//! `cargo xtask bpf`: compiles the BPF programs into the objects that the repository has, so that nobody else needs clang.
+//! `cargo xtask bpf`: compiles the BPF programs into the objects that the repository has, so that
+//! other builds do not need clang.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,8 +31,8 @@ pub(crate) fn compile(root: &Path) -> Result<()> {
 fn compile_one(root: &Path, program: &Program) -> Result<()> {
     let folder = root.join(program.folder);
     let (source, object) = (format!("{}.bpf.c", program.name), format!("{}.bpf.o", program.name));
-    // Debug information is what types (BTF) are made from; the paths in it are relative, so that the object is the same
-    // wherever it is made.
+    // Types (BTF) are made from debug information. Its paths are relative, so that the object is
+    // the same wherever it is made.
     let clang = [
         "-O2",
         "-g",

@@ -7,8 +7,9 @@
 //! //# The device MUST set len prior to updating the used idx.
 //! ```
 //!
-//! and, above a test, `//= virtio 2.7.8.2, test`. A quotation may go on in further lines. The page `docs/src/specification.md` is made from both;
-//! `cargo xtask tidy` fails when it is out of date, when a sentence that is quoted is not in the files, and when one of theirs is quoted nowhere.
+//! and, above a test, `//= virtio 2.7.8.2, test`. A quotation may continue in further lines. The
+//! page `docs/src/specification.md` is made from both. `cargo xtask tidy` fails when it is out of
+//! date, when a quoted sentence is not in the files, and when one of theirs is quoted nowhere.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -20,7 +21,7 @@ use serde::Deserialize;
 /// The page that is made.
 pub(crate) const PAGE: &str = "docs/src/specification.md";
 
-/// What is wrong: the file, the line, why.
+/// A fault: the file, the line, why.
 type Fault = (String, usize, String);
 
 /// A file of `specification/`.
@@ -83,7 +84,8 @@ fn citations(file: &str, text: &str) -> Vec<Citation> {
     all
 }
 
-/// Whether a test's attribute stands beside a quotation: among the comments and attributes before it and behind it.
+/// True if a test's attribute stands beside a quotation: among the comments and attributes before
+/// it and behind it.
 fn is_above_a_test(text: &str, line: usize) -> bool {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let (before, after) = lines.split_at(line.min(lines.len()));
@@ -203,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentence_is_found_where_it_is_quoted_and_missed_where_it_is_not() {
+    fn quoted_and_unquoted_sentences_are_found() {
         let code = "    //= v 1.2\n    //# It MUST\n    //# NOT.\n    x();\n//= v 1.2, test\n//# It MUST NOT.\n#[test]\nfn never() {}\n";
         let (page, faults) = page(&files(code)).unwrap();
         assert!(page.contains("| It MUST NOT. | [`x/src/lib.rs`](../../crates/x/src/lib.rs) | [`never`](../../crates/x/src/lib.rs) |"), "{page}");
@@ -217,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_s_quotation_without_a_test_under_it_is_a_fault() {
+    fn test_quotation_without_test_is_fault() {
         let quotation = "//= v 1.2, test\n//# It MUST.\n";
         for (under, is_one) in [
             ("#[test]\nfn it_does() {}\n", true),
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_specification_says_is_no_quotation() {
+    fn unknown_sentence_is_no_quotation() {
         for code in ["//= v 1.2\n//# It MAY.\n", "//= v 1.3\n//# It MUST.\n", "//= w 1.2\n//# It MUST.\n"] {
             let (_, faults) = page(&files(code)).unwrap();
             assert!(

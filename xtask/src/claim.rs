@@ -1,4 +1,4 @@
-//! What a publication says, and what vlane is to reach, each held against a report.
+//! Statements of a publication, and vlane's goals, each compared with a report.
 
 use serde::Deserialize;
 use vlane_report::published::{Interval, Published, Row, Said};
@@ -12,7 +12,7 @@ pub(crate) struct Figure {
     pub(crate) says: String,
     /// The published figure.
     published: Option<f64>,
-    /// What is published in words or in a graph without numbers.
+    /// Statements published in words or in a graph without numbers.
     published_in_words: Option<Words>,
     /// The value that would mean no change; 1 without it if the figure is a ratio of two, else there is none.
     no_change: Option<f64>,
@@ -53,7 +53,7 @@ pub(crate) struct Goal {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Place {
     section: String,
-    /// What the first cells of the row say.
+    /// Content of the row's first cells.
     #[serde(default)]
     row: Vec<String>,
     column: Option<String>,
@@ -64,12 +64,12 @@ pub(crate) struct Place {
     caption: String,
 }
 
-/// Whether all of a spread, none of it or a part is within bounds.
+/// Part of a spread within bounds: all, none, or some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Within {
     /// All of it.
     All,
-    /// Nothing of it.
+    /// None of it.
     None,
     /// A part.
     Part,
@@ -96,7 +96,7 @@ impl Within {
 }
 
 impl Figure {
-    /// What is wrong with it, if something is.
+    /// Its fault, if any.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         if self.published.is_some() == self.published_in_words.is_some() {
             return Some("give either `published` or `published_in_words`");
@@ -127,7 +127,7 @@ impl Figure {
 }
 
 impl Goal {
-    /// What is wrong with it, if something is.
+    /// Its fault, if any.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         (self.at_least.is_none() && self.at_most.is_none()).then_some("a goal needs `at_least` or `at_most`")
     }

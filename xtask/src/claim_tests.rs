@@ -50,7 +50,7 @@ fn ratio(published: &str) -> Figure {
 }
 
 #[test]
-fn a_ratio_of_two_figures_has_the_worst_case_of_both_for_its_spread() {
+fn ratio_has_worst_case_spread() {
     let row = ratio("published = 2.55").row(&report());
     let here = row.here.clone().unwrap();
     assert!((here.middle - 2.5).abs() < 1e-9 && (here.low - 200.0 / 110.0).abs() < 1e-9);
@@ -62,7 +62,7 @@ fn a_ratio_of_two_figures_has_the_worst_case_of_both_for_its_spread() {
 }
 
 #[test]
-fn words_have_a_direction_and_no_size() {
+fn words_have_direction_without_size() {
     let found = ratio("published_in_words = \"more\"").row(&report()).comparison().unwrap();
     assert_eq!((found.direction, found.size), (Some(Direction::Same), None));
     let found = ratio("published_in_words = \"less\"").row(&report()).comparison().unwrap();
@@ -70,7 +70,7 @@ fn words_have_a_direction_and_no_size() {
 }
 
 #[test]
-fn measured_points_are_found_and_published_ones_are_not_taken_for_them() {
+fn measured_points_differ_from_published_ones() {
     let level =
         figure("says = \"x\"\npublished = 7\nof = { section = \"randread\", series = \"MT\", x = 8 }");
     let row = level.row(&report());
@@ -79,7 +79,7 @@ fn measured_points_are_found_and_published_ones_are_not_taken_for_them() {
 }
 
 #[test]
-fn what_is_not_in_the_report_was_not_measured_and_says_so() {
+fn missing_figure_is_called_unmeasured() {
     for (from, to) in [("\"MT\", \"8\"", "\"MT\", \"9\""), ("section = \"randread\"", "section = \"other\"")]
     {
         let text = format!("says = \"x\"\npublished = 2.55\n{}", MT_OVER_BASELINE.replace(from, to));
@@ -90,7 +90,7 @@ fn what_is_not_in_the_report_was_not_measured_and_says_so() {
 }
 
 #[test]
-fn a_figure_says_what_was_published_and_where_it_is_or_why_it_is_not() {
+fn figure_names_publication_or_reason() {
     let fault = |text: &str| figure(&format!("says = \"x\"\n{text}")).fault();
     let of = "of = { section = \"randread\", row = [\"MT\"], column = \"IOPS\" }";
     assert_eq!(fault(&format!("published = 1\n{of}")), None);
@@ -102,7 +102,7 @@ fn a_figure_says_what_was_published_and_where_it_is_or_why_it_is_not() {
 }
 
 #[test]
-fn a_goal_is_met_by_the_whole_spread_or_in_part() {
+fn goal_is_met_wholly_or_partly() {
     let judge = |bound: &str| {
         let goal: Goal = toml::from_str(&format!("says = \"x\"\n{bound}\n{MT_OVER_BASELINE}")).unwrap();
         assert_eq!(goal.fault().is_some(), bound.is_empty());

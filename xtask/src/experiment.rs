@@ -15,7 +15,7 @@ pub(crate) struct Description {
     pub(crate) title: String,
     /// The publication, and the figure or table in it.
     pub(crate) source: String,
-    /// What it asks.
+    /// The question.
     pub(crate) question: String,
     /// How the published figures were made, and in what ours differ.
     pub(crate) method: String,
@@ -35,13 +35,13 @@ pub(crate) struct Description {
     /// Sections whose tables stand on the page.
     #[serde(default)]
     pub(crate) tables: Vec<String>,
-    /// What was published: every number, also those that contradict each other.
+    /// The published numbers, also those that contradict each other.
     #[serde(default, rename = "figure")]
     pub(crate) figures: Vec<Figure>,
-    /// What vlane is to reach by its own wish, which is no published figure.
+    /// vlane's own goals, which are no published figures.
     #[serde(default, rename = "goal")]
     pub(crate) goals: Vec<Goal>,
-    /// What came out as published, what did not, and why.
+    /// Results that agree with the publication, those that do not, and why.
     #[serde(default)]
     pub(crate) discussion: String,
 }

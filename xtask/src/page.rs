@@ -210,7 +210,7 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
             }
             Err(_) => " | | | ".into(),
         };
-        // What was not measured yet has no page.
+        // An experiment without a measurement has no page yet.
         let page = if report.is_ok() { "README.md" } else { "experiment.toml" };
         let _ = writeln!(
             text,
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sections_tables_stand_on_the_page_and_its_charts_do_not() {
+    fn page_has_tables_without_charts() {
         let table = Table {
             caption: "What it came to".into(),
             columns: vec![Column::new("Load", ""), Column::new("CPU", "us")],
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_counts_what_there_is() {
+    fn index_counts_the_experiments() {
         let row = |published: f64, here: Option<f64>| {
             let spread = |value: f64| Spread::of(&[value, value, value, value, value * 1.01]).unwrap();
             let here = here.map(|value| Interval::of(&spread(value))).ok_or_else(String::new);

@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_commit_is_named_with_what_was_changed_and_no_repository_has_none() {
+    fn commit_is_named_with_local_changes() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(commit(dir.path()), "");
         let git = |words: &[&str]| {
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn partial_report_is_kept_beside_the_whole_one() {
+    fn partial_report_is_kept_beside_whole() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let about =
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn quoted_words_of_a_command_are_one() {
+    fn quoted_words_are_one_argument() {
         assert_eq!(words("vlane caches  --json {result}"), ["vlane", "caches", "--json", "{result}"]);
         let quoted = words(r#"vlane --also "--cache pdc --journal direct" -x"#);
         assert_eq!(quoted, ["vlane", "--also", "--cache pdc --journal direct", "-x"]);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_results_do_not_name_this_machine_s_paths() {
+    fn kept_results_hide_local_paths() {
         let temp = std::env::temp_dir();
         let text =
             format!("/build/vlane serve {}/x.sock, /repo/experiments/one/result.new.json", temp.display());

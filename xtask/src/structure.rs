@@ -169,7 +169,7 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
     out + "</svg>\n"
 }
 
-/// Whether another crate that `room` takes from leads to `name`.
+/// True if another crate that `room` takes from leads to `name`.
 fn is_implied(rooms: &[Room], room: &Room, name: &str) -> bool {
     let of = |name: &str| rooms.iter().find(|room| room.name == name);
     let mut next: Vec<&str> = room.takes.iter().map(String::as_str).filter(|other| *other != name).collect();
@@ -213,8 +213,9 @@ mod tests {
         Room { name: name.to_owned(), what: String::new(), takes }
     }
 
+    /// An arrow that others imply is left out.
     #[test]
-    fn a_crate_is_above_all_that_it_takes_from_and_an_arrow_that_others_imply_is_left_out() {
+    fn crates_stand_above_their_dependencies() {
         let rooms = [room("a", &["b", "c"]), room("b", &["c"]), room("c", &[]), room("d", &[])];
         let floors = floors(&rooms);
         assert_eq!((floors["a"], floors["b"], floors["c"], floors["d"]), (2, 1, 0, 0));

@@ -1,7 +1,8 @@
 //! fio with its libblkio engine as the client, driven like our own driver as far as it can be.
 //!
-//! What a load says becomes fio's options of the same meaning; what has none is refused before anything is measured. fio chooses random
-//! addresses with repetition (`norandommap`), as the driver does.
+//! A load's settings become fio's options of the same meaning; a setting without one is refused
+//! before the measurement. fio chooses random addresses with repetition (`norandommap`), as the
+//! driver does.
 
 use std::path::Path;
 use std::process::Child;
@@ -144,7 +145,7 @@ pub(super) fn observed(run: &mut Run, pid: i32, looks: &[Snapshot]) {
     run.server_switches_per_io = Some(switches / wall.max(1e-9) / run.iops);
 }
 
-/// What fio's JSON says of its job. (Notes may stand before it.)
+/// fio's JSON result of its job. (Notes may stand before it.)
 fn parse(text: &str) -> Result<Run> {
     let bad = |what: &str| Error::new(ErrorKind::Process, format!("fio printed {what}"));
     let start = text.find('{').ok_or_else(|| bad("no results"))?;

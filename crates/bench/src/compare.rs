@@ -21,8 +21,9 @@ pub enum Metric {
 }
 
 impl Metric {
-    /// What is compared for a load; the first one decides whether something got worse. What a load does not leave to the back end
-    /// is not compared: the throughput of a given rate, the median latency of a given depth.
+    /// The metrics compared for a load; the first one decides if the result got worse. Figures that
+    /// the load fixes are not compared: the throughput of a given rate, the median latency of a
+    /// given depth.
     pub fn of_load(load: &Load) -> [Self; 3] {
         match load.rate {
             None => [Self::Iops, Self::P99, Self::ServerCpu],
@@ -74,7 +75,7 @@ pub struct Judged {
     pub a: Option<Spread>,
     /// B's.
     pub b: Option<Spread>,
-    /// What it comes to.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
@@ -162,7 +163,8 @@ pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<S
     Ok((found, missing))
 }
 
-/// Whether what a profile will measure can be compared with a saved run: to be asked before it is measured.
+/// Checks that a profile's results can be compared with a saved run: to be called before the
+/// measurement.
 ///
 /// # Errors
 /// Those of [`against_saved`].
@@ -185,7 +187,7 @@ fn difference(then: &Load, now: &Load) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// Whether the figure that decides is worse in any of the comparisons.
+/// True if the deciding figure is worse in any of the comparisons.
 pub fn is_worse(comparisons: &[Comparison]) -> bool {
     let first = comparisons.iter().filter_map(|comparison| comparison.judged.first());
     first.into_iter().any(|judged| judged.verdict.outcome == Outcome::Worse)

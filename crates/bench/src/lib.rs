@@ -1,8 +1,9 @@
 //! `vlane bench` with more than one run: profiles of loads, targets measured in turns, medians and verdicts, saved runs.
 //!
-//! A [`Profile`] says which loads are measured on which targets, how often and for how long. [`order`] puts the
-//! measurements into an order that is fair to all targets, [`measure()`] makes them, and what comes out is a [`Saved`] run: every single
-//! measurement. It can be written to a file, held against another one ([`against_saved`]), and told to people ([`report`]).
+//! A [`Profile`] says which loads are measured on which targets, how often and for how long.
+//! [`order`] puts the measurements into an order that is fair to all targets, and [`measure()`]
+//! makes them. The result is a [`Saved`] run: every single measurement. It can be written to a
+//! file, compared with another one ([`against_saved`]), and presented to people ([`report`]).
 
 #![forbid(unsafe_code)]
 

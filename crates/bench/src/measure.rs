@@ -1,8 +1,9 @@
 //! The measurements of a profile, one after the other.
 //!
-//! Everything that can be missing is looked for first: programs, room for images, back ends that do not answer, loads that do not fit a device. A
-//! back end that the lab starts lives as long as measurements of the same back end follow each other; so two clients of one back
-//! end meet the same process, and of two back ends only the one that is measured runs.
+//! Requirements are checked first: programs, room for images, back ends that do not answer, loads
+//! that do not fit a device. A back end that the lab starts lives as long as measurements of the
+//! same back end follow each other. So two clients of one back end meet the same process, and of
+//! two back ends only the measured one runs.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ struct Kind {
     counted: bool,
 }
 
-/// What the measurements need.
+/// Requirements of the measurements.
 struct Bench<'a> {
     profile: &'a Profile,
     setting: &'a Setting<'a>,
@@ -77,8 +78,9 @@ struct Bench<'a> {
 /// [`Saved::partial`] says so.
 ///
 /// # Errors
-/// [`ErrorKind::Missing`], [`ErrorKind::Invalid`] for what is not there or does not fit, before anything is measured;
-/// [`ErrorKind::Interrupted`]; [`ErrorKind::Process`] if a back end or client fails, or requests do.
+/// [`ErrorKind::Missing`] and [`ErrorKind::Invalid`], for missing or unfit parts, before the first
+/// measurement. [`ErrorKind::Interrupted`]. [`ErrorKind::Process`] if a back end or client fails,
+/// or requests do.
 pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress) -> Result<Saved> {
     let (start, created, busy) = (Instant::now(), date::now(), Busy::now());
     let mut bench = Bench::new(profile, setting)?;
@@ -89,7 +91,7 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         progress.step(format!("{}: {}", load.name, target.name));
         let results = &mut loads[step.load].targets[step.target];
         let run = setting.interrupt.check().and_then(|()| bench.run(load, target, results, progress));
-        // Whatever else failed: if the user ended it, that is why.
+        // The user's interrupt is the reason, before any other failure.
         if run.is_err() && setting.interrupt.is_raised() {
             partial = true;
             break;
@@ -283,7 +285,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What the back end counted so far, if it was started to tell that.
+    /// The back end's counters so far, if it was started with a control socket.
     fn counters(&self, target: &Target) -> Result<Option<Counters>> {
         match &self.running {
             Some((_, _, control)) if target.socket.is_none() => {
@@ -351,7 +353,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Whether a load fits a back end that runs already.
+/// Checks that a load fits a running back end.
 fn fits(socket: &Path, load: &Load, profile: &Profile) -> Result<()> {
     let told = |error: vlane_driver::Error| {
         let error = Error::from(error);

@@ -1,4 +1,4 @@
-//! The order of the measurements: fair to all targets, whatever else the machine does meanwhile.
+//! The order of the measurements: fair to all targets, under any other load of the machine.
 
 /// One measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,8 +11,9 @@ pub struct Step {
     pub target: usize,
 }
 
-/// All measurements in order. Load by load; within one, interleaved: A B, B A, A B, ..., so that what drifts hits all targets
-/// alike, and each is as often the one before as the one after. Not interleaved: all rounds of A, then all of B.
+/// All measurements in order, load by load. Interleaved, a load's order is A B, B A, A B, .... So
+/// drift hits all targets alike, and each target comes first as often as second. Not interleaved:
+/// all rounds of A, then all of B.
 pub fn order(loads: usize, targets: usize, repeats: usize, interleave: bool) -> Vec<Step> {
     let mut steps = Vec::with_capacity(loads * targets * repeats);
     for load in 0..loads {
@@ -51,8 +52,8 @@ mod tests {
             prop_assert!(steps.windows(2).all(|w| w[0].load <= w[1].load));
         }
 
-        /// Interleaved, a round is over before the next begins, and over every two rounds all targets have the same mean place in time: a steady
-        /// drift of the machine favours none.
+        /// Interleaved, a round is over before the next begins. Over every two rounds all targets
+        /// have the same mean place in time: a steady drift of the machine favours none.
         #[test]
         fn interleaving_favours_no_target(targets in 1_usize..6, pairs in 1_usize..6) {
             let steps = order(1, targets, 2 * pairs, true);

@@ -37,7 +37,7 @@ pub fn embedded(name: &str) -> Option<&'static str> {
     EMBEDDED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// What is measured.
+/// The measurements of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     /// One line that says what it is for.
@@ -50,7 +50,7 @@ pub struct Profile {
     pub time: Duration,
     /// Time before each that does not count.
     pub ramp: Duration,
-    /// Whether targets are measured in turns.
+    /// True if targets are measured in turns.
     pub interleave: bool,
     /// Differences up to this share do not matter: 0.05 is 5 %.
     pub threshold: f64,
@@ -58,9 +58,9 @@ pub struct Profile {
     pub pin: Pin,
     /// Size of the images and of the null device.
     pub size: u64,
-    /// What the loads go to; none if the caller names it.
+    /// The targets of the loads; none if the caller names it.
     pub targets: Vec<Target>,
-    /// What is asked of them.
+    /// The loads.
     pub loads: Vec<Load>,
 }
 
@@ -75,13 +75,13 @@ pub enum Pin {
     Apart,
 }
 
-/// What a load is measured on.
+/// Target of a load.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Target {
     /// Its name in the results.
     pub name: String,
-    /// What serves the device.
+    /// The back end of the device.
     #[serde(default)]
     pub backend: Backend,
     /// Further arguments of `vlane serve`.
@@ -90,7 +90,7 @@ pub struct Target {
     /// Where it listens, for a back end that runs already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// What drives it.
+    /// The client that drives it.
     #[serde(default)]
     pub client: Client,
     /// All jobs share one queue, which has room for the requests of all.
@@ -98,7 +98,7 @@ pub struct Target {
     pub one_queue: bool,
 }
 
-/// What serves the device.
+/// Back end of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
@@ -113,7 +113,7 @@ pub enum Backend {
     Threads,
 }
 
-/// What drives a target.
+/// Client that drives a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Client {
@@ -124,11 +124,11 @@ pub enum Client {
     Fio,
 }
 
-/// What a device that the lab starts is made of.
+/// Storage of a device that the lab starts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Storage {
-    /// Nothing: requests succeed at once.
+    /// None: requests succeed at once.
     #[default]
     Null,
     /// An image on a RAM disk, through the page cache.
@@ -139,7 +139,8 @@ pub enum Storage {
     DiskCached,
 }
 
-/// What is asked of a target. A key that is left out has the value that `vlane bench` has without the option.
+/// Load of a target. A key that is left out has the value that `vlane bench` has without the
+/// option.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Load {
@@ -184,7 +185,7 @@ pub struct Load {
     pub write_cache: Option<bool>,
     /// Segments that the data of a request is cut into.
     pub segments: NonZeroU16,
-    /// What a device that the lab starts is made of.
+    /// Storage of a device that the lab starts.
     pub storage: Storage,
     /// Further arguments of `vlane serve` for this load.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -224,7 +225,7 @@ impl Load {
         Self { name: name.into(), ..Self::default() }
     }
 
-    /// Whether two loads ask the same, whatever they are called.
+    /// True if two loads ask the same, apart from their names.
     pub fn is_same_as(&self, other: &Self) -> bool {
         Self { name: String::new(), ..self.clone() } == Self { name: String::new(), ..other.clone() }
     }
@@ -269,7 +270,7 @@ impl Load {
         }
     }
 
-    /// What is wrong with it, by itself.
+    /// Fault of the load by itself.
     fn fault(&self) -> Option<String> {
         let block = self.bs.0;
         if block == 0 || !block.is_multiple_of(512) || block > 64 << 20 {
@@ -357,7 +358,7 @@ struct File {
     load: Vec<Spanned<Load>>,
 }
 
-/// What is wrong with a name in a profile, which may stand there `twice`.
+/// Fault of a name in a profile, which may stand there `twice`.
 fn name_fault(name: &str, twice: bool) -> Option<String> {
     match name {
         "" => Some("name: is missing".into()),
@@ -366,7 +367,7 @@ fn name_fault(name: &str, twice: bool) -> Option<String> {
 }
 
 impl Profile {
-    /// A profile of some loads, with everything else as in a file that has nothing else.
+    /// A profile of some loads; everything else is as in a file without other keys.
     pub fn of(title: impl Into<String>, loads: Vec<Load>) -> Self {
         Self {
             title: title.into(),

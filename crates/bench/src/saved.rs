@@ -1,4 +1,4 @@
-//! What a bench run leaves: every single measurement, in a file that a later run can be held against.
+//! Results of a bench run: every single measurement, in a file for comparison with a later run.
 //!
 //! The file is JSON, one object, whose first key is the schema's name and version. Figures are those of [`Run`]; distributions are
 //! [`Buckets`], which can be added and drawn.
@@ -36,13 +36,13 @@ pub struct Saved {
     pub time: f64,
     /// Time before each that did not count, in seconds.
     pub ramp: f64,
-    /// Whether targets were measured in turns.
+    /// True if targets were measured in turns.
     pub interleaved: bool,
     /// Differences up to this share do not matter.
     pub threshold: f64,
     /// Which CPUs were used.
     pub pin: Pin,
-    /// Whether it was interrupted: loads and targets then lack measurements, or have none.
+    /// True if it was interrupted: loads and targets then lack measurements, or have none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
     /// The results, by load.
@@ -98,7 +98,7 @@ pub struct Run {
     pub kept_up: Option<bool>,
     /// With a rate: the 99th percentile of how late the driver itself was, in us.
     pub late_p99_us: Option<f64>,
-    /// What became of flushes, if there were any.
+    /// Figures of flushes, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flushes: Option<Flushing>,
     /// All latencies; empty if the client does not tell them.
@@ -119,7 +119,7 @@ pub struct Flushing {
 }
 
 impl Run {
-    /// What the driver reports.
+    /// Figures of the driver's report.
     pub(super) fn of(report: &vlane_driver::Report) -> Self {
         let (latency, latencies) = match &report.open {
             Some(open) => (&open.response, &open.response_histogram),

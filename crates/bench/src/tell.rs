@@ -78,7 +78,7 @@ fn samples(run: &Saved) -> Samples {
     Samples::new("runs", "Every run of every load", columns, rows)
 }
 
-/// What a comparison comes to, by the figure that decides.
+/// The verdict of a comparison, by the figure that decides.
 fn sentence(c: &Comparison, older: Option<&str>) -> Option<String> {
     let Judged { metric, verdict, .. } = c.judged.first()?;
     let against = match older {
@@ -109,7 +109,7 @@ fn how_much(run: &Saved) -> String {
     format!("only {} made before that{none}", counted(made, "measurement"))
 }
 
-/// What a reader must know.
+/// Facts that a reader must know.
 fn notes(run: &Saved) -> Vec<Note> {
     let mut notes = Vec::new();
     if run.partial {
@@ -149,7 +149,7 @@ fn notes(run: &Saved) -> Vec<Note> {
         for t in results.targets.iter().filter(|t| !t.runs.is_empty()) {
             let about = format!("{} on {}", results.load.name, t.target.name);
             let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
-            // A client that polls uses its CPU whatever the back end does.
+            // A client that polls uses its CPU in any state of the back end.
             let asleep = results.load.wait == Wait::Interrupt || results.load.rate.is_some();
             if asleep && cpus >= CLIENT_BOUND * f64::from(t.target.arrange(&results.load).jobs.get()) {
                 notes.push(Note::warning(format!(
@@ -174,7 +174,7 @@ fn notes(run: &Saved) -> Vec<Note> {
     notes
 }
 
-/// The throughput of all loads beside each other, if there is more than one.
+/// The throughput of all loads together, if there is more than one.
 fn overview(run: &Saved) -> Option<Section> {
     let closed: Vec<_> = run.loads.iter().filter(|results| results.load.rate.is_none()).collect();
     if closed.len() < 2 {
@@ -194,7 +194,7 @@ fn overview(run: &Saved) -> Option<Section> {
     ))
 }
 
-/// What the flushes of all loads waited, beside each other.
+/// Latencies of the flushes of all loads together.
 fn flushes_by_load(loads: &[&LoadRuns]) -> Option<Block> {
     let loads: Vec<_> = loads.iter().copied().filter(|results| results.load.flush_every.is_some()).collect();
     (!loads.is_empty()).then(|| {
@@ -270,7 +270,7 @@ fn section(place: usize, results: &LoadRuns, comparisons: &[&Comparison], older:
     Section::new(format!("load-{}", place + 1), results.load.name.clone(), text, blocks)
 }
 
-/// What a load asks, in a sentence.
+/// A load's parameters, in a sentence.
 fn describe(load: &Load) -> String {
     let mut words = format!(
         "{} of {}, {} job{}, depth {}",
@@ -378,7 +378,7 @@ fn distribution(results: &LoadRuns) -> Option<Chart> {
     })
 }
 
-/// The cumulative distribution, thinned where nothing happens.
+/// The cumulative distribution, thinned where it is flat.
 fn steps(all: &Buckets) -> Vec<Point> {
     let total = all.total() as f64;
     let least = 1.0 / MOST_POINTS as f64;

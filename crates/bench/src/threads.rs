@@ -1,5 +1,6 @@
-//! A load without a back end: as many threads as it has requests out at once, each with one at a time, on the image itself. A flush is an
-//! `fdatasync` of the thread's own: what tasks on the host do, and what a back end makes of flushes that it does not share.
+//! A load without a back end: as many threads as its requests in flight, each with one at a time,
+//! on the image itself. A flush is the thread's own `fdatasync`. Tasks on the host do the same, and
+//! so does a back end with flushes that it does not share.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -30,7 +31,7 @@ pub(super) fn cannot(load: &Load) -> Option<&'static str> {
     }
 }
 
-/// What one thread measured.
+/// Measurements of one thread.
 struct Measured {
     all: Histogram<u64>,
     flushes: Histogram<u64>,

@@ -1,11 +1,11 @@
 //! blktrace's binary: what `blktrace` records of a block device, and `blkparse` prints.
 //!
-//! Written: three events for each request: queued (Q) and issued (D) at its submission, and completed (C). The lane is the process, by the name
-//! `lane-N`; the CPU is always 0, since blkparse wants a file for each. Read: requests as they were
-//! issued to the device (D) with their completions, or as they were queued (Q) in a trace without D
-//! events. The lane is the process's where it has such a name, and the CPU elsewhere. blktrace has
-//! no priorities, and a write-zeroes looks like a write. All omissions and doubts are counted in
-//! [`Imported::notes`].
+//! Written: three events for each request: queued (Q) and issued (D) at its submission, and
+//! completed (C). The lane is the process, by the name `lane-N`. The CPU is always 0, since
+//! blkparse wants a file for each. Read: requests as they were issued to the device (D) with their
+//! completions, or as they were queued (Q) in a trace without D events. The lane is the process's
+//! where it has such a name, and the CPU elsewhere. blktrace has no priorities, and a write-zeroes
+//! looks like a write. All omissions and doubts are counted in [`Imported::notes`].
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};

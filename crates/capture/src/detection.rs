@@ -14,7 +14,7 @@ use super::Trace;
 /// Places at which what was found is remembered, over the trace's time.
 const MOMENTS: usize = 240;
 
-/// What was found by one way.
+/// Findings of one way.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     /// The way.
@@ -25,7 +25,7 @@ pub struct Found {
     pub since_found: Score,
     /// Of the writes since the journal was written once from end to end.
     pub since_loop: Score,
-    /// What was found at the end.
+    /// Journals found at the end.
     pub journals: Vec<Journal>,
     /// From its first byte to its last, over time: ns, and the range. Of the largest one, where there are several.
     pub over_time: Vec<(u64, Option<Range<u64>>)>,
@@ -43,12 +43,12 @@ pub struct Score {
 }
 
 impl Score {
-    /// Of what was found, the part that is the journal's. None if nothing was found.
+    /// The journal's part of the bytes found. None if no bytes were found.
     pub fn precision(&self) -> Option<f64> {
         part(self.right, self.wrong)
     }
 
-    /// Of what is the journal's, the part that was found. None if there was nothing.
+    /// The found part of the journal's bytes. None if there were none.
     pub fn recall(&self) -> Option<f64> {
         part(self.right, self.missed)
     }
@@ -96,7 +96,7 @@ pub fn layout_of(trace: &Trace) -> Vec<Journal> {
         let range = piece.sector.saturating_mul(SECTOR)
             ..piece.sector.saturating_add(piece.sectors).saturating_mul(SECTOR);
         if !range.is_empty() {
-            // Pieces of several journals cannot be told apart, and need not be: all count alike.
+            // Pieces of several journals cannot be distinguished, and need not be: all count alike.
             journals.push(layout_journal(filesystem, vec![range]));
         }
     }

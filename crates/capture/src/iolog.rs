@@ -1,8 +1,9 @@
 //! fio's iolog: what `fio --read_iolog` replays and `fio --write_iolog` writes.
 //!
-//! An iolog has one list of reads, writes, syncs and trims, with times from version 3 on (in microseconds). It has no lanes, no completions, no
-//! priorities and no write-zeroes. Version 2 has pauses, whose unit differs between the versions of fio that read them, so none are written:
-//! such a log says the order only.
+//! An iolog has one list of reads, writes, syncs and trims, with times from version 3 on (in
+//! microseconds). It has no lanes, no completions, no priorities and no write-zeroes. Version 2 has
+//! pauses, whose unit differs between the versions of fio that read them. So none are written: such
+//! a log has the order only.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, Write};
@@ -151,7 +152,7 @@ mod tests {
     const LOG: &str = "fio version 3 iolog\n22 /d add\n136 /d open\n140 /d write 4096 8192\n300 /d sync 7884800 0\n\
                        400 /d read 512 512\n500 /d trim 0 65536\n900 /d close\n";
 
-    /// What an iolog can say survives the way through a trace.
+    /// Data that an iolog can hold survive the way through a trace.
     #[test]
     fn iolog_survives_reading_and_writing() {
         let trace = read(LOG.as_bytes()).unwrap();

@@ -1,7 +1,7 @@
 //! Traces of live volumes: recorded from a control socket, looked at, replayed, converted.
 //!
-//! A [`Trace`] is one in memory (72 bytes per request), with what the format only implies made plain: which requests of a lane
-//! had been completed when another was taken.
+//! A [`Trace`] is one in memory (72 bytes per request). It makes a fact plain that the format only
+//! implies: which requests of a lane had been completed when another was taken.
 
 #![forbid(unsafe_code)]
 
@@ -70,17 +70,18 @@ impl Head {
 /// A trace in memory.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
-    /// What it says about itself.
+    /// Facts about the trace.
     pub header: Header,
     /// One for each range of a request, in the order of the file: each lane's in the order of completion.
     pub requests: Vec<Request>,
-    /// What is missing.
+    /// Missing requests.
     pub gaps: Vec<Gap>,
-    /// What blocks of writes begin with, where that is a journal's magic number; each lane's in the order in which they were begun.
+    /// The first words of writes' blocks, where they are a journal's magic number; each lane's in
+    /// the order in which they were begun.
     pub heads: Vec<Head>,
     /// Where the volume's layout places its journals, in the order in which it was read.
     pub layouts: Vec<LayoutPiece>,
-    /// Whether it was ended in order.
+    /// True if it was ended in order.
     pub is_complete: bool,
     /// Where and why reading ended before the end of the file.
     pub damage: Option<String>,
@@ -335,7 +336,7 @@ impl Trace {
         }
     }
 
-    /// Whether something in it changes what a volume holds.
+    /// True if a request in it changes a volume's data.
     pub fn changes_data(&self) -> bool {
         self.requests.iter().any(|request| request.record.kind.changes_data())
     }

@@ -1,8 +1,10 @@
 //! From a trace to a replay: which requests there are, and what the recorded order really was.
 //!
-//! A recorded time is right to within a few requests of a batch ([`SLACK_NS`]), and the order that must be kept is finer than that: a guest that saw
-//! its flush answered writes its commit record within a microsecond. Within a lane the trace tells it by numbers, and across lanes the
-//! times are moved to the safe side by as much as they can be wrong: what may have come before counts as having come before.
+//! A recorded time is right to within a few requests of a batch ([`SLACK_NS`]). The order that must
+//! be kept is finer than that: a guest that saw its flush answered writes its commit record within
+//! a microsecond. Within a lane the trace gives the order by numbers. Across lanes the times are
+//! moved to the safe side by their largest error: requests that may have come before count as
+//! having come before.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -22,16 +24,17 @@ use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
 
-/// How much later than a request's completion its recorded time may be: the time of the eight requests that share one reading of the
-/// clock, on an engine that answers each with a system call.
+/// Largest delay of a completion's recorded time: the time of the eight requests that share one
+/// reading of the clock, on an engine that answers each with a system call.
 pub const SLACK_NS: u64 = 20_000;
 
-/// What of a trace can be replayed.
+/// The replayable part of a trace.
 #[derive(Debug)]
 pub struct Prepared {
     /// In the order in which the requests were taken.
     pub requests: Vec<ReplayRequest>,
-    /// What is left out, and how often: requests for the serial number, malformed ones, ones beyond the volume's end.
+    /// Omitted requests with their number: requests for the serial number, malformed ones, ones
+    /// beyond the volume's end.
     pub left_out: BTreeMap<&'static str, u64>,
     /// Requests that there are more than were recorded, because one of several ranges becomes one per range.
     pub split: u64,
@@ -39,11 +42,12 @@ pub struct Prepared {
     pub depth: u16,
 }
 
-/// Takes a trace's requests for a replay. Writes get their data from `seed` and, if the trace has hashes, the hash of the data, so that
-/// equal data are equal again; else each write's are its own. The same seed makes the same data every time.
+/// Takes a trace's requests for a replay. Writes get their data from `seed` and, if the trace has
+/// hashes, the hash of the data, so that equal data are equal again. Otherwise each write has its
+/// own data. The same seed makes the same data every time.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if nothing of it can be replayed.
+/// [`ErrorKind::Invalid`] if no request of it can be replayed.
 pub fn prepare(trace: &Trace, seed: u64) -> Result<Prepared> {
     let mut left_out = BTreeMap::new();
     let mut split = 0;
@@ -112,8 +116,9 @@ fn why_not(trace: &Trace, record: &Record) -> std::result::Result<ReplayKind, &'
     }
 }
 
-/// For each request, by its place in the trace, when at the latest the guest had seen it completed: when the first request of its lane was
-/// taken that is known to have come after. `u64::MAX` if there is none.
+/// For each request, by its place in the trace, the latest time at which the guest saw it
+/// completed. That is the time at which the first request of its lane was taken that is known to
+/// have come after. `u64::MAX` if there is none.
 fn seen(trace: &Trace) -> Vec<u64> {
     let mut seen = vec![u64::MAX; trace.requests.len()];
     // The file has each lane's requests in the order of completion; by_submission has them in that of `seq`.
@@ -151,7 +156,8 @@ fn mix(a: u64, b: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Replays a trace on the back end at `socket`. `progress` is told how many requests of how many are done.
+/// Replays a trace on the back end at `socket`. `progress` gets the number of finished requests and
+/// their total.
 ///
 /// # Errors
 /// Those of [`prepare`], [`Session::connect`] and [`vlane_driver::replay::replay`]; [`ErrorKind::Interrupted`].

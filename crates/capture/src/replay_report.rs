@@ -1,4 +1,4 @@
-//! What a replay comes to: the back end now against the volume then.
+//! Report of a replay: the back end now, relative to the volume then.
 
 use std::collections::BTreeMap;
 use vlane_driver::Wait;
@@ -23,13 +23,13 @@ pub struct Settings {
     pub wait: Wait,
     /// Most requests out at once, per queue; none: as many as there were in the trace.
     pub depth: Option<u16>,
-    /// What written data are made from.
+    /// Source of the written data.
     pub seed: u64,
     /// The command that makes the report again.
     pub command: String,
 }
 
-/// What the report tells of the preparation.
+/// The report's facts about the preparation.
 pub(super) struct Facts {
     pub(super) left_out: BTreeMap<&'static str, u64>,
     pub(super) split: u64,

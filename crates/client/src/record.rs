@@ -17,10 +17,10 @@ mod layouts;
 
 use layouts::Layouts;
 
-/// How often the end is looked for and progress is told when nothing comes.
+/// Interval for checking the end and reporting progress when no data come.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What is recorded.
+/// Counts of a recording.
 #[derive(Debug, Clone)]
 pub struct RecordOptions {
     /// The file that it becomes.
@@ -44,7 +44,7 @@ pub struct Recorded {
     pub lost: u64,
     /// Since it began.
     pub elapsed: Duration,
-    /// Whether the volume ended, and the recording with it.
+    /// True if the volume ended, and the recording with it.
     pub is_over: bool,
     /// It broke off. The file has no end then, and an unknown number of requests is missing.
     pub is_cut: bool,
@@ -81,7 +81,7 @@ impl Recording {
     }
 }
 
-/// Gives an end to a stream that has none: when `stop` says so, which is asked whenever nothing comes.
+/// Gives an end to a stream that has none: when `stop` says so, which is asked during each pause.
 struct Until<R, F> {
     from: R,
     stop: F,
@@ -102,9 +102,9 @@ impl<R: Read, F: FnMut() -> bool> Read for Until<R, F> {
     }
 }
 
-/// Records until the time is over, the requests are enough, the user interrupts or the volume ends. Each of them leaves a
-/// complete file. One that breaks off leaves what came until then, without an end, and
-/// [`Recording::broken`]. `progress` is told about ten times a second.
+/// Records until the time is over, the requests are enough, the user interrupts or the volume ends.
+/// Each of these ends leaves a complete file. A broken recording leaves the requests until then,
+/// without an end, and [`Recording::broken`]. `progress` is called about ten times a second.
 ///
 /// # Errors
 /// Those of [`Control::trace`]; [`ErrorKind::Io`] if the file cannot be made, [`ErrorKind::Format`]
@@ -120,7 +120,7 @@ pub fn record(
     let image = image(control)?;
     check_image(&image, options.output.path())?;
     let stream = control.trace(options.hashes, TICK)?;
-    // Only now: what was there before is kept if there is nothing to record.
+    // The file is opened only now: an earlier one is kept if the recording cannot begin.
     let file = options.output.create()?;
     let begin = Instant::now();
     let state = Cell::new(Recorded::default());
@@ -170,7 +170,7 @@ pub fn record(
     let is_over = reader.is_complete();
     drop(reader);
     let ended = layouts.tell(&mut writer).and_then(|()| match &broken {
-        // Its reader is told that it has no end.
+        // Its reader learns that it has no end.
         Some(_) => writer.flush(),
         None => writer.finish().map(drop),
     });
@@ -205,7 +205,7 @@ fn check_image(image: &Path, output: &Path) -> Result<()> {
     }
 }
 
-/// The next entry; otherwise its damage, or nothing where the stream ended or broke.
+/// The next entry; otherwise its damage, or `None` where the stream ended or broke.
 fn next<R: Read>(reader: &mut Reader<R>) -> std::result::Result<Entry, Option<Error>> {
     use vlane_trace::ErrorKind::{Io, Truncated};
     match reader.next() {
@@ -218,7 +218,7 @@ fn next<R: Read>(reader: &mut Reader<R>) -> std::result::Result<Entry, Option<Er
     }
 }
 
-/// The stream ended, and nothing says that this was its end.
+/// The stream ended without an entry for its end.
 fn killed() -> Error {
     Error::new(ErrorKind::Process, "the server broke off (it was killed, or has crashed)")
 }

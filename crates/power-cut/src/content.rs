@@ -1,4 +1,4 @@
-//! What programs of more than one load write, and what a log is to have.
+//! Content that programs of more than one load write, and the expected content of a log.
 
 use std::path::Path;
 

@@ -1,7 +1,9 @@
-//! Whether a SQLite database is sound, has every transaction that its user was told is committed, and each as a whole.
+//! Checks of a SQLite database: it is sound, and has every transaction that its user knows is
+//! committed, each as a whole.
 //!
-//! sqlite3 begins transaction n + 1 when the commit of n has returned. The text of its row says of which transaction it is: a write with the
-//! text of n + 1 in it, to the database, its journal or its log, shows that its user was told of n.
+//! sqlite3 begins transaction n + 1 when the commit of n has returned. The text of a row names its
+//! transaction. So a write with the text of n + 1 in it, to the database, its journal or its log,
+//! proves that the user knows of n.
 
 use std::path::Path;
 use std::process::Command;
@@ -26,7 +28,8 @@ fn content(worker: u32, step: u64) -> Vec<u8> {
     text(&mark(worker, step), usize::try_from(size).unwrap_or(0))
 }
 
-/// The transactions in something that was written: worker and number of the last one that was told.
+/// The transactions in written bytes: worker, and number of the last transaction known to be
+/// committed.
 pub(super) fn told_in(bytes: &[u8]) -> impl Iterator<Item = (u32, u64)> + '_ {
     let len = mark(0, 0).len();
     bytes.windows(len).filter(|window| window.starts_with(b"VTXN ")).filter_map(|window| {
@@ -37,7 +40,7 @@ pub(super) fn told_in(bytes: &[u8]) -> impl Iterator<Item = (u32, u64)> + '_ {
     })
 }
 
-/// What is wrong with the database in `directory`, whose user had been told of transaction `told` last.
+/// Faults of the database in `directory`, whose user knew last of transaction `told`.
 ///
 /// # Errors
 /// When sqlite3 cannot be started, or does not end.
@@ -51,7 +54,7 @@ pub(super) fn wrong(sqlite3: &Path, directory: &Path, worker: u32, told: u64) ->
         command.args(["-bail", "-batch", "-noheader", "-separator", " "]).arg(&database).arg(question);
         vlane_boot::run(&mut command, LIMIT)
     };
-    // Rolls a journal back, or a log forward, as whoever opens it next does.
+    // Rolls a journal back, or a log forward, as the next program that opens it does.
     let checked = ask("PRAGMA integrity_check;")?;
     if !checked.status.success() || checked.text.trim() != "ok" {
         return Ok(vec![format!("integrity_check: {}", checked.text.trim())]);
@@ -66,7 +69,7 @@ pub(super) fn wrong(sqlite3: &Path, directory: &Path, worker: u32, told: u64) ->
     Ok(missing(&answer.text, worker, told))
 }
 
-/// What the answer of a sound database lacks.
+/// Transactions and checks that the answer lacks, compared with that of a sound database.
 fn missing(answer: &str, worker: u32, told: u64) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut lines = answer.lines();

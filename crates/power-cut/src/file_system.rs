@@ -1,4 +1,4 @@
-//! File systems after a power cut: what repairs them, and whether nothing is left to be repaired.
+//! File systems after a power cut: their repair, and the check that the repair is complete.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// How long a tool may take for a small image.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a file system may be busy that nobody uses any more.
+/// Time that an unused file system may still be busy.
 const BUSY: Duration = Duration::from_secs(10);
 
 /// Which file system the guest has.
@@ -73,7 +73,7 @@ impl FileSystem {
     /// Makes it on an image.
     ///
     /// # Errors
-    /// [`ErrorKind::Missing`], and whatever the tool says.
+    /// [`ErrorKind::Missing`], and the tool's errors.
     pub fn make(self, host: &Host, image: &Path) -> Result<()> {
         let file = std::fs::File::create_new(image).and_then(|file| file.set_len(self.size()));
         file.context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
@@ -98,7 +98,7 @@ impl FileSystem {
     }
 }
 
-/// What a tool said, and how it ended.
+/// A tool's output and exit status.
 struct Said {
     code: Option<i32>,
     text: String,
@@ -109,7 +109,7 @@ fn run(command: &mut Command) -> Result<Said> {
     Ok(Said { code: output.status.code(), text: output.text })
 }
 
-/// Whether this machine's kernel can mount XFS.
+/// True if this machine's kernel can mount XFS.
 fn has_xfs() -> bool {
     let knows = || {
         let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -153,8 +153,8 @@ impl Bench {
         self.dir.path().join("state")
     }
 
-    /// Has the file system on the image repair itself as it does when it is mounted after a power cut, has it looked at, and shows `look` its files;
-    /// says what is wrong with it.
+    /// Repairs the file system on the image, as a mount after a power cut does, and has it checked.
+    /// Then it shows `look` the files, and returns the faults.
     ///
     /// # Errors
     /// When a tool cannot be started, or does not end.
@@ -257,7 +257,8 @@ mod tests {
                 assert_eq!(bench.check(|files| looked += usize::from(files.is_dir())).unwrap(), None);
                 assert_eq!(looked, 1);
             }
-            // The root's inodes, and what counts free blocks: whatever lies behind the superblock.
+            // The root's inodes, and the counters of free blocks: all that lies behind the
+            // superblock.
             let file = std::fs::OpenOptions::new().write(true).open(bench.image()).unwrap();
             file.write_all_at(&[0xa5; 32 << 10], 4096).unwrap();
             drop(file);

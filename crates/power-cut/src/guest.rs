@@ -79,8 +79,9 @@ pub(super) fn record(
     Ok(())
 }
 
-/// Mounts every volume and starts all programs at once; the guest is switched off with all of it mounted. Now and then a file system is frozen
-/// for a moment: it writes everything to its place then, and empties its journal, which would otherwise take a long run.
+/// Mounts every volume and starts all programs at once; the guest is switched off with all of it
+/// mounted. Now and then a file system is frozen for a moment. It then writes everything to its
+/// place, and empties its journal, which would otherwise take a long run.
 fn script(options: &Options, file_system: FileSystem) -> String {
     let (kind, mount) = (file_system.kind(), file_system.mount_options());
     let mut script = String::from("set -e\n");

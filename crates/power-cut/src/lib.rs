@@ -1,6 +1,7 @@
-//! Power cuts: a guest writes, everything that reaches the storage is recorded, and from the record come states in which a power cut could
-//! have left it. In each of them the guest's file system must be sound when it is mounted again, and what the guest was told is durable must
-//! be there. `docs/src/power-cut.md` says which states are possible, and why.
+//! Power cuts: a guest writes, and every request that reaches the storage is recorded. From the
+//! record come states in which a power cut could have left the storage. In each of them the guest's
+//! file system must be sound when it is mounted again, and must have all data that the guest knows
+//! are durable. `docs/src/power-cut.md` says which states are possible, and why.
 
 #![forbid(unsafe_code)]
 
@@ -33,10 +34,10 @@ pub use vlane_host::guests::Machines;
 use vlane_host::image::{Medium, Place};
 use vlane_host::interrupt::Interrupt;
 
-/// What is wrong is told of so many states.
+/// Number of states whose faults are printed.
 const TOLD: usize = 5;
 
-/// What is to be done.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own file.
@@ -45,21 +46,22 @@ pub struct Options {
     pub arms: Vec<Arm>,
     /// The guest's file systems, one after the other.
     pub file_systems: Vec<FileSystem>,
-    /// What its programs do, each on volumes of its own.
+    /// The loads of its programs, each on volumes of its own.
     pub loads: Vec<Load>,
     /// Which guest; if not given, one that has the file system.
     pub machines: Option<Machines>,
     /// How many programs write to each volume at once.
     pub workers: u32,
-    /// What each of them does: steps of about four fsyncs.
+    /// The work of each of them: steps of about four fsyncs.
     pub steps: u64,
     /// States of each volume that are looked at.
     pub states: usize,
-    /// States of each volume that are looked at as if its storage did not do what it was told (see [`Outcome::broken`]).
+    /// States of each volume that are looked at as if its storage ignored flushes (see
+    /// [`Outcome::broken`]).
     pub broken_states: usize,
     /// Which states: the same seed draws the same ones from the same record.
     pub seed: u64,
-    /// Where images and records go: on a disk, since in memory nothing is ever flushed.
+    /// Directory for images and records: on a disk, since data in memory are never flushed.
     pub disk_dir: Option<PathBuf>,
 }
 
@@ -85,23 +87,23 @@ impl Arm {
         format!("{}{}", self.cache, if self.is_direct { "-direct" } else { "" })
     }
 
-    /// What `vlane serve` has to be told.
+    /// Options for `vlane serve`.
     fn words(&self) -> Vec<&str> {
         let journal: &[&str] = if self.is_direct { &["--journal", "direct"] } else { &[] };
         ["--cache", &self.cache].into_iter().chain(journal.iter().copied()).collect()
     }
 }
 
-/// What came of one volume.
+/// Result of one volume.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Its file system.
     pub file_system: FileSystem,
-    /// What wrote to it.
+    /// The load that wrote to it.
     pub load: Load,
     /// How it was served.
     pub arm: Arm,
-    /// Whether each flush kept its promise, by the record.
+    /// Flushes that kept or broke their promise, by the record.
     pub flushes: Findings,
     /// Promises that were not kept, in words.
     pub broken_promises: Vec<String>,
@@ -111,9 +113,10 @@ pub struct Outcome {
     pub direct_writes: Option<usize>,
     /// The guest's steps.
     pub steps: u64,
-    /// What its states are like.
+    /// Check of its states.
     pub states: Checked,
-    /// What they would be like if no flush did anything and no write were durable: it must be seen that the check sees it.
+    /// The same for storage without working flushes and durable writes, which proves that the check
+    /// finds faults.
     pub broken: Option<Checked>,
     /// All states were looked at that were wanted.
     pub is_whole: bool,
@@ -160,7 +163,7 @@ impl Checked {
         }
     }
 
-    /// Nothing is wrong with any of them.
+    /// True if none of them has a fault.
     pub fn is_sound(&self) -> bool {
         self.unsound == 0 && self.lost == 0
     }
@@ -177,12 +180,13 @@ impl Outcome {
 
     /// Everything is as it should be, and the check has shown that it would see it if not.
     pub fn is_good(&self) -> bool {
-        // One way of two is enough: a journal that was written whole replays soundly, though all of its flushes did nothing. Of few states
-        // none may then be unsound, while most have losses. Of states that were not all looked at,
-        // nothing is expected.
+        // One way of two is enough: a journal that was written whole replays soundly, though all of
+        // its flushes failed to act. Of few states none may then be unsound, while most have
+        // losses. If not all states were looked at, neither is expected.
         let sees =
             !self.is_whole || self.broken.as_ref().is_none_or(|broken| broken.lost + broken.unsound > 0);
-        // A guest whose journal has gone through the page cache all the same shows nothing of the other way.
+        // A guest whose journal has gone through the page cache all the same proves no direct
+        // writes.
         let is_as_meant = self.direct_writes != Some(0);
         self.states.is_sound() && self.flushes.violations.is_empty() && sees && is_as_meant
     }
@@ -191,9 +195,9 @@ impl Outcome {
 /// Has a guest write to volumes, records that, and looks at states of each.
 ///
 /// # Errors
-/// [`ErrorKind::Missing`] if something is not on this machine, [`ErrorKind::Interrupted`], and
-/// whatever keeps it from being done, before any state was looked at. After that, the states until
-/// then are kept ([`Found::partial`]). Faults of states are no errors: [`Outcome::is_good`].
+/// [`ErrorKind::Missing`] if a part is not on this machine, [`ErrorKind::Interrupted`], and any
+/// obstacle before the first state. After that, the states until then are kept
+/// ([`Found::partial`]). Faults of states are no errors: [`Outcome::is_good`].
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Found> {
     let mut outcomes = Vec::new();
     for file_system in &options.file_systems {
@@ -235,7 +239,7 @@ fn run_one(
     };
     let in_memory = Path::new("/dev/shm");
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
-    // Whether it can be done at all, before a guest is started.
+    // Requirements are checked before a guest is started.
     Bench::new(host, file_system, bench_dir)?;
     let judges: Result<Vec<Judge>> = options.loads.iter().map(|load| Judge::new(host, *load)).collect();
     let judges = judges?;
@@ -358,7 +362,7 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
                 return anywhere;
             }
             let answer = answers[chance.below(answers.len())];
-            // Just before it, at it, and soon after, when the guest goes on because of it.
+            // Just before it, at it, and soon after, when the guest continues because of it.
             (answer + chance.below(12)).saturating_sub(3)
         })
         .collect();
@@ -380,7 +384,7 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
     cuts
 }
 
-/// What it takes to look at states of a volume.
+/// Tools and data for looking at states of a volume.
 struct Looker<'a> {
     bench: &'a Bench,
     judge: &'a Judge,
@@ -420,7 +424,7 @@ fn look(
         storage.advance(cut);
         let is_open = !storage.open().is_empty();
         let expected = told.at(cut);
-        // Where there is nothing to choose, all of them are the same.
+        // Where there is no choice, all of them are the same.
         let strategies = if is_open { &Strategy::ALL[..] } else { &[Strategy::None] };
         for strategy in strategies {
             interrupt.check()?;
@@ -447,7 +451,7 @@ fn look(
     Ok(())
 }
 
-/// What is wrong with the files of all workers.
+/// Faults of the files of all workers.
 fn losses(judge: &Judge, files: &Path, expected: &BTreeMap<u32, u64>) -> Result<Vec<String>> {
     let mut losses = Vec::new();
     for (worker, told) in expected {
@@ -462,7 +466,7 @@ fn write_image(
     pieces: &mut dyn Iterator<Item = (usize, &[u8])>,
 ) -> std::io::Result<()> {
     use std::os::unix::fs::FileExt;
-    // Holes for what is not written, whatever was there before.
+    // Unwritten places become holes, over any earlier content.
     let file = std::fs::File::create(path)?;
     file.set_len(len as u64)?;
     for (at, bytes) in pieces {

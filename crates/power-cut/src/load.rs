@@ -1,8 +1,10 @@
-//! What the guest does (`load.pl`), what of it is durable for sure at a moment of a record, and whether that is there.
+//! The guest's work (`load.pl`), the part that is durable for sure at a moment of a record, and the
+//! check that it is there.
 //!
-//! A worker begins its step n + 1 when everything of step n is durable, as far as its kernel says. So there is no need for a way back from the
-//! guest: a write with the log's record n + 1 in it shows that the guest was told that record n is durable, and a write with record n
-//! that the rest of step n is.
+//! A worker begins its step n + 1 when everything of step n is durable, as far as its kernel says.
+//! So there is no need for a way back from the guest. A write with the log's record n + 1 in it
+//! proves that the guest knows that record n is durable. A write with record n proves it of the
+//! rest of step n.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,7 @@ const KEPT: u64 = 8;
 const SLOTS: u64 = 16;
 const SLOT: usize = 4096;
 
-/// What the guest's programs do.
+/// The work of the guest's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
     /// A bit of everything: mails that come and go, rows that are written over, a log.
@@ -51,12 +53,12 @@ impl Load {
         }
     }
 
-    /// What a shell does for one worker, in `directory`.
+    /// Shell command of one worker, in `directory`.
     pub(super) fn command(self, directory: &str, worker: u32, steps: u64) -> String {
         let perl = format!("perl /load.pl {directory} {worker} {steps} {}", self.name());
         match self {
             Load::Files | Load::Mail => perl,
-            // What `load.pl` prints are statements.
+            // Output of `load.pl` is statements here.
             Load::Sqlite => format!("mkdir {directory} && sync && {perl} | sqlite3 -bail {directory}/db"),
         }
     }
@@ -82,12 +84,13 @@ impl Judge {
         Ok(Judge { load, sqlite3 })
     }
 
-    /// Whose files it judges.
+    /// The load whose files it judges.
     pub(super) fn load(&self) -> Load {
         self.load
     }
 
-    /// What is wrong with the files of a worker, which lie in `directory`, when `told` is the last step that it had been told of.
+    /// Faults of a worker's files, which lie in `directory`, when `told` is the last step that it
+    /// knew to be durable.
     ///
     /// # Errors
     /// When a tool cannot be started, or does not end.
@@ -102,7 +105,7 @@ impl Judge {
     }
 }
 
-/// What the guest had been told at each moment.
+/// Steps that the guest knew to be durable at each moment.
 #[derive(Debug, Default)]
 pub struct Told {
     /// Where in the record, and the last record of each worker's log that was written by then.
@@ -151,7 +154,7 @@ fn slot_sector(worker: u32, step: u64, sector: usize) -> Vec<u8> {
     text(&format!("SLOT {worker:02} {step:08} {sector} "), 512)
 }
 
-/// What is wrong with the files of a worker of [`Load::Files`].
+/// Faults of the files of a worker of [`Load::Files`].
 fn wrong(directory: &Path, worker: u32, told: u64) -> Vec<String> {
     let mut wrong = Vec::new();
     // The log's record of the step itself may be on its way.
@@ -212,7 +215,7 @@ fn check_table(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>
 mod tests {
     use super::*;
 
-    /// What the program itself leaves, on the host.
+    /// Files that the program itself leaves, on the host.
     fn left(steps: u64, load: Load) -> Option<tempfile::TempDir> {
         let Some(perl) = vlane_boot::find_program("perl") else {
             vlane_testing::skip("perl is not on this machine");
@@ -232,7 +235,7 @@ mod tests {
         let Some(dir) = left(21, Load::Files) else { return };
         let dir = dir.path().join("w");
         assert_eq!(wrong(&dir, 3, 21), Vec::<String>::new());
-        // As much as it had been told a step before, and no more than that is asked for.
+        // Only the steps known a step before are demanded, and no more.
         assert_eq!(wrong(&dir, 3, 20), Vec::<String>::new());
         assert!(!wrong(&dir, 3, 22).is_empty());
 

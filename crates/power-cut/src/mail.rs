@@ -1,4 +1,4 @@
-//! Whether a Maildir has what its deliverer was told is durable.
+//! Checks that a Maildir has the mails that its deliverer knows are durable.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::content::{check_log, mail, shown};
 const BURST: u64 = 3;
 const STORED: u64 = 16;
 
-/// What is wrong with the Maildir in `directory`, whose worker had been told of step `told` last.
+/// Faults of the Maildir in `directory`, whose worker knew last of step `told`.
 pub(super) fn wrong(directory: &Path, worker: u32, told: u64) -> Vec<String> {
     let mut wrong = Vec::new();
     // The log's record of the step itself may be on its way.
@@ -24,7 +24,7 @@ pub(super) fn wrong(directory: &Path, worker: u32, told: u64) -> Vec<String> {
             }
         }
     }
-    // What the step itself removes, it removes when it was told.
+    // A step removes its own mails only after it is durable.
     for number in (told + 1).saturating_sub(STORED).max(1) * BURST..(told + 1) * BURST {
         if !found.contains_key(&number) {
             wrong.push(format!("mail {number} is not there"));

@@ -1,4 +1,4 @@
-//! What came of it, as a report.
+//! The results, as a report.
 
 use vlane_error::counted;
 use vlane_report::build::Begun;

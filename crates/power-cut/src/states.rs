@@ -2,14 +2,15 @@
 
 use super::storage::{Choice, Sector, Storage};
 
-/// The sectors of ext4's superblock, in a file system that begins with the volume. It has one checksum, is written in place, and is not repaired
-/// without somebody's word: ext4 takes for granted that a disk writes both or neither. Disks with physical blocks of 4 KiB do.
+/// The sectors of ext4's superblock, in a file system that begins with the volume. It has one
+/// checksum, is written in place, and is not repaired without a user's consent. So ext4 assumes
+/// that a disk writes both or neither. Disks with physical blocks of 4 KiB do.
 const SUPERBLOCK: [usize; 2] = [2, 3];
 
 /// How a state is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strategy {
-    /// Nothing that is not durable is there.
+    /// Only durable operations are there.
     None,
     /// All of it is, in order.
     All,
@@ -70,7 +71,7 @@ impl Chance {
     }
 }
 
-/// What each open sector holds, by a strategy.
+/// Chooses the content of each open sector, by a strategy.
 pub fn chooser(
     strategy: Strategy,
     storage: &Storage<'_>,
@@ -79,7 +80,7 @@ pub fn chooser(
     let unsure = storage.unsure();
     let one = if unsure.is_empty() { 0 } else { unsure[chance.below(unsure.len())] };
     let mut chance = Chance(chance.draw());
-    // Whether an operation is there: the same for all of its sectors.
+    // Decides if an operation is there: the same for all of its sectors.
     let coin = chance.draw();
     let mut superblock = None;
     move |number, sector| {

@@ -1,15 +1,16 @@
-//! What storage may hold after a power cut, sector by sector.
+//! Possible content of storage after a power cut, sector by sector.
 //!
-//! A write that is durable is there. One that has begun and is not durable may be there, sector by sector, or not; and a sector that several
-//! such writes went to holds what one of them wrote, or what was there before: whichever the kernel, or the device, wrote out last. Older than
-//! the newest durable write that came after it in time, it is not. Nothing else is known, and nothing else is assumed: no order between
-//! sectors, none between writes.
+//! A durable write is there. A write that has begun and is not durable may be there, sector by
+//! sector, or not. A sector of several such writes holds the data of one of them, or its earlier
+//! content: the kernel, or the device, decides which it wrote out last. Its content is never older
+//! than the newest durable write that came after it in time. No more is known, and no more is
+//! assumed: no order between sectors, none between writes.
 
 use std::collections::BTreeMap;
 
 use vlane_trace::storage::{Data, Effect, History, What};
 
-/// What a disk writes whole or not at all.
+/// Bytes that a disk writes whole or not at all.
 pub const SECTOR: usize = 512;
 /// In pieces of this size the image is written to a file, those of zeroes left out.
 const CHUNK: usize = 64 << 10;
@@ -18,13 +19,13 @@ const CHUNK: usize = 64 << 10;
 #[derive(Debug)]
 pub struct Storage<'a> {
     history: &'a History,
-    /// What is sure. Of sectors that are open it is what was there before.
+    /// The certain content. Open sectors have their earlier content.
     image: Vec<u8>,
     /// By chunk, whether anything was ever there.
     used: Vec<bool>,
     /// Sectors of which it is not known what they hold.
     open: BTreeMap<usize, Sector>,
-    /// What happens, in order: where, and what.
+    /// Events in order: the place in the record, and the event.
     events: Vec<(usize, Event)>,
     next: usize,
 }
@@ -38,23 +39,24 @@ enum Event {
 /// A sector that may hold one of several things.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sector {
-    /// What was there before any of the operations.
+    /// True if it may have the content from before any of the operations.
     pub old: bool,
-    /// What these operations made of it, by their beginning: indices into [`History::operations`]. Not empty.
+    /// Operations whose data it may have, by their beginning: indices into [`History::operations`].
+    /// Not empty.
     pub by: Vec<usize>,
 }
 
-/// What a sector holds.
+/// Content of a sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// What was there before.
+    /// Content from before the operations.
     Old,
-    /// What an operation made of it.
+    /// Data of an operation.
     By(usize),
 }
 
 impl Sector {
-    /// What it may hold, from the oldest to the newest.
+    /// Its possible contents, from the oldest to the newest.
     pub fn choices(&self) -> impl DoubleEndedIterator<Item = Choice> + '_ {
         self.old.then_some(Choice::Old).into_iter().chain(self.by.iter().copied().map(Choice::By))
     }
@@ -76,7 +78,7 @@ impl<'a> Storage<'a> {
         Storage { history, image, used, open: BTreeMap::new(), events, next: 0 }
     }
 
-    /// Goes on in time: everything up to and with the entry `at` has happened.
+    /// Advances in time: everything up to and with the entry `at` has happened.
     pub fn advance(&mut self, at: usize) {
         while let Some(&(_, event)) = self.events.get(self.next).filter(|(when, _)| *when <= at) {
             self.next += 1;
@@ -165,7 +167,7 @@ impl<'a> Storage<'a> {
     }
 }
 
-/// What an operation makes of a sector.
+/// Data that an operation gives to a sector.
 fn copy(history: &History, operation: usize, sector: usize, to: &mut [u8]) {
     let What::Write { offset, data: Data::Bytes(bytes), .. } = &history.operations[operation].what else {
         return to.fill(0);
@@ -241,7 +243,7 @@ mod tests {
         // Without any, each of the three.
         let record = history(&[&first, &second]);
         assert_eq!(possible(&record, 3), [b"oa".to_vec(), b"oab".to_vec(), b"ob".to_vec()]);
-        // One that began before the write had ended covers nothing of it.
+        // A sync that began before the write had ended does not cover it.
         let record = history(&[&first[..1], &[begin(9, What::Sync)], &first[1..], &[end(9, 0)]]);
         assert_eq!(possible(&record, 1), [b"oa"]);
     }

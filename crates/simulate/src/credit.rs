@@ -1,8 +1,9 @@
 //! Queues as in Xen's Credit scheduler; every decision is [`vlane_policy::loan`]'s.
 //!
-//! BOOST before UNDER before OVER, in turn within each; a turn is 30 ms, only a boost or a wake-up of higher class cuts it.
-//! There is one queue for all CPUs: Xen has one per CPU, but takes what is of a higher class from the other CPUs before it runs
-//! something lower, so that classes hold for the whole host, and a global queue says the same with less noise.
+//! BOOST before UNDER before OVER, in turn within each; a turn is 30 ms, only a boost or a wake-up
+//! of higher class cuts it. There is one queue for all CPUs. Xen has one per CPU, but takes vCPUs
+//! of a higher class from the other CPUs before it runs a lower one. So classes hold for the whole
+//! host, and a global queue has the same effect with less noise.
 //!
 //! A vCPU has a place in the queue (its ticket) and what is left of its turn. A boost changes neither: when it is over the vCPU
 //! has the place that it had, and so has who was preempted. A turn that is used up, or sleep, gives a new place at the end.
@@ -52,7 +53,7 @@ pub(super) struct CreditQueues {
     tickets: u64,
     next_accounting: u64,
     next_tick: u64,
-    /// What all CPUs have in a period.
+    /// CPU time of all CPUs in a period.
     whole_ns: u64,
     /// Used since the last accounting.
     used_ns: u64,
@@ -156,7 +157,7 @@ impl CreditQueues {
                 loans.next_ns += loan.next_line_ns;
             }
         }
-        // Who waits, by its new class.
+        // Waiting vCPUs, by their new class.
         let waiting: Vec<usize> = self.queue.iter().map(|&(_, _, vcpu)| vcpu).collect();
         for vcpu in waiting {
             if self.seats[vcpu].queued != Some(self.class(vcpu)) {
@@ -179,7 +180,8 @@ impl Scheduler for CreditQueues {
     }
 
     fn target(&self, _vcpu: usize, last: usize) -> usize {
-        // The lowest class, its own last CPU first; a boost goes where nobody runs, or where the lowest does.
+        // The lowest class, its own last CPU first; a boost goes to an idle CPU, or to the one with
+        // the lowest class.
         let (before, after) = self.running.split_at(last);
         let mut best = last;
         let order = after.iter().enumerate().map(|(n, class)| (n + last, class));

@@ -1,11 +1,13 @@
-//! Linux' EEVDF: virtual times, lag, virtual deadlines; a queue per CPU, as Linux has them, for the delays come from how many
-//! wait on the same CPU.
+//! Linux' EEVDF: virtual times, lag, virtual deadlines; a queue per CPU, as Linux has them. The
+//! delays come from the number of vCPUs that wait on the same CPU.
 //!
-//! Who has had less than its share (is eligible) and has the earliest virtual deadline runs. A deadline is a slice after the
-//! virtual time at which it was given; a slice that is used up is seen at the next tick. Who sleeps takes its lag along, within
-//! limits, and has it back when it wakes (6.6's placement; the delayed dequeue of 6.12 is left out). A vCPU wakes on an idle CPU
-//! if there is one, on its last CPU otherwise; a CPU without work takes from the longest queue; queues whose lengths differ by
-//! two or more are levelled from time to time. A virtual machine's weight is divided among its vCPUs.
+//! The vCPU with less than its share (eligible) and the earliest virtual deadline runs. A deadline
+//! is a slice after the virtual time at which it was given; a slice that is used up is seen at the
+//! next tick. A sleeping vCPU takes its lag along, within limits, and has it back when it wakes
+//! (6.6's placement; the delayed dequeue of 6.12 is left out). A vCPU wakes on an idle CPU if there
+//! is one, on its last CPU otherwise. A CPU without work takes from the longest queue. Queues whose
+//! lengths differ by two or more are levelled from time to time. A virtual machine's weight is
+//! divided among its vCPUs.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +27,8 @@ struct Entity {
     /// Virtual time.
     v: i64,
     deadline: i64,
-    /// What it takes to sleep, or to another CPU: virtual time that it is behind the average.
+    /// The lag that it takes to sleep, or to another CPU: virtual time that it is behind the
+    /// average.
     lag: i64,
     cpu: usize,
     waits: bool,
@@ -33,15 +36,15 @@ struct Entity {
 
 #[derive(Debug, Clone, Default)]
 struct Queue {
-    /// Who waits, by deadline.
+    /// Waiting vCPUs, by deadline.
     waiting: BTreeSet<(i64, usize)>,
     current: Option<usize>,
     /// Of who waits and who runs.
     weights: i128,
     weighted: i128,
-    /// The average when there was somebody last.
+    /// The average when the queue last had a vCPU.
     average: i64,
-    /// Who runs has not used up the slice that it was picked for.
+    /// The running vCPU has not used up the slice that it was picked for.
     in_slice: bool,
 }
 
@@ -114,7 +117,7 @@ impl EevdfQueues {
         self.waiting -= 1;
     }
 
-    /// Puts somebody who comes into a queue's virtual time, with the lag that it brings.
+    /// Puts an arriving vCPU into a queue's virtual time, with the lag that it brings.
     fn join(&mut self, vcpu: usize, cpu: usize) {
         let slice = self.virtually(vcpu, self.slice_ns);
         let queue = &mut self.queues[cpu];
@@ -132,7 +135,7 @@ impl EevdfQueues {
         queue.weighted += weight * i128::from(entity.v);
     }
 
-    /// Takes somebody who goes out of a queue's virtual time.
+    /// Takes a leaving vCPU out of a queue's virtual time.
     fn leave(&mut self, vcpu: usize, cpu: usize) {
         let slice = self.virtually(vcpu, self.slice_ns);
         let tick = self.virtually(vcpu, signed(self.setup.tick_ns));

@@ -1,4 +1,4 @@
-//! What the simulated machine asks of a host scheduler.
+//! Interface of the simulated machine to a host scheduler.
 
 use vlane_policy::loan::{Account, Doing};
 
@@ -11,19 +11,19 @@ pub(super) trait Scheduler: std::fmt::Debug {
     fn target(&self, vcpu: usize, last: usize) -> usize;
     /// A vCPU that slept waits from now on; `cpu` is what [`Scheduler::target`] said.
     fn wake(&mut self, vcpu: usize, cpu: usize, now: u64);
-    /// Whether a waiting vCPU takes the CPU from who runs there.
+    /// True if a waiting vCPU takes the CPU from the running one.
     fn preempts(&mut self, vcpu: usize, cpu: usize) -> bool;
-    /// Who runs next: it waits no more. `None`: nobody waits that this CPU could run.
+    /// The next vCPU to run, which waits no more. `None`: no waiting vCPU could run on this CPU.
     fn pick(&mut self, cpu: usize, now: u64) -> Option<usize>;
-    /// Who ran waits again.
+    /// The vCPU that ran waits again.
     fn put_back(&mut self, vcpu: usize, cpu: usize, now: u64);
-    /// Who ran sleeps.
+    /// The vCPU that ran sleeps.
     fn sleep(&mut self, vcpu: usize, cpu: usize, now: u64);
-    /// Who runs has used so much.
+    /// The running vCPU has used so much.
     fn ran(&mut self, vcpu: usize, cpu: usize, now: u64, ns: u64);
-    /// Whether who runs has to go back to the queue (its turn or its boost is over).
+    /// True if the running vCPU has to go back to the queue (its turn or its boost is over).
     fn yields(&mut self, vcpu: usize, cpu: usize, now: u64) -> bool;
-    /// When the CPU has to be looked at again at the latest, if who runs goes on from `from`.
+    /// Latest time to look at the CPU again, if the running vCPU continues from `from`.
     fn until(&self, vcpu: usize, cpu: usize, from: u64) -> u64;
     /// An event was served; whether it was the last that the vCPU knew of.
     fn served(&mut self, vcpu: usize, response_ns: u64, last: bool);
@@ -33,13 +33,13 @@ pub(super) trait Scheduler: std::fmt::Debug {
     fn periodic(&mut self, now: u64);
     /// The account of a vCPU, if there are any.
     fn account(&self, vcpu: usize) -> Option<&Account>;
-    /// What was seen of the vCPU's loans.
+    /// Figures of the vCPU's loans.
     fn loans(&self, vcpu: usize) -> Loans;
     /// From now on is measured.
     fn measure(&mut self, now: u64);
 }
 
-/// What was seen of a vCPU's loans, accounting by accounting.
+/// Figures of a vCPU's loans, accounting by accounting.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Loans {
     /// Accountings at which cm was known.

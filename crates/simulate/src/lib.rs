@@ -1,8 +1,9 @@
 //! vCPU schedulers on a host that is not there: discrete events, the same every time, the same decisions as live.
 //!
-//! A [`Scenario`] says what machine and what loads, a [`Setup`] which host scheduler; [`run`] makes an [`Outcome`] of them. Loans,
-//! credits and boosts are decided by [`vlane_policy::loan`] alone; what is modelled here is what a decision does: queues, turns,
-//! guests that serve events before they compute, and loads that come from outside or follow what was served.
+//! A [`Scenario`] names the machine and its loads, a [`Setup`] the host scheduler; [`run`] makes an
+//! [`Outcome`] of them. [`vlane_policy::loan`] alone decides loans, credits and boosts. The
+//! simulator models the effect of a decision: queues, turns, guests that serve events before they
+//! compute, and loads that come from outside or follow served events.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What came out of a run.
+//! Results of a run.
 
 use hdrhistogram::Histogram;
 use vlane_policy::loan::units::{CREDIT_NS, credits_per_ms};
@@ -20,7 +20,7 @@ pub struct Outcome {
     pub machines: Vec<MachineOutcome>,
     /// The loads, in the scenario's order; machines that are alike share one.
     pub loads: Vec<LoadOutcome>,
-    /// CPU time that nobody used, nanoseconds over all CPUs.
+    /// Idle CPU time, nanoseconds over all CPUs.
     pub idle_ns: u64,
     /// CPU time that switches and boosts cost, nanoseconds over all CPUs.
     pub overhead_ns: u64,
@@ -32,7 +32,7 @@ pub struct Outcome {
     pub events: u64,
 }
 
-/// What became of a machine.
+/// Result of a machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MachineOutcome {
     /// Its name.
@@ -55,7 +55,7 @@ pub struct MachineOutcome {
     pub loans: Loans,
 }
 
-/// What became of a load.
+/// Result of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoadOutcome {
     /// Its machine's name in the scenario.
@@ -211,14 +211,14 @@ pub(super) fn float(value: u64) -> f64 {
     value as f64
 }
 
-/// What is each machine's due of the CPU time that all have used: by weight, but nobody more than it could use, and who does not
-/// compute all the time no more than it used.
+/// Each machine's due of the CPU time used by all: by weight, but at most the time that it could
+/// use. A machine that does not compute all the time is due at most the time that it used.
 pub(super) fn due_shares(machines: &mut [MachineOutcome], time_ns: u64) {
     let limit = |machine: &MachineOutcome| match machine.is_hog {
         true => float(time_ns) * f64::from(machine.vcpus),
         false => float(machine.used_ns),
     };
-    // Who is full first comes first: nobody after it can be full with less.
+    // Machines in the order in which they are satisfied: none after it can be satisfied with less.
     let mut order: Vec<usize> = (0..machines.len()).collect();
     let fill = |machine: &MachineOutcome| limit(machine) / f64::from(machine.weight);
     order.sort_by(|&a, &b| fill(&machines[a]).total_cmp(&fill(&machines[b])));

@@ -1,5 +1,5 @@
-//! Chance that comes out the same every time: every source has a stream of its own, so that a policy that serves
-//! events earlier does not change when the others' arrive.
+//! Repeatable chance. Every source has a stream of its own, so a policy that serves events earlier
+//! does not change the arrivals of the others.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,7 @@ pub enum Law {
     Fixed,
     /// Exponentially: the times between the events of a Poisson process.
     Exponential,
-    /// Evenly from nothing to twice the mean.
+    /// Evenly from zero to twice the mean.
     Uniform,
 }
 

@@ -1,4 +1,5 @@
-//! What is simulated: CPUs, virtual machines, and what they do. Written in TOML; what is not known is an error.
+//! A simulated scenario: CPUs, virtual machines, and their loads. Written in TOML; an unknown key
+//! is an error.
 
 use serde::{Deserialize, Serialize};
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
@@ -12,7 +13,7 @@ use crate::{Error, ErrorKind, Result};
 pub struct Scenario {
     /// Its name.
     pub name: String,
-    /// What it stands for.
+    /// The case that it stands for.
     #[serde(default)]
     pub about: String,
     /// Physical CPUs.
@@ -28,7 +29,7 @@ pub struct Scenario {
     /// Parts, each a run of its own, in which only the loads of that part are on. None: one part with all loads.
     #[serde(default)]
     pub phases: Vec<String>,
-    /// What switching costs.
+    /// Costs of switching.
     #[serde(default)]
     pub costs: Costs,
     /// The virtual machines.
@@ -81,10 +82,10 @@ pub struct Machine {
     /// vCPUs of each.
     #[serde(default = "one_vcpu")]
     pub vcpus: u32,
-    /// vCPUs of each that do nothing, besides those.
+    /// Idle vCPUs of each, besides those.
     #[serde(default)]
     pub inactive_vcpus: u32,
-    /// What each vCPU computes besides its I/O.
+    /// Computation of each vCPU besides its I/O.
     #[serde(default)]
     pub compute: Compute,
     /// The I/O of each vCPU.
@@ -92,11 +93,11 @@ pub struct Machine {
     pub load: Vec<Load>,
 }
 
-/// What a vCPU computes, whenever there is no event to be served.
+/// Computation of a vCPU whenever there is no event to be served.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Compute {
-    /// Nothing: it sleeps between events.
+    /// None: it sleeps between events.
     #[default]
     Never,
     /// All it can get (`stress -c`).
@@ -137,7 +138,7 @@ pub enum Load {
         segments: u32,
         /// Bytes of each.
         segment_bytes: u32,
-        /// What the link carries, megabits per second.
+        /// Bandwidth of the link, megabits per second.
         link_mbit: f64,
         /// Way of an answer to the other side and of the next segment back.
         rtt: Span,
@@ -259,7 +260,7 @@ impl Scenario {
     ///
     /// # Errors
     ///
-    /// It is not TOML, has a key that nobody knows, or makes no sense.
+    /// It is not TOML, has an unknown key, or makes no sense.
     pub fn parse(origin: &str, text: &str) -> Result<Self> {
         let scenario: Self = toml::from_str(text).map_err(|error| {
             Error::caused_by(ErrorKind::Invalid, format!("{origin}: not a scenario"), error)

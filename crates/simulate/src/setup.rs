@@ -17,37 +17,39 @@ pub enum Ends {
 /// Queues as in Xen's Credit scheduler, with the decisions of [`vlane_policy::loan`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credit {
-    /// What the policy is set to.
+    /// The policy's parameters.
     pub params: Params,
-    /// What [`Policy::Adaptive`] is to reach.
+    /// The goal of [`Policy::Adaptive`].
     pub goal: Goal,
     /// A turn, nanoseconds (Xen: 30 ms).
     pub slice_ns: u64,
     /// When a boost ends.
     pub ends: Ends,
-    /// What an accounting gives out.
+    /// The CPU time that an accounting gives out.
     pub pool: Pool,
 }
 
 /// The CPU time that an accounting gives out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pool {
-    /// What all CPUs have, used or not (Xen). Switches use some of it that nobody is charged for: over time everybody has
-    /// credits up to the limit, all are UNDER, and nothing holds back who is boosted.
+    /// Time of all CPUs, used or not (Xen). No vCPU is charged for the part used by switches. So
+    /// over time all vCPUs have credits up to the limit, all are UNDER, and no boosted vCPU is held
+    /// back.
     Whole,
-    /// What the vCPUs have used since the last one: what one gets is what another has paid.
+    /// Time that the vCPUs have used since the last one: each gain is another's payment.
     Used,
 }
 
 /// Linux' EEVDF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Eevdf {
-    /// The slice on one CPU, nanoseconds; more CPUs scale it up (`base_slice_ns`: 0.75 ms times 1 + log2 of the CPUs, 8
-    /// at most: 3 ms).
+    /// The slice on one CPU, nanoseconds. More CPUs scale it up (`base_slice_ns`: 0.75 ms times 1 +
+    /// log2 of the CPUs, 8 at most: 3 ms).
     pub base_slice_ns: u64,
     /// The tick at which a used-up slice is seen, nanoseconds (HZ = 250).
     pub tick_ns: u64,
-    /// Whether a wake-up lets the running one finish its slice while it is eligible (RUN_TO_PARITY, Linux' default).
+    /// True if a wake-up lets the running one finish its slice while it is eligible (RUN_TO_PARITY,
+    /// Linux' default).
     pub run_to_parity: bool,
     /// Time between two balancings of the CPUs' queues, nanoseconds.
     pub balance_ns: u64,
@@ -62,7 +64,7 @@ impl Default for Eevdf {
 /// A host scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
-    /// Linux' EEVDF, which knows nothing of vCPUs.
+    /// Linux' EEVDF, which is unaware of vCPUs.
     Eevdf(Eevdf),
     /// Xen's queues.
     Credit(Credit),
@@ -73,7 +75,7 @@ pub enum Host {
 pub struct Setup {
     /// Its name.
     pub name: String,
-    /// What it is.
+    /// The scheduler.
     pub host: Host,
 }
 
@@ -100,7 +102,7 @@ pub const NAMES: [&str; 14] = [
     "loan-inflated",
 ];
 
-/// What is compared unless something else is asked for.
+/// Setups that are compared by default.
 pub const COMPARED: [&str; 6] = ["eevdf", "credit", "always-boost", "loan", "adaptive", "paper"];
 
 /// The ablation: the paper's parameters, one change at a time, then all of them, then vlane's.
@@ -152,7 +154,7 @@ impl Setup {
         Ok(Self { name: name.into(), host })
     }
 
-    /// What is different in it, in a few words.
+    /// Its difference, in a few words.
     pub fn about(&self) -> &'static str {
         match self.name.as_str() {
             "eevdf" => "Linux' EEVDF",

@@ -1,7 +1,8 @@
 //! The machine: physical CPUs, vCPUs with what their guests do, and time, which jumps from event to event.
 //!
-//! A guest serves events before it computes, in the order in which they came, as an interrupt does. It knows of an event as soon as
-//! its vCPU runs. What a vCPU does between two events of the simulation is one thing only, so CPU time is counted exactly.
+//! A guest serves events before it computes, in the order in which they came, as an interrupt does.
+//! It knows of an event as soon as its vCPU runs. A vCPU does only one thing between two events of
+//! the simulation, so CPU time is counted exactly.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
@@ -95,7 +96,7 @@ struct Vcpu {
     jobs: VecDeque<Job>,
     state: State,
     last_cpu: usize,
-    /// It was boosted and nobody has paid for the switch yet.
+    /// It was boosted and the switch is not charged yet.
     boost_cost: bool,
     used_ns: u64,
 }
@@ -427,7 +428,7 @@ impl World {
         self.host.ran(vcpu, cpu, self.now, ns);
     }
 
-    /// Ends what who runs has done with; false: it has nothing more to do.
+    /// Ends the finished work of the running vCPU. False if no work is left.
     fn has_work(&mut self, vcpu: usize) -> bool {
         while let Some(job) = self.vcpus[vcpu].jobs.front().copied().filter(|job| job.left_ns == 0) {
             self.vcpus[vcpu].jobs.pop_front();
@@ -453,7 +454,8 @@ impl World {
         self.follow(source);
     }
 
-    /// Who runs goes on, sleeps, or goes back to the queue. All that it used is counted.
+    /// The running vCPU continues, sleeps, or goes back to the queue. All time that it used is
+    /// counted.
     fn go_on(&mut self, cpu: usize) {
         let Some(vcpu) = self.cpus[cpu].current else { return };
         if !self.has_work(vcpu) || self.host.yields(vcpu, cpu, self.now) {
@@ -479,7 +481,8 @@ impl World {
         self.plan(at, what);
     }
 
-    /// Who runs, if anybody, waits or sleeps; the next runs, if there is one. All that was used is counted.
+    /// The running vCPU, if any, waits or sleeps; the next runs, if there is one. All time used is
+    /// counted.
     fn reschedule(&mut self, cpu: usize) {
         if let Some(vcpu) = self.cpus[cpu].current.take() {
             let since = self.cpus[cpu].since;
@@ -530,7 +533,7 @@ impl World {
             own.idle_ns += now - own.idle_since;
             own.idle_since = now;
         } else {
-            // What is left of a switch belongs to the time after now.
+            // The rest of a switch belongs to the time after now.
             own.overhead_ns -= own.since.saturating_sub(now).min(own.overhead_ns);
         }
     }

@@ -1,4 +1,4 @@
-//! What must hold in the simulator, and what the paper's set-up must show there.
+//! Properties of the simulator, and the paper's findings in its set-up.
 
 #![allow(clippy::unwrap_used)]
 

@@ -93,7 +93,7 @@ fn tracepoint(name: &str) -> io::Result<u64> {
     text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", text.trim())))
 }
 
-/// Whether system calls could be counted, and if not, why.
+/// Counters of system calls, or the reason for their absence.
 pub fn available() -> Counted<()> {
     let reason = |error: &io::Error| {
         match error.kind() {
@@ -148,7 +148,7 @@ impl CallCounters {
         Counted::Is(Self { roles: roles.len(), counters })
     }
 
-    /// What they are now, by role.
+    /// The counts now, by role.
     pub(super) fn read(&mut self) -> Vec<Calls> {
         let mut all = vec![Calls::default(); self.roles];
         for one in &mut self.counters {

@@ -37,7 +37,7 @@ fn no_counter() -> String {
     "not counted: this machine shows no counter of instructions (many virtual machines do not)".to_owned()
 }
 
-/// Whether instructions could be counted, and if not, why.
+/// Counters of instructions, or the reason for their absence.
 pub fn available() -> Counted<()> {
     match Builder::new(Hardware::INSTRUCTIONS).observe_self().include_kernel().build() {
         Ok(_) => Counted::Is(()),

@@ -55,7 +55,8 @@ impl Interrupts {
         Self { lines }
     }
 
-    /// What came since `before`. A line that was not there before counts from nothing; a CPU that went offline is not negative.
+    /// Interrupts since `before`. A new line counts from zero; a CPU that went offline is not
+    /// negative.
     pub fn since(&self, before: &Self) -> Self {
         let delta = |(name, now): (&String, &Interrupt)| {
             let old = before.lines.get(name).filter(|old| old.what == now.what);

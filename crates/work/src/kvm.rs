@@ -1,10 +1,11 @@
 //! Exits of a guest's vCPUs to the host, by reason, as KVM counts them.
 //!
-//! KVM has a directory per virtual machine in debugfs (`/sys/kernel/debug/kvm/PID-FD/`, PID the monitor's process) with a file per
-//! figure: `exits`, and what they were for (`io_exits`, `mmio_exits`, `halt_exits`, `irq_exits`, ...; the names differ between x86 and
-//! arm64). A vCPU's own figures, where the kernel has them, are in `vcpuN/` below; they are added up. Reading them
-//! needs root. What KVM does not count there, as the write to an MSR that ends an interrupt, is in
-//! `exits` and in no reason: `perf kvm stat` splits it further.
+//! KVM has a directory per virtual machine in debugfs (`/sys/kernel/debug/kvm/PID-FD/`, PID the
+//! monitor's process) with a file per figure. The files are `exits`, and its reasons (`io_exits`,
+//! `mmio_exits`, `halt_exits`, `irq_exits`, ...; the names differ between x86 and arm64). A vCPU's
+//! own figures, where the kernel has them, are in `vcpuN/` below; they are added up. Reading them
+//! needs root. Events that KVM does not count there, as the write to an MSR that ends an interrupt,
+//! are in `exits` and in no reason: `perf kvm stat` splits it further.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +17,7 @@ use super::{Counted, Tally};
 /// Where debugfs shows KVM.
 pub const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
-/// What KVM counted for the virtual machines of one process, by the kernel's name for it.
+/// KVM's counts for the virtual machines of one process, by the kernel's names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KvmStats {
     /// All figures, exits and others.
@@ -24,7 +25,7 @@ pub struct KvmStats {
 }
 
 impl KvmStats {
-    /// What KVM counted up to now for process `pid`.
+    /// KVM's counts up to now for process `pid`.
     pub fn take(pid: i32) -> Counted<Self> {
         Self::read(Path::new(KVM_DEBUGFS), pid)
     }
@@ -59,7 +60,8 @@ impl KvmStats {
         Counted::Is(stats)
     }
 
-    /// What was counted since `before`; what did not change is left out. Figures that can fall (`pages_4k`) do not count as negative.
+    /// Counts since `before`, without unchanged ones. Figures that can fall (`pages_4k`) do not
+    /// count as negative.
     pub fn since(&self, before: &Self) -> Self {
         Self { by_name: self.by_name.since(&before.by_name) }
     }

@@ -1,7 +1,8 @@
 //! Where it goes: the work that processes do for a load, counted from outside.
 //!
-//! A [`Sampler`] looks at a set of processes, whose threads are sorted into roles (guest vCPU, back end, kernel worker); the
-//! difference of two looks, divided by the number of requests, is what a request costs.
+//! A [`Sampler`] looks at a set of processes, whose threads are sorted into roles (guest vCPU, back
+//! end, kernel worker). The difference of two looks, divided by the number of requests, is the cost
+//! of a request.
 //!
 //! ```no_run
 //! use vlane_work::{Role, Sampler};
@@ -50,14 +51,14 @@ pub use self::tally::Tally;
 /// Something that was counted, or why it was not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counted<T> {
-    /// What was counted.
+    /// The counts.
     Is(T),
-    /// Why nothing was: in words, for a report.
+    /// The reason for no counts: in words, for a report.
     Not(String),
 }
 
 impl<T> Counted<T> {
-    /// What was counted, if it was.
+    /// The counts, if there are any.
     pub fn get(&self) -> Option<&T> {
         match self {
             Counted::Is(value) => Some(value),
@@ -73,7 +74,7 @@ impl<T> Counted<T> {
         }
     }
 
-    /// Why nothing was counted, if so.
+    /// The reason for no counts, if so.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Counted::Is(_) => None,
@@ -101,17 +102,17 @@ pub struct Snapshot {
     calls: Option<Counted<Vec<Calls>>>,
 }
 
-/// What was used between two looks.
+/// Resources used between two looks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Used {
     /// Time between the looks.
     pub wall: Duration,
-    /// By role, in the order that they were given in; threads that ended between the looks, and could belong to several roles, make
-    /// one more role at the end, if they used anything.
+    /// By role, in the order that they were given in. Threads that ended between the looks, and
+    /// could belong to several roles, make one more role at the end, if they used any.
     pub roles: Vec<RoleUse>,
 }
 
-/// What the threads of one role used.
+/// Resources used by the threads of one role.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoleUse {
     /// The role's name.
@@ -128,7 +129,8 @@ pub struct RoleUse {
     pub threads: usize,
     /// System calls.
     pub calls: Counted<Calls>,
-    /// Whether a process of the role could not be looked at at the end (it has ended, or is another user's): figures are too small then.
+    /// True if a process of the role could not be read at the end (it has ended, or is another
+    /// user's): figures are too small then.
     pub lost: bool,
 }
 
@@ -140,8 +142,8 @@ impl Sampler {
 
     /// Counts system calls as well, from now on, where that is possible.
     ///
-    /// While they are counted, every system call of the machine takes the kernel's slow path (some 100 ns more): CPU time and system calls
-    /// are better measured in two runs.
+    /// While they are counted, every system call of the machine takes the kernel's slow path (some
+    /// 100 ns more). CPU time and system calls are better measured in two runs.
     pub fn count_calls(mut self) -> Self {
         self.calls = Some(CallCounters::open(&self.roles));
         self
@@ -172,7 +174,7 @@ struct Sum {
 }
 
 impl Snapshot {
-    /// What was used from `before`, an earlier look of the same sampler, until this one.
+    /// Resources used from `before`, an earlier look of the same sampler, until this one.
     pub fn since(&self, before: &Self) -> Used {
         let mut sums = vec![Sum::default(); self.roles.len()];
         let mut ended = Sum::default();
@@ -207,8 +209,9 @@ impl Snapshot {
         Used { wall: self.at.saturating_duration_since(before.at), roles }
     }
 
-    /// Adds what a process used to its roles. What its living threads do not account for was used by threads that have ended, or in
-    /// the present time slice, which a thread's own figure does not have yet.
+    /// Adds the resources of a process to its roles. The part beyond its living threads was used by
+    /// threads that have ended, or in the present time slice, which a thread's own figure does not
+    /// have yet.
     fn add_process(
         &self,
         pid: i32,
@@ -243,7 +246,7 @@ impl Snapshot {
             .collect();
         let covered = now.threads.values().all(|thread| self.role_of(pid, &thread.comm).is_some());
         let [first, ..] = roles[..] else { return };
-        // With roles for some of the threads only, nobody can tell whose the rest is.
+        // With roles for some of the threads only, the owner of the rest is unknown.
         if !covered {
             return;
         }
@@ -279,7 +282,7 @@ impl Snapshot {
                 let pids = snapshot.pids.get(index).map_or(&[][..], Vec::as_slice);
                 pids.iter().filter_map(|pid| snapshot.processes.get(pid)).map(|process| process.reaped).sum()
             };
-            // What one that has ended used before the first look is in its parent's figure, too.
+            // Time that an ended one used before the first look is in its parent's figure, too.
             let gone = before.pids.get(index).map_or(&[][..], Vec::as_slice);
             let gone = gone.iter().filter(|pid| !self.processes.contains_key(pid));
             let gone = gone.filter_map(|pid| before.processes.get(pid));

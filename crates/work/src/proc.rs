@@ -1,4 +1,4 @@
-//! What /proc tells of a process and of its threads.
+//! Facts in /proc about a process and its threads.
 
 use std::collections::HashMap;
 

@@ -1,15 +1,17 @@
 //! How often QEMU calls the functions of its own virtio-blk device, from its trace log: the count behind the published ratio of 4K to 512K.
 //!
-//! A QEMU that is started with [`arguments`] writes a line for each of its trace events `virtio_blk_*` (its `log` back end, which
-//! distributions build in): a read or write that the guest's queue gave (`virtio_blk_handle_read`), a batch of them that was merged
-//! (`virtio_blk_submit_multireq`), the storage's answer (`virtio_blk_rw_complete`), the guest's (`virtio_blk_req_complete`).
+//! A QEMU that is started with [`arguments`] writes a line for each of its trace events
+//! `virtio_blk_*`, by its `log` back end, which distributions build in. The events are a read or
+//! write from the guest's queue (`virtio_blk_handle_read`), a merged batch of them
+//! (`virtio_blk_submit_multireq`), the storage's answer (`virtio_blk_rw_complete`), and the guest's
+//! (`virtio_blk_req_complete`).
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use super::Tally;
 
-/// What QEMU must be started with to write its virtio-blk events to `log`.
+/// Arguments that make QEMU write its virtio-blk events to `log`.
 pub fn arguments(log: &Path) -> Vec<OsString> {
     ["-trace".into(), "virtio_blk_*".into(), "-D".into(), log.as_os_str().to_owned()].to_vec()
 }

@@ -1,11 +1,11 @@
-//! Who does the work: threads sorted by what they are there for.
+//! Threads sorted by their role in the work.
 
 use super::proc;
 
 /// Threads that do one thing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Role {
-    /// What a table calls them.
+    /// Name in tables.
     pub name: String,
     /// Their process; a kernel thread is a process of its own.
     pub pid: i32,
@@ -33,7 +33,7 @@ impl ThreadFilter {
         Self::Named(names.iter().map(ToString::to_string).collect())
     }
 
-    /// Whether a thread of the process with this name is one of them.
+    /// True if a thread of the process with this name is one of them.
     pub fn fits(&self, comm: &str) -> bool {
         match self {
             Self::All | Self::Tree => true,
@@ -56,8 +56,9 @@ impl Role {
         }
     }
 
-    /// A QEMU with a guest: its vCPUs, the kernel's workers, its I/O threads, and the rest (the main loop). The vCPUs and I/O threads can
-    /// be told apart only in a QEMU that was started with `-name guest,debug-threads=on`.
+    /// A QEMU with a guest: its vCPUs, the kernel's workers, its I/O threads, and the rest (the
+    /// main loop). The vCPUs and I/O threads can be distinguished only in a QEMU that was started
+    /// with `-name guest,debug-threads=on`.
     pub fn qemu(pid: i32) -> Vec<Self> {
         vec![
             Self::new("guest vCPU", pid, ThreadFilter::named(&["CPU "])),

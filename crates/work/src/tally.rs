@@ -1,4 +1,4 @@
-//! How often things happened, by what somebody else calls them.
+//! Counts of events, by names from elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ impl Tally {
         *count = count.saturating_add(times);
     }
 
-    /// What came since `before`, an earlier look; what did not change is left out, and what fell is not negative.
+    /// Counts since `before`, an earlier look, without unchanged ones; a fallen count is not
+    /// negative.
     pub fn since(&self, before: &Self) -> Self {
         let came = self.0.iter().map(|(name, now)| (name.clone(), now.saturating_sub(before.of(name))));
         Self(came.filter(|(_, count)| *count > 0).collect())

@@ -1,7 +1,7 @@
-//! What a request must not meet on its way: locks, allocation, logging, clocks.
+//! Things that a request must not meet on its way: locks, allocation, logging, clocks.
 //!
-//! The way is a list of functions, those that a read or write of a guest goes through when nothing is out of the ordinary. What is so in a
-//! function of its own (`#[cold]`) is not on it.
+//! The way is a list of functions, those that an ordinary read or write of a guest goes through.
+//! Rare cases in functions of their own (`#[cold]`) are not on it.
 
 use proc_macro2::{TokenStream, TokenTree};
 
@@ -71,7 +71,7 @@ const BANNED: &[(&str, &str)] = &[
     ("sleep", "waiting"),
 ];
 
-/// What is on the way: file, line of the function, and what is wrong.
+/// Faults on the way: file, line of the function, and the fault.
 pub(crate) fn faults(sources: &[Source]) -> Vec<(String, usize, String)> {
     let mut found = Vec::new();
     for (file, functions) in WAY {
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_banned_name_is_found_wherever_it_stands() {
+    fn each_banned_name_is_found() {
         for (text, count) in [
             ("let a = self.board.lock().unwrap();", 1),
             ("if x { y(|| vec![1].iter().collect()) }", 2),

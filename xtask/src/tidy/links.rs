@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// What is wrong with the links of a page: its line, and the link.
+/// Faults of a page's links: its line, and the link.
 pub(crate) fn broken(files: &BTreeMap<String, String>, page: &str, text: &str) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut is_code = false;
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_that_lead_nowhere_are_found() {
+    fn dead_links_are_found() {
         let files: BTreeMap<String, String> =
             [("docs/src/a.md", "# What it is: `--x`\n"), ("docs/src/b/c.md", ""), ("README.md", "")]
                 .map(|(name, text)| (name.to_owned(), text.to_owned()))

@@ -111,7 +111,7 @@ fn dead(sources: &[Source]) -> Vec<&str> {
         .collect()
 }
 
-/// What cargo finds by itself, beside `src/`.
+/// Targets that cargo finds by itself, beside `src/`.
 fn is_entry(name: &str) -> bool {
     let dir = name.rsplit('/').nth(1).unwrap_or_default();
     ["tests", "benches", "examples", "bin", "fuzz_targets"].contains(&dir) && !name.contains("/src/")

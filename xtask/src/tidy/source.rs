@@ -10,7 +10,7 @@ use quote::ToTokens;
 use syn::spanned::Spanned;
 use syn::{Attribute, Item};
 
-/// What a line is.
+/// Kind of a line.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Lines {
     pub(crate) code: usize,
@@ -82,7 +82,7 @@ pub(crate) fn sources(files: &BTreeMap<String, String>) -> Result<Vec<Source>> {
         let Some((home, rest)) = home_of(files, name) else { continue };
         all.push(parse(name, home, rest, text).with_context(|| name.clone())?);
     }
-    // The files of test modules are tests, whatever they are called.
+    // The files of test modules are tests, under any name.
     let tests: BTreeSet<String> = all.iter().flat_map(test_files).collect();
     for source in &mut all {
         if tests.contains(&source.name) && !source.is_test {
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_code_a_tests_a_comment_or_blank() {
+    fn lines_are_classified() {
         let text = "//! Docs.\n\nuse a::b; // here\n/* long\n   one */\nfn f() {\n    let text = \"\n\n    \";\n}\n\n#[cfg(test)]\nmod tests {\n    // why\n    fn g() {}\n}\n";
         let source = parse("crates/x/src/y.rs", "crates/x", "src/y.rs", text).unwrap();
         // An empty line in a string is blank, too.
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_a_test_module_is_a_test() {
+    fn test_module_file_is_a_test() {
         let files = [
             ("crates/x/Cargo.toml", ""),
             ("crates/x/src/lib.rs", "#[cfg(test)]\nmod model;\nmod real;"),

@@ -19,7 +19,7 @@ pub(crate) fn text(words: impl Into<String>) -> Cell {
     Cell::Text(words.into())
 }
 
-/// A part in percent; nothing of nothing.
+/// A part in percent; none of zero.
 pub(crate) fn share(part: u64, all: u64) -> Cell {
     if all == 0 { Cell::Empty } else { Cell::Number(number(part) * 100.0 / number(all)) }
 }

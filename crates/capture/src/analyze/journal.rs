@@ -17,7 +17,7 @@ const BLOCK: u64 = 4096;
 /// Writes to the journal that are drawn at most.
 const DRAWN: usize = 400;
 
-/// What of a trace is the journal's.
+/// The journal's part of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Part {
     /// Bytes written, and the journal's.
@@ -86,7 +86,7 @@ pub(super) fn way(way: Way) -> &'static str {
 pub(super) fn section(trace: &Trace, begin: u64) -> Section {
     let layout = layout_of(trace);
     let mut found = evaluate(trace, &layout);
-    // What is known best: the layout, or the way that is trusted most of those that found one.
+    // The best knowledge: the layout, or the most trusted of the ways that found one.
     let best = found.iter().find(|found| !found.journals.is_empty());
     let Some(best) = best.map(|best| (best.way, best.journals.clone())) else {
         let words = "No way found a journal: the layout names none, no chain of a journal's blocks was written, and nothing was written round and round.";

@@ -13,7 +13,8 @@ use vlane_report::{Cell, Section};
 const BLOCK: u64 = 8;
 /// Blocks of one request that are counted; a longer one (a discard of the whole volume, say) counts with so many.
 const MOST_BLOCKS: u64 = 1 << 18;
-/// Recent requests of a lane that the next may be the continuation of: as many streams are told apart.
+/// Recent requests of a lane that the next may continue: the number of streams that are
+/// distinguished.
 const STREAMS: usize = 16;
 /// Slices of time, and of the volume, in the picture.
 const SLICES: usize = 6;

@@ -1,4 +1,4 @@
-//! What a trace consists of, as a report.
+//! Composition of a trace, as a report.
 
 pub(super) mod build;
 mod flushes;
@@ -42,7 +42,7 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
     }
 }
 
-/// What a reader must know of a trace before believing figures made from it.
+/// Facts about a trace that a reader must know before believing figures made from it.
 pub(super) fn notes(trace: &Trace) -> Vec<Note> {
     let mut notes = Vec::new();
     let mut warn = |text: String| notes.push(Note { severity: Severity::Warning, text });

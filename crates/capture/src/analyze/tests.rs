@@ -42,7 +42,8 @@ fn cell(report: &Report, section: &str, row: &str, column: &str) -> f64 {
     panic!("no {row} and {column}")
 }
 
-/// Four sequential writes, a flush, two reads of the first, a flush with nothing before it: every figure counted by hand.
+/// Four sequential writes, a flush, two reads of the first, a flush after no write: every figure
+/// counted by hand.
 #[test]
 fn small_trace_matches_manual_count() {
     let best_effort = 2 << 13 | 4;

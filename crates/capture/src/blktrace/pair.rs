@@ -237,7 +237,7 @@ impl Pairing<'_> {
     }
 }
 
-/// The key of [`Opens`]: a part of a long write is told by nothing but its place.
+/// The key of [`Opens`]: only its place identifies a part of a long write.
 fn place(kind: Kind, sector: u64) -> (Kind, u64) {
     (if kind == Kind::WriteZeroes { Kind::Write } else { kind }, sector)
 }

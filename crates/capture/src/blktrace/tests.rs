@@ -190,7 +190,7 @@ proptest! {
             script.reverse();
             scripts.push(script);
         }
-        // Two that are at the same place at the same time cannot be told apart: one after the
+        // Two requests at the same place at the same time cannot be distinguished: one after the
         // other.
         let mut at_place: BTreeMap<(u64, u32), usize> = BTreeMap::new();
         let (mut events, mut wanted) = (Vec::new(), Vec::new());

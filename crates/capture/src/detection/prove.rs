@@ -29,7 +29,7 @@ const MIB: u64 = 1 << 20;
 /// Where a partition, a logical volume or an encrypted device begins on the disk.
 const BEGIN: u64 = MIB;
 
-/// What lies between the disk and the file system.
+/// Layer between the disk and the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Under {
     Nothing,
@@ -113,7 +113,7 @@ pub struct ProveOptions {
 /// Runs the guests, and reports.
 ///
 /// # Errors
-/// Whatever keeps a guest from running or its trace from being recorded.
+/// Obstacles to running a guest or to recording its trace.
 pub fn prove(
     options: &ProveOptions,
     host: &Host,
@@ -124,7 +124,7 @@ pub fn prove(
     let maker = Maker::find(host, Machines::Uml)?;
     let chosen =
         |guest: &&Guest| options.only.is_empty() || options.only.iter().any(|name| guest.name == name);
-    // What the last guest lacks is better known now than after all others.
+    // A lack of the last guest is better known now than after all others.
     for program in needed(GUESTS.iter().filter(chosen)) {
         host.program(program)?;
     }
@@ -290,7 +290,7 @@ fn ext4_extents(text: &str) -> Option<Vec<Range<u64>>> {
     Some(ranges)
 }
 
-/// What xfs_db says of the superblock: `name = number`, apart by `;`.
+/// xfs_db's values of the superblock: `name = number`, separated by `;`.
 fn xfs(text: &str) -> Option<Vec<Range<u64>>> {
     let field = |name: &str| -> Option<u64> {
         let value =
@@ -315,7 +315,7 @@ fn needed<'a>(guests: impl Iterator<Item = &'a Guest>) -> BTreeSet<&'static str>
     guests.flat_map(programs).collect()
 }
 
-/// What a guest does.
+/// A guest's script.
 fn script(guest: &Guest) -> String {
     let (device, under) = match guest.under {
         Under::Nothing => ("/dev/vda", String::new()),

@@ -7,7 +7,7 @@ const MIB: u64 = 1 << 20;
 
 /// A real guest's: ext4 with a journal of 4 MiB, mails made, fsynced and removed (`vlane journal prove --only ordered-4 --keep DIR`).
 const GUEST: &[u8] = include_bytes!("ordered-4.trc");
-/// What debugfs said in it.
+/// debugfs's output for it.
 const JOURNAL: Range<u64> = 1024 * MIB..1028 * MIB;
 
 #[test]
@@ -38,7 +38,7 @@ fn heads_and_layouts_are_saved_with_a_trace() {
     with_layout.save(&Output::new(&path)).unwrap();
     let again = Trace::load(&path).unwrap();
     assert_eq!((&again.requests, again.heads_by_write()), (&trace.requests, trace.heads_by_write()));
-    // What was read last holds.
+    // The last value read holds.
     let ranges: Vec<_> = layout_of(&again).into_iter().flat_map(|journal| journal.ranges).collect();
     assert_eq!(ranges, [8192..12_288, 16_384..20_480]);
 }
