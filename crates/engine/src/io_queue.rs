@@ -1,9 +1,10 @@
-//! A virtqueue together with what the kernel is doing for it.
+//! A virtqueue together with the kernel's operations for it.
 //!
-//! An operation's memory must stay where it is, and belong to nobody else, until the operation completes. So whoever submits operations
-//! holds their queue here: a request cannot be answered, nor its memory unmapped, while one of its
-//! operations is under way. Operations under way when the queue is dropped stay for ever, with the
-//! memory that they refer to. So safe code cannot get it wrong, in whichever order it drops things.
+//! Until an operation completes, its memory must stay where it is and be used for it alone. So the
+//! submitter of operations holds its queue here: a request cannot be answered, nor its memory
+//! unmapped, while one of its operations is under way. Operations under way when the queue is
+//! dropped stay for ever, with the memory that they refer to. So safe code cannot get it wrong, in
+//! whichever order it drops things.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;

@@ -12,20 +12,22 @@
 //! # The contract
 //! * **I/O model.** [`Channel::submit`] either answers the request ([`Outcome::Done`]) or takes it
 //!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::completed`], when an [`Operation`] that it asked for
-//!   completes, or from [`Channel::go_on`]. It does not block for longer than a memory copy of a few MiB takes: what takes longer is done in
-//!   parts ([`Outcome::Again`]).
-//! * **Decisions.** What was decided for a request when it was taken ([`Decisions`]) comes with each call for it, and stays the same, but for
-//!   one thing: a request that was not to be durable is, from the moment at which the guest switches its write cache off.
+//!   completes, or from [`Channel::go_on`]. It does not block for longer than a memory copy of a
+//!   few MiB takes: longer work is done in parts ([`Outcome::Again`]).
+//! * **Decisions.** The decisions made for a request when it was taken ([`Decisions`]) come with
+//!   each call for it, and stay the same. There is one exception: a request that was not to be
+//!   durable becomes so at the moment at which the guest switches its write cache off.
 //! * **Lifetime.** A request's buffers stay mapped until it is answered. The submitter of
 //!   operations ([`IoQueue`]) lets no request be answered while the kernel works on its memory.
 //! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a channel
 //!   must still not panic for any request.
-//! * **Errors.** A failed request is answered with [`Status::IoErr`], counted in [`Channel::stats`], and nothing else
-//!   is affected.
-//! * **Durability.** What was answered before a flush was submitted is on stable storage when the flush is answered
-//!   `Ok`. After [`Channel::set_write_through`], every write is when it is answered. Once the storage has lost something that
-//!   was answered ([`Engine::lost_write`]), no flush of any channel, and no write that has begun since, is answered
-//!   `Ok`, for as long as the engine lives.
+//! * **Errors.** A failed request is answered with [`Status::IoErr`], and counted in
+//!   [`Channel::stats`]. Other requests are not affected.
+//! * **Durability.** All writes answered before a flush was submitted are on stable storage when
+//!   the flush is answered `Ok`. After [`Channel::set_write_through`], every write is when it is
+//!   answered. The storage may lose an answered write ([`Engine::lost_write`]). From then on no
+//!   flush of any channel, and no write that has begun since, is answered `Ok`, for as long as the
+//!   engine lives.
 
 pub mod behind;
 pub mod file;

@@ -1,4 +1,4 @@
-//! Buffers of vlane's own, for what direct I/O cannot take as it is.
+//! Buffers of vlane's own, for requests that direct I/O cannot take as they are.
 
 /// A page, aligned as one.
 #[repr(C, align(4096))]

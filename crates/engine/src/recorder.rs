@@ -1,9 +1,10 @@
-//! Writes down what reaches the storage, for tests and research: see [`vlane_trace::storage`].
+//! Records the changes that reach the storage, for tests and research: see
+//! [`vlane_trace::storage`].
 //!
 //! Each thread that changes the storage by a system call, or makes it durable, reports the call
 //! before and after: [`Told`]. The entries of all lanes and threads go through one queue, which
 //! gives them their order; a thread of its own writes them. When it cannot follow, the lanes wait
-//! for it: nothing is left out. So a volume that is recorded is slower, and one that is not pays a
+//! for it: no entry is left out. So a volume that is recorded is slower, and one that is not pays a
 //! branch at calls that cost a thousand times as much.
 
 use std::cell::Cell;

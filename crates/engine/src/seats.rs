@@ -1,9 +1,11 @@
 //! How the threads of a volume hand operations to each other, so that an express request waits in the shortest of their submission queues.
 //!
-//! Each thread has a seat. There it says how many operations are in its io_uring (a plain store, once a round), and there it has some **cells**
-//! for what it hands over. The owner of an operation describes it in a cell and marks the cell for another thread; that one submits the
-//! operation, writes the result into the same cell, and marks it as ended; the owner reads it and uses the cell again. So an
-//! operation is in one of four states, its owner's cell says in which, and only one side may change it:
+//! Each thread has a seat. The seat holds the number of operations in the thread's io_uring (a
+//! plain store, once a round), and some **cells** for the operations that the thread hands over.
+//! The owner of an operation describes it in a cell and marks the cell for another thread; that one
+//! submits the operation, writes the result into the same cell, and marks it as ended; the owner
+//! reads it and uses the cell again. So an operation is in one of four states, its owner's cell
+//! says in which, and only one side may change it:
 //!
 //! | state | who goes on |
 //! |---|---|
@@ -12,9 +14,11 @@
 //! | taken | that thread, when the operation has completed |
 //! | ended (`ended`) | the owner |
 //!
-//! No lock and no waiting: all steps are single atomic operations. The bell (an eventfd) is rung only for a thread that sleeps or is about to. The
-//! sleeper says so before it looks for mail a last time, in the word in which senders say that there is mail: whoever is second sees the first.
-//! Unlike a message in a completion queue, the mark cannot be lost when that queue is full. Every interleaving is tried by the models (crates/models).
+//! No lock and no waiting: all steps are single atomic operations. The bell (an eventfd) is rung
+//! only for a thread that sleeps or is about to. The sleeper marks this before it looks for mail a
+//! last time, in the word in which senders mark mail: the second of the two sees the first. Unlike
+//! a message in a completion queue, the mark cannot be lost when that queue is full. Every
+//! interleaving is tried by the models (crates/models).
 
 use crate::sync::{Arc, AtomicU64, Ordering, Waker, wake};
 

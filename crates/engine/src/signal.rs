@@ -1,9 +1,11 @@
-//! Eventfds that somebody else shares: how they are told from other files, and signalled without waiting.
+//! Eventfds that another process shares: how they are recognised, and signalled without waiting.
 //!
-//! A write to an eventfd waits while its counter is full, unless `O_NONBLOCK` is set, and whoever shares the file may
-//! clear that flag, or fill the counter between a look and the write (`RWF_NOWAIT` is not for writes to eventfds). The
-//! kernel's own signal never waits: it adds to the counter what fits. An io_uring gives it with each completion to the
-//! eventfd that is registered for that. The kernel registers eventfds only, so this also tells what is one, without /proc.
+//! A write to an eventfd waits while its counter is full, unless `O_NONBLOCK` is set. A process
+//! that shares the file may clear that flag, or fill the counter between a look and the write
+//! (`RWF_NOWAIT` is not for writes to eventfds). The kernel's own signal never waits: it adds as
+//! much to the counter as fits. An io_uring gives it with each completion to the eventfd that is
+//! registered for that. The kernel registers eventfds only, so this also recognises an eventfd,
+//! without /proc.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,7 +1,9 @@
-//! Direct I/O where a block of the storage is larger than a sector: what is part of a block is read, changed and written back, and no
-//! other write of any lane is undone by that, nor does anything go through the page cache.
+//! Direct I/O where a block of the storage is larger than a sector. A part of a block is read,
+//! changed and written back; no other write of any lane is undone by that, and no data goes through
+//! the page cache.
 //!
-//! With `--cache pdc` the same lanes go through the page cache, while what is taken for a journal changes at random and its pages are dropped.
+//! With `--cache pdc` the same lanes go through the page cache, while the supposed journal changes
+//! at random and its pages are dropped.
 //!
 //! The model tests make more requests with `VLANE_COHERENCE=1000000`, and others with `VLANE_COHERENCE_SEED=N`.
 

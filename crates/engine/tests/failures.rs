@@ -1,5 +1,5 @@
-//! Storage that fails: full, broken, cut short. The request that met it is answered with an error and counted for
-//! what it was; the others are not affected, and the channel goes on.
+//! Storage that fails: full, broken, cut short. The request that met it is answered with an error
+//! and counted by its kind; the others are not affected, and the channel continues.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

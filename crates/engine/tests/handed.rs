@@ -1,4 +1,5 @@
-//! An image goes from one engine to the next by its open files: its locks stay, and nothing is looked at anew.
+//! An image goes from one engine to the next by its open files: its locks stay, and no check is
+//! repeated.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 

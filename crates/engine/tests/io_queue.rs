@@ -1,4 +1,4 @@
-//! Memory that the kernel works on stays where it is, whatever safe code does.
+//! Memory that the kernel works on stays where it is, in any order of safe calls.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,4 +1,5 @@
-//! `--cache pdc`: the pages of the guest's journal go from the page cache once they are flushed, and no others do; nothing is lost by it.
+//! `--cache pdc`: the pages of the guest's journal go from the page cache once they are flushed,
+//! and no others do; no data is lost by it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 

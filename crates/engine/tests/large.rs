@@ -1,5 +1,6 @@
-//! Large requests: up to 1 GiB in one descriptor, as UEFI's driver makes them. They work in every mode, in parts: no operation, and no copy of
-//! the lane's own, is larger than a few MiB, other requests come in between, and the memory that one took is given back.
+//! Large requests: up to 1 GiB in one descriptor, as UEFI's driver makes them. They work in every
+//! mode, in parts: no operation, and no copy of the lane's own, is larger than a few MiB. Other
+//! requests come in between, and the memory of each is given back.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

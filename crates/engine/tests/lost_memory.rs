@@ -1,5 +1,5 @@
-//! A front end that cuts its guest's memory short while requests are under way: what was taken from it and is not there any more is not
-//! written to the disk as zeroes.
+//! A front end cuts its guest's memory short while requests are under way: data that was in the
+//! lost part is not written to the disk as zeroes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

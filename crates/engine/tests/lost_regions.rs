@@ -1,6 +1,7 @@
-//! Writes that are lost while parts of a volume become direct regions or cease to be some (`--cache pdc --journal direct`), or have their pages dropped: the
-//! map that was in force stays so, the loss is told as any other one, and what was not written is not dropped from the page cache. The device is
-//! that of `lost_writes.rs`: it takes all into the page cache, and cannot write it back.
+//! Writes are lost while parts of a volume become direct regions or cease to be some (`--cache pdc
+//! --journal direct`), or have their pages dropped. The map in force stays so, the loss is reported
+//! as any other one, and unwritten data is not dropped from the page cache. The device is that of
+//! `lost_writes.rs`: it takes all into the page cache, and cannot write it back.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 #![allow(clippy::single_range_in_vec_init, reason = "a list of ranges that has one")]

@@ -1,6 +1,7 @@
-//! Writes that were answered and never reached the storage: a loop device on a sparse file in a tmpfs that is too small for it takes
-//! them all into the page cache, and cannot write them back. Linux tells that once to each open file and forgets the pages; what the
-//! guest is told must not depend on who asks first, in which lane, or how often.
+//! Answered writes that never reached the storage: a loop device on a sparse file in a tmpfs that
+//! is too small for it takes them all into the page cache, and cannot write them back. Linux
+//! reports that once to each open file and forgets the pages; the guest's answers must not depend
+//! on the first lane to ask, or on how often lanes ask.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,5 +1,5 @@
-//! Every kind of image against a model in memory: random requests, cut into random buffers, several at a time; what
-//! is read is what was written, and at the end the image holds it.
+//! Every kind of image against a model in memory: random requests, cut into random buffers, several
+//! at a time. Each read returns the written data, and at the end the image holds it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 

@@ -1,4 +1,4 @@
-//! Opening images: what is refused and in which words, what a guest is told of what is accepted, and growth.
+//! Opening images: refusals and their words, the guest's view of accepted images, and growth.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

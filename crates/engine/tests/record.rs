@@ -1,4 +1,5 @@
-//! The record of what reaches the storage: nothing is missing in it, and with it each flush is seen to keep its promise.
+//! The record of the storage's changes: no entry is missing in it, and it shows that each flush
+//! kept its promise.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 

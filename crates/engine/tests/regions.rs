@@ -1,5 +1,5 @@
-//! Direct regions (`--cache pdc --journal direct`): what lies in one goes around the page cache, requests are split at the borders, and the map changes
-//! only while nobody uses what changes.
+//! Direct regions (`--cache pdc --journal direct`): data in one goes around the page cache,
+//! requests are split at the borders, and the map changes only where no request is under way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 

@@ -1,4 +1,5 @@
-//! The io_uring wrapper: watches, a completion queue that overflows, and what a system that forbids io_uring is told.
+//! The io_uring wrapper: watches, a completion queue that overflows, and the error on a system that
+//! forbids io_uring.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,5 +1,5 @@
 //! A request waits for those that it overlaps, and a flush for the writes before it; for no other.
-//! Seen from real files, on a file system that holds writes until it is told to go on.
+//! The tests use real files, on a file system that holds writes until the test releases them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

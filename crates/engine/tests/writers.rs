@@ -1,5 +1,5 @@
-//! Two writers of the same bytes, by whatever devices: the second one is refused. Writers of bytes
-//! beside each other are not.
+//! Two writers of the same bytes, by any devices: the second one is refused. Writers of
+//! neighbouring bytes are not.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may")]
 

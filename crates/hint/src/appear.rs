@@ -1,4 +1,5 @@
-//! Tells when one of several sockets may have appeared, without looking for it again and again: an idle session is not to wake.
+//! Reports that one of several sockets may have appeared, without repeated looks: an idle session
+//! is not to wake.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_appears_is_told_also_when_its_directory_was_not_there() {
+    fn socket_in_new_directory_is_found() {
         let home = tempfile::tempdir().unwrap();
         let sockets = [home.path().join("a/b/sched.sock"), home.path().join("other.sock")];
         let mut appear = Appear::of(&sockets).unwrap();

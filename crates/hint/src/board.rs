@@ -1,7 +1,8 @@
-//! The board: what lies where in the memory that lanes and scheduler share.
+//! The board: the layout of the memory that lanes and scheduler share.
 //!
-//! All words have 64 bits. The header has three lines of 128 bytes (two cache lines: they are fetched in pairs), so that
-//! what lanes only read is not in one line with what they write:
+//! All words have 64 bits. The header has three lines of 128 bytes (two cache lines: they are
+//! fetched in pairs), so that words that lanes only read are not in one line with words that they
+//! write:
 //!
 //! | word | what | written by |
 //! |---|---|---|
@@ -12,9 +13,9 @@
 //! | 32 | wake: not 0 when the scheduler wants its eventfd to be written at the next mark | scheduler sets, lanes clear |
 //! | 64 + 16 n | slot of lane n: events, since, served, served at, response | lane n |
 //!
-//! `events` counts the signals to the guest that told of completions; `since` is when the oldest of them that was not served yet came
-//! (`CLOCK_MONOTONIC`, ns), 0 when all are; `served` counts how often the guest answered, `served at` is when it did last, `response`
-//! how long that took.
+//! `events` counts the signals to the guest that showed completions. `since` is when the oldest
+//! unserved one came (`CLOCK_MONOTONIC`, ns), 0 when all are served. `served` counts the guest's
+//! answers, `served at` is the time of the last one, `response` how long it took.
 //!
 //! Back ends from before there were classes leave word 2 at 0, and never set the bits of [`Classes::EXPRESS`]; schedulers from before arm all
 //! bits. So old and new understand each other, and the version is the same.

@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_believed_where_root_has_given_it_a_directory_and_nowhere_else() {
+    fn user_needs_a_directory_from_root() {
         if !rustix::process::geteuid().is_root() {
             return vlane_testing::skip("only root can give directories to users");
         }

@@ -1,4 +1,4 @@
-//! How lanes tell the vCPU scheduler of completed I/O.
+//! Hints from lanes to the vCPU scheduler about completed I/O.
 //!
 //! The scheduler is another process, and more privileged than the back end. They meet at a unix socket ([`Client`] is the
 //! back end's end, the scheduler's is in `vlane-sched`) and exchange two descriptors ([`message`]): the back end sends a

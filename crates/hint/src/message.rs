@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_is_decoded() {
+    fn encoded_message_is_decoded() {
         for message in [hello(), Message::Welcome, Message::Refused("no".into())] {
             assert_eq!(Message::decode(&message.encode()).unwrap(), message);
         }
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_may_be_missing_and_nothing_too_much() {
+    fn message_of_wrong_length_is_refused() {
         let bytes = hello().encode();
         for len in 0..bytes.len() {
             assert!(Message::decode(&bytes[..len]).is_err(), "{len}");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_comes_with_exactly_its_descriptor() {
+    fn message_needs_exactly_its_descriptor() {
         let flags = SocketFlags::CLOEXEC;
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         assert!(Message::receive(&b).unwrap().is_none());

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_may_look_like_fields() {
+    fn process_name_may_look_like_fields() {
         let line = "7 (a) S 1 (b) R 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
         assert_eq!(start_time(line), Some(4242));
         assert_eq!(start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"), None);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_name_is_no_text_is_there() {
+    fn process_with_binary_name_is_seen() {
         let directory = tempfile::tempdir().unwrap();
         // The kernel cuts it after 15 bytes, within the second character.
         let program = directory.path().join("machine 12345 ä");
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_gone() {
+    fn ended_process_is_gone() {
         let me = ProcessId::of(std::process::id()).unwrap();
         assert!(me.is_alive());
         assert!(!ProcessId { start: me.start + 1, ..me }.is_alive());

@@ -28,7 +28,7 @@ fn signal(hint: &mut LaneHint, classes: Classes) {
 }
 
 #[test]
-fn nothing_is_marked_while_nobody_wants_to_know() {
+fn unarmed_board_gets_no_marks() {
     let (board, mut watch, wake) = bench(2);
     let mut hint = LaneHint::new(board, 1, Arc::clone(&wake)).unwrap();
     assert_eq!(watch.collect(u64::MAX).count(), 0);
@@ -38,8 +38,9 @@ fn nothing_is_marked_while_nobody_wants_to_know() {
     assert_eq!(wakes(&wake), 0);
 }
 
+/// None is missing.
 #[test]
-fn events_and_answers_come_in_order_and_none_is_missing() {
+fn events_and_answers_come_in_order() {
     let (board, mut watch, wake) = bench(3);
     watch.arm(Classes::ALL);
     let mut hint = LaneHint::new(Arc::clone(&board), 2, Arc::clone(&wake)).unwrap();
@@ -76,7 +77,7 @@ fn events_and_answers_come_in_order_and_none_is_missing() {
 }
 
 #[test]
-fn only_the_classes_that_were_asked_for_are_marked() {
+fn only_armed_classes_are_marked() {
     let (board, mut watch, wake) = bench(1);
     watch.arm(Classes::FLUSHES.and(Classes::READS));
     let mut hint = LaneHint::new(board, 0, wake).unwrap();
@@ -95,7 +96,7 @@ fn only_the_classes_that_were_asked_for_are_marked() {
 }
 
 #[test]
-fn where_only_express_counts_the_background_neither_marks_nor_answers() {
+fn express_only_board_ignores_background() {
     let (board, mut watch, wake) = bench(1);
     watch.arm(Classes::EXPRESS);
     let mut hint = LaneHint::new(board, 0, wake).unwrap();
@@ -118,7 +119,7 @@ fn where_only_express_counts_the_background_neither_marks_nor_answers() {
 /// A guest that waits for its turn takes no interrupt, and is not signalled again: the foreground's completion comes after one of the
 /// background's.
 #[test]
-fn an_express_completion_counts_although_the_guest_has_not_taken_an_earlier_signal() {
+fn express_counts_behind_an_untaken_signal() {
     let (board, mut watch, wake) = bench(1);
     watch.arm(Classes::EXPRESS);
     let mut hint = LaneHint::new(board, 0, wake).unwrap();
@@ -161,7 +162,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     /// Against the rules in their shortest words.
     #[test]
-    fn marks_are_those_of_the_requests_that_count(steps in prop::collection::vec(step(), 1..60)) {
+    fn marks_match_the_counted_requests(steps in prop::collection::vec(step(), 1..60)) {
         let express = Classes::EXPRESS.0;
         let (board, mut watch, wake) = bench(1);
         let mut hint = LaneHint::new(board, 0, wake).unwrap();
@@ -216,7 +217,7 @@ proptest! {
 }
 
 #[test]
-fn no_mark_is_lost_between_a_look_and_a_sleep() {
+fn no_mark_is_lost_before_sleep() {
     let (board, mut watch, wake) = bench(1);
     watch.arm(Classes::ALL);
     const EVENTS: u64 = 200_000;
@@ -251,7 +252,7 @@ fn no_mark_is_lost_between_a_look_and_a_sleep() {
 }
 
 #[test]
-fn a_hostile_board_yields_nothing_worse_than_wrong_marks() {
+fn hostile_board_yields_only_wrong_marks() {
     let (board, mut watch, _wake) = bench(64);
     watch.arm(Classes::ALL);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -281,7 +282,7 @@ fn a_hostile_board_yields_nothing_worse_than_wrong_marks() {
 }
 
 #[test]
-fn a_board_is_refused_that_is_not_what_was_announced() {
+fn board_unlike_its_announcement_is_refused() {
     let (board, fd) = Board::create(4, false).unwrap();
     assert!(Board::open(fd.as_fd(), 5).is_err());
     assert!(Board::open(fd.as_fd(), 0).is_err());

@@ -1,17 +1,18 @@
-//! Survives a mapped file that is truncated by somebody else.
+//! Survives a mapped file that another process truncates.
 //!
 //! Guest memory and mapped images are files of other processes. A process that truncates one makes
 //! the next access to the lost pages a SIGBUS, which by default ends the whole process: one hostile
 //! front end could end every session. A [`Guard`] on a mapping makes the handler put a zero page
-//! under the access and raise the guard's flag instead: the access that faulted goes on with
-//! zeroes, and the owner of the mapping, who looks at [`Guard::tripped`], ends the session or falls
-//! back to system calls.
+//! under the access and raise the guard's flag instead. The access that faulted continues with
+//! zeroes. The owner of the mapping looks at [`Guard::tripped`], and ends the session or falls back
+//! to system calls.
 //!
-//! Only the page that was touched is replaced. The kernel, which is given pointers into the mapping too, goes on to meet what
-//! is lost with an error (EFAULT), and so a write that is under way fails instead of writing zeroes to the disk.
+//! Only the page that was touched is replaced. The kernel also has pointers into the mapping, and
+//! still meets the lost part with an error (EFAULT). So a write that is under way fails instead of
+//! writing zeroes to the disk.
 //!
-//! A page that the hardware lost is the same case once it is touched (BUS_MCEERR_AR). That the kernel found one which nobody touched
-//! (BUS_MCEERR_AO) is only news: nothing is done.
+//! A page that the hardware lost is the same case once it is touched (BUS_MCEERR_AR). A lost page
+//! that is not touched (BUS_MCEERR_AO) is only news, and is ignored.
 
 use std::io;
 use std::sync::OnceLock;
@@ -178,9 +179,10 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
+    /// Its pages read as zeroes.
     #[test]
     #[cfg_attr(miri, ignore = "signals and mmap are not emulated")]
-    fn a_truncated_mapping_reads_zeroes_and_trips_its_guard_only() {
+    fn truncated_mapping_trips_only_its_guard() {
         let map = |file: &std::fs::File| {
             // SAFETY: a fresh shared mapping of a file we own.
             unsafe {
@@ -230,7 +232,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "signals and mmap are not emulated")]
-    fn news_of_a_lost_page_that_nobody_touched_changes_nothing() {
+    fn untouched_lost_page_changes_no_state() {
         let fd = rustix::fs::memfd_create("fault", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
         rustix::fs::ftruncate(&fd, 8192).expect("size");
         // SAFETY: a fresh shared mapping of a file we own; 8192 bytes that stay mapped to the end of the test.

@@ -1,4 +1,4 @@
-//! A mapped file of somebody else's, or an image. (Memory that a driver makes for itself, under
+//! A mapped file of another process, or an image. (Memory that a driver makes for itself, under
 //! Miri from the heap, is `vlane_driver::ring::Arena`.)
 
 use std::io;

@@ -1,8 +1,9 @@
 //! Memory that two processes share, as words that both access atomically.
 //!
-//! One makes it ([`SharedWords::create`]) and sends the descriptor to the other, which maps it ([`SharedWords::open`]) without
-//! having to trust the sender: only memory that cannot shrink is mapped, so no access ever faults, and what is read is
-//! a number that the other side may have chosen with ill intent.
+//! One side makes it ([`SharedWords::create`]) and sends the descriptor to the other, which maps it
+//! ([`SharedWords::open`]) without having to trust the sender. Only memory that cannot shrink is
+//! mapped, so no access ever faults, and each word is a number that the other side may have chosen
+//! with ill intent.
 
 use std::fs::File;
 use std::io;
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_side_stores_the_other_loads() {
+    fn stored_word_is_loaded_by_other_side() {
         let (ours, fd) = SharedWords::create("test", 4096).unwrap();
         let theirs = SharedWords::open(fd.as_fd(), 4096).unwrap();
         ours.word(511).unwrap().store(7, Ordering::Release);
@@ -176,21 +177,21 @@ mod tests {
     }
 
     #[test]
-    fn its_size_cannot_be_changed() {
+    fn shared_memory_size_is_fixed() {
         let (_words, fd) = SharedWords::create("test", 4096).unwrap();
         assert!(ftruncate(&fd, 0).is_err());
         assert!(ftruncate(&fd, 8192).is_err());
     }
 
     #[test]
-    fn memory_that_could_shrink_is_refused() {
+    fn shrinkable_memory_is_refused() {
         let refused = SharedWords::open(memfd(SealFlags::GROW, 4096).as_fd(), 4096);
         assert!(matches!(refused, Err(SharedError::NotSealed)), "{refused:?}");
         assert!(SharedWords::open(memfd(SealFlags::SHRINK, 4096).as_fd(), 4096).is_ok());
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn other_files_are_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let refused = SharedWords::open(file.as_fd(), 4096);

@@ -82,7 +82,7 @@ impl Host {
 }
 
 #[test]
-fn what_a_boost_used_is_charged_however_late_its_timer_comes() {
+fn late_timer_time_is_charged() {
     for allowed in [MS, 2 * MS, 4 * MS] {
         let params = Params { boost_max_ns: allowed, ..Params::sound(Policy::Loan) };
         let mut host = Host::new(params);

@@ -1,4 +1,5 @@
-//! Journals by layout, on disks that are made byte by byte: what is right is found, and whatever is wrong gives no verdict.
+//! Journals by layout, on disks that are made byte by byte: a right layout is found, and every
+//! wrong one gives no verdict.
 
 #![allow(
     clippy::unwrap_used,
@@ -56,7 +57,7 @@ fn with(ext: &Ext) -> (Sparse, Parts) {
 }
 
 #[test]
-fn every_way_to_name_a_journals_blocks_is_followed() {
+fn every_block_mapping_of_journals_is_followed() {
     let many: Vec<_> = (0..150).map(|n| 600 + 20 * n..610 + 20 * n).collect();
     let cases = [
         Ext::small(),
@@ -112,7 +113,7 @@ fn set32(disk: &mut Sparse, at: u64, value: u32) {
 }
 
 #[test]
-fn an_ext4_that_lies_gives_no_verdict_and_a_reason() {
+fn lying_ext4_gives_a_reason_without_verdict() {
     // The root of the map is in the inode from byte 0x28 on; extents begin 12 bytes behind it.
     let lies: [Lie; 32] = [
         ("an unknown feature", |disk, parts| set32(disk, parts.superblock + 0x60, 0x4000_00c2), "not known"),
@@ -174,7 +175,7 @@ fn an_ext4_that_lies_gives_no_verdict_and_a_reason() {
 }
 
 #[test]
-fn trees_and_maps_that_lead_in_a_circle_end() {
+fn circular_trees_and_maps_end() {
     let ext = Ext { checksums: false, copy: false, mapped: Mapped::Extents(2, 2), ..Ext::small() };
     let (mut disk, parts) = with(&ext);
     // The last node is below the root: its child is itself, then the root's own block.
@@ -195,7 +196,7 @@ fn trees_and_maps_that_lead_in_a_circle_end() {
 }
 
 #[test]
-fn absurd_journals_are_not_followed_to_their_end() {
+fn absurd_journals_are_given_up_early() {
     // All of the disk as single blocks in turn: as many pieces as blocks.
     let pieces: Vec<_> = (0..9000).map(|n| 1000 + 2 * n..1001 + 2 * n).collect();
     let ext =
@@ -225,8 +226,9 @@ fn absurd_journals_are_not_followed_to_their_end() {
     assert!(matches!(found, Why::TooMuch | Why::Wrong(_)), "{found:?}");
 }
 
+/// A copy that differs from an intact one contradicts it.
 #[test]
-fn a_copy_of_the_inode_stands_in_and_one_that_differs_contradicts() {
+fn inode_copy_replaces_a_damaged_inode() {
     for mapped in [Mapped::Extents(0, 4), Mapped::Extents(1, 2), Mapped::Blocks] {
         for checksums in [false, true] {
             let ext = Ext { mapped, checksums, ..Ext::small() };
@@ -249,7 +251,7 @@ fn a_copy_of_the_inode_stands_in_and_one_that_differs_contradicts() {
 }
 
 #[test]
-fn without_a_journals_superblock_there_is_no_journal_until_one_is_written() {
+fn journal_needs_a_written_superblock() {
     let (mut disk, parts) = with(&Ext::small());
     let first = parts.journal[0].start;
     let length: Vec<u8> = (0..4).map(|at| disk.byte(first + 16 + at)).collect();
@@ -265,7 +267,7 @@ fn without_a_journals_superblock_there_is_no_journal_until_one_is_written() {
 }
 
 #[test]
-fn an_xfs_that_lies_gives_no_verdict() {
+fn lying_xfs_gives_no_verdict() {
     let small = Xfs { version: 4, ..Xfs::SMALL };
     let lies: [(Xfs, &str); 8] = [
         (Xfs { log: (4, 6, 1000), ..small }, "outside"),
@@ -318,7 +320,7 @@ fn two(disk: &mut Sparse, places: [u64; 2]) -> Vec<Vec<Range<u64>>> {
 const SECTORS: u32 = 63 * 2048;
 
 #[test]
-fn partitions_are_found_by_each_kind_of_table() {
+fn each_kind_of_table_gives_partitions() {
     let (begins, size) = ([MIB, 80 * MIB], 160 * MIB);
     let sectors = begins.map(|at| u32::try_from(at / 512).unwrap());
     let entry = |n: usize| -> Entry { (0x83, sectors[n], SECTORS) };
@@ -370,7 +372,7 @@ fn partitions_are_found_by_each_kind_of_table() {
 }
 
 #[test]
-fn tables_that_lie_give_no_verdict() {
+fn lying_tables_give_no_verdict() {
     let (begins, size) = ([MIB, 80 * MIB], 160 * MIB);
     let sectors = begins.map(|at| u32::try_from(at / 512).unwrap());
     let none: [[Range<u64>; 0]; 0] = [];
@@ -429,7 +431,7 @@ fn tables_that_lie_give_no_verdict() {
 }
 
 #[test]
-fn what_changes_while_it_is_read_gives_no_verdict_now() {
+fn layout_changing_during_read_gives_no_verdict() {
     let ext = Ext { checksums: false, copy: false, mapped: Mapped::Extents(1, 2), ..Ext::small() };
     let (disk, parts) = with(&ext);
     let reads = {
@@ -468,7 +470,7 @@ fn what_changes_while_it_is_read_gives_no_verdict_now() {
 }
 
 #[test]
-fn what_a_verdict_rests_on_is_watched_and_the_journal_itself_is_not() {
+fn evidence_is_watched_and_journal_is_not() {
     let needs = |layout: &JournalLayout, at: u64| {
         let mut detector = Detector::new(u64::MAX);
         detector.set_layout(layout.clone());
@@ -517,7 +519,7 @@ fn what_a_verdict_rests_on_is_watched_and_the_journal_itself_is_not() {
 }
 
 #[test]
-fn nothing_is_found_on_the_smallest_disks() {
+fn smallest_disks_have_no_journal() {
     for size in [0, 1, 511, 512, 513, 1024, 2047, 2048, 4096, 8192] {
         let mut disk = Sparse::new(size);
         disk.write(0, &[0xff; 8192]);
@@ -563,7 +565,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn whatever_is_damaged_all_that_is_found_lies_in_the_volume(
+    fn damaged_layout_never_leaves_the_volume(
         ext in any_ext(),
         table in 0..4_u8,
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u16>(), any::<u8>()), 0..12),

@@ -165,7 +165,7 @@ const EXT: [(&str, u64); 24] = [
 ];
 
 #[test]
-fn journals_of_ext_lie_where_debugfs_says() {
+fn ext_journals_match_debugfs() {
     if !has(&["mkfs.ext4", "debugfs", "dumpe2fs"]) {
         return;
     }
@@ -187,7 +187,7 @@ fn journals_of_ext_lie_where_debugfs_says() {
 }
 
 #[test]
-fn where_the_journals_inode_is_damaged_its_copy_in_the_superblock_stands_in() {
+fn superblock_copy_replaces_damaged_journal_inode() {
     if !has(&["mkfs.ext4", "debugfs", "dumpe2fs"]) {
         return;
     }
@@ -223,7 +223,7 @@ fn where_the_journals_inode_is_damaged_its_copy_in_the_superblock_stands_in() {
 }
 
 #[test]
-fn a_journal_is_found_after_the_tools_have_moved_it() {
+fn moved_journal_is_found() {
     if !has(&["mkfs.ext4", "debugfs", "dumpe2fs", "tune2fs", "resize2fs", "e2fsck"]) {
         return;
     }
@@ -255,8 +255,9 @@ fn a_journal_is_found_after_the_tools_have_moved_it() {
     }
 }
 
+/// A volume whose journal is elsewhere, or without one, has none.
 #[test]
-fn a_journal_that_is_elsewhere_or_nowhere_is_not_found_and_its_own_device_is() {
+fn external_journal_is_found_on_its_device() {
     if !has(&["mkfs.ext4", "mke2fs", "dumpe2fs"]) {
         return;
     }
@@ -283,7 +284,7 @@ fn a_journal_that_is_elsewhere_or_nowhere_is_not_found_and_its_own_device_is() {
 }
 
 #[test]
-fn logs_of_xfs_lie_where_xfs_db_says() {
+fn xfs_logs_match_xfs_db() {
     if !has(&["mkfs.xfs", "xfs_db"]) {
         return;
     }
@@ -336,7 +337,7 @@ fn fill(disk: &Path, dir: &TempDir, partitions: [u64; 3]) -> Vec<Journal> {
 }
 
 #[test]
-fn journals_are_found_in_partitions_of_every_kind() {
+fn journals_are_found_in_every_partition_kind() {
     if !has(&["mkfs.ext4", "debugfs", "dumpe2fs", "mkfs.xfs", "xfs_db", "sfdisk", "fdisk", "dd"]) {
         return;
     }

@@ -74,7 +74,7 @@ proptest! {
     }
 
     #[test]
-    fn a_debt_is_never_more_than_a_line_and_the_limit_of_credits(params in params(), steps in prop::collection::vec(step(), 1..300)) {
+    fn debt_stays_within_line_and_credit_limit(params in params(), steps in prop::collection::vec(step(), 1..300)) {
         run(&params, &steps, |account| {
             assert!(account.loan.debt_ns() <= params.line_max_ns + params.credit_min_ns);
             assert!((params.line_min_ns..=params.line_max_ns).contains(&account.loan.line_ns));
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn a_boost_never_outlives_its_time_or_its_event(params in params(), steps in prop::collection::vec(step(), 1..300)) {
+    fn boost_never_outlives_its_time_or_event(params in params(), steps in prop::collection::vec(step(), 1..300)) {
         let (mut account, _) = run(&params, &steps, |account| {
             assert!(account.boosted.is_none() || account.boost_used_ns < params.boost_max_ns);
         });
@@ -105,7 +105,7 @@ proptest! {
     }
 
     #[test]
-    fn a_boost_ends_when_what_it_may_use_is_used_and_not_before(
+    fn boost_ends_exactly_when_used_up(
         params in params(), steps in prop::collection::vec(step(), 1..200), doing in doing(),
     ) {
         let (mut account, now) = run(&params, &steps, |_| ());
@@ -122,8 +122,9 @@ proptest! {
         }
     }
 
+    /// It spends less than it redeems.
     #[test]
-    fn who_spends_less_than_it_redeems_is_never_denied(
+    fn light_spender_is_never_denied(
         every in 1u64..20, cost in 5u64..200, allotment in 2u64..30,
     ) {
         let params = Params::sound(Policy::Loan);
@@ -214,7 +215,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn shares_converge_to_weights_and_nobody_starves(
+    fn shares_converge_to_weights_without_starvation(
         weights in prop::collection::vec(64u32..=512, 3..10), cpus in 1u64..=2,
         with_events in 1usize..=4, every in 2u64..20,
         policy in prop::sample::select(vec![Policy::Credit, Policy::Loan, Policy::Adaptive]),
@@ -226,8 +227,9 @@ proptest! {
     }
 }
 
+/// The boosted vCPU kept the computing one from its share, so that its credits expired.
 #[test]
-fn what_expires_of_who_computes_is_not_given_to_who_keeps_it_from_its_share() {
+fn expired_credits_do_not_go_to_the_boosted_vcpu() {
     // One of much weight owns what those with events owe, and is at the limit where credits expire.
     for (weights, events) in [
         (&[70, 83, 155, 161, 207, 248, 464][..], (1, 14)),
@@ -249,7 +251,7 @@ fn always_boosting_gives_the_cpu_away() {
 }
 
 #[test]
-fn a_heavy_vcpu_gets_smaller_loans_than_a_light_one() {
+fn heavy_vcpu_gets_smaller_loans() {
     // The paper's cm_ref is a third of a CPU: its loads are heavier.
     for (params, times) in [(Params::sound(Policy::Loan), 1), (Params::paper(), 4)] {
         let line = |cost: u64, every: u64| {
@@ -277,8 +279,9 @@ fn a_heavy_vcpu_gets_smaller_loans_than_a_light_one() {
     }
 }
 
+/// Table 7 is the paper's.
 #[test]
-fn what_the_paper_says_of_loans_in_its_table_7_is_within_a_tenth() {
+fn loans_match_table_7_within_a_tenth() {
     let params = Params::paper();
     for (cm_ppm, loan) in [(500_000u64, 600u64), (920_000, 375)] {
         let next = params.line_ns * params.cm_ref_ppm / cm_ppm / vlane_policy::loan::units::CREDIT_NS;
@@ -287,7 +290,7 @@ fn what_the_paper_says_of_loans_in_its_table_7_is_within_a_tenth() {
 }
 
 #[test]
-fn what_a_boost_used_after_its_time_is_the_loans() {
+fn boost_overrun_is_charged_to_the_loan() {
     let params = Params::sound(Policy::Loan);
     let mut account = Account::new(&params);
     assert!(matches!(account.event(0, Doing::Waiting, &params), Decision::Boost { .. }));
@@ -305,7 +308,7 @@ fn what_a_boost_used_after_its_time_is_the_loans() {
 }
 
 #[test]
-fn parameters_that_cannot_be_are_named() {
+fn impossible_parameters_are_named() {
     let error = Params { redemption_permille: 0, ..Params::default() }.checked().unwrap_err();
     assert_eq!(error.to_string(), "redemption_permille = 0: must be between 1 and 1000");
     assert!("fast".parse::<Policy>().unwrap_err().to_string().contains("always-boost"));
@@ -316,7 +319,7 @@ fn parameters_that_cannot_be_are_named() {
 }
 
 #[test]
-fn a_place_is_given_anew_with_an_account_of_its_own() {
+fn reused_place_gets_a_new_account() {
     let mut book = Book::new(Params::default(), Goal::default());
     let first = book.open(Claim::of(1));
     book.account_all(0, 60 * MS);
@@ -327,8 +330,9 @@ fn a_place_is_given_anew_with_an_account_of_its_own() {
     assert_eq!((first, book.account(second).unwrap().credit_ns), (second, 0));
 }
 
+/// The number of their vCPUs does not matter.
 #[test]
-fn machines_share_by_weight_however_many_vcpus_they_have_and_a_cap_holds() {
+fn machines_share_by_weight_under_caps() {
     let mut book = Book::new(Params { credit_max_ns: 3000 * MS, ..Params::default() }, Goal::default());
     let wide: Vec<_> = (0..4).map(|_| book.open(Claim::of(1))).collect();
     let narrow = book.open(Claim::of(2));
@@ -340,8 +344,9 @@ fn machines_share_by_weight_however_many_vcpus_they_have_and_a_cap_holds() {
     assert_eq!(wide.iter().map(|&id| got(id)).sum::<i64>(), 15 * 1_000_000);
 }
 
+/// The others have the rest.
 #[test]
-fn who_uses_more_than_its_cap_is_over_and_denied_while_others_have_the_rest() {
+fn vcpu_over_its_cap_is_denied() {
     let params = Params::sound(Policy::Loan);
     let mut book = Book::new(params.clone(), Goal::default());
     let capped = book.open(Claim { cap_permille: 100, ..Claim::of(0) });
@@ -370,8 +375,9 @@ fn who_uses_more_than_its_cap_is_over_and_denied_while_others_have_the_rest() {
     }
 }
 
+/// They neither gain from unused time nor pay for the savings of sleepers.
 #[test]
-fn contenders_neither_gain_from_time_that_nobody_used_nor_pay_for_sleepers_savings() {
+fn levelling_keeps_contenders_even() {
     // Switches take 1 % of the CPU, which is given out all the same; and one vCPU in five sleeps and saves.
     let contend = |params: &Params, given: u64| {
         let mut book = Book::new(params.clone(), Goal::default());
@@ -407,7 +413,7 @@ fn spend(book: &mut Book, id: VcpuId, now: u64) {
 }
 
 #[test]
-fn who_is_idle_redeems_and_nobody_redeems_faster() {
+fn idle_vcpu_redeems_fastest() {
     for params in [Params::paper(), Params::sound(Policy::Loan)] {
         let mut book = Book::new(params.clone(), Goal::default());
         let ids: Vec<_> = (0..13).map(|vm| book.open(Claim::of(vm))).collect();
@@ -442,8 +448,9 @@ fn who_is_idle_redeems_and_nobody_redeems_faster() {
     }
 }
 
+/// The more of a machine's vCPUs are inactive, the more often the others are boosted.
 #[test]
-fn the_more_of_a_machines_vcpus_are_inactive_the_more_often_the_others_are_boosted() {
+fn inactive_vcpus_leave_boosts_to_others() {
     for params in [Params::paper(), Params::sound(Policy::Loan)] {
         // Four vCPUs, and five machines of one that compute, on two CPUs. An event every 20 ms takes 1 ms: more than is lent.
         let boosts = |active: usize| {

@@ -1,4 +1,4 @@
-//! virtio-blk requests: what a chain of buffers asks for (virtio 1.2, section 5.2.6).
+//! virtio-blk requests: parses a chain of buffers (virtio 1.2, section 5.2.6).
 
 use crate::chain::{HOLE, MAX_BUFFERS, Walk, read_words};
 use crate::error::Broken;

@@ -1,16 +1,18 @@
 //! In-flight tracking: which requests a device has, written where the device after it finds them (vhost-user, "Inflight I/O tracking").
 //!
-//! The front end keeps a piece of shared memory for the back end. The device marks each request there when it takes it, with a counter that keeps
-//! the order, and takes the mark away once the answer is in the ring. A device that was killed leaves the marks. Its successor submits
-//! exactly those requests again, before any other ([`Queue::track`](crate::Queue::track)).
+//! The front end keeps a piece of shared memory for the back end. The device marks each request
+//! there when it takes it, with a counter that keeps the order. It takes the mark away once the
+//! answer is in the ring. A device that was killed leaves the marks. Its successor submits exactly
+//! those requests again, before any other ([`Queue::track`](crate::Queue::track)).
 //!
 //! A kill may come between any two stores. The stores of one thread happen in their order, and a kill cuts them off at some point of it; so every
 //! state in between must be one that the successor reads rightly. The one that matters most: the answer is in the ring, and its
 //! mark is still there. That request must not be done again, as the guest may have written
 //! something newer since. Its sign is described in [`split`] and [`packed`].
 //!
-//! The layout is the specification's, so that another back end can follow. The front end can write to the memory: what is read from it is
-//! checked, and read only when a queue begins. From then on private copies decide.
+//! The layout is the specification's, so that another back end can follow. The front end can write
+//! to the memory: values from it are checked, and read only when a queue begins. From then on
+//! private copies decide.
 
 mod packed;
 mod split;

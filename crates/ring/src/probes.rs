@@ -1,17 +1,18 @@
 //! Static probes (USDT) of the data path, for bpftrace, perf, SystemTap and GDB.
 //!
-//! A probe is one `nop` in the code, and a note in the file that says where the nop is and where its arguments are at that
-//! moment. A tracer puts a breakpoint on the nop; without a tracer the nop is all that there is. To keep it so, a
-//! request's probes take one pointer, which the code around them has in a register anyway, and the note
-//! names fields behind it (`8@24(%rdi)`): nothing is loaded or computed for a probe that nobody listens to. That is what the `probe`
-//! and `usdt` crates cannot do (they load every argument into a register first), and why the notes are written by hand here.
+//! A probe is one `nop` in the code, and a note in the file with the place of the nop and of its
+//! arguments at that moment. A tracer puts a breakpoint on the nop; without a tracer the nop is all
+//! that there is. To keep it so, a request's probes take one pointer, which the code around them
+//! has in a register anyway, and the note names fields behind it (`8@24(%rdi)`). No value is loaded
+//! or computed for a probe without a listener. The `probe` and `usdt` crates cannot do that (they
+//! load every argument into a register first), so the notes are written by hand here.
 //!
 //! The format is SystemTap's version 3 (`sys/sdt.h`): section `.note.stapsdt`, owner `stapsdt`, type 3; contents: address of the nop, address of
 //! `_.stapsdt.base`, address of a semaphore (none: 0), then provider, name and arguments as `SIZE@OPERAND`. An inlined probe is in the file
 //! several times; tracers attach to all of them.
 //!
 //! The probes are described in the book (`docs/src/probes.md`). A build with `RUSTFLAGS='--cfg
-//! vlane_no_probes'` has none, to see what they cost.
+//! vlane_no_probes'` has none, to show their cost.
 
 #![cfg_attr(
     any(miri, vlane_no_probes, not(any(target_arch = "x86_64", target_arch = "aarch64"))),

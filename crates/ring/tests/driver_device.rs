@@ -1,6 +1,6 @@
-//! The driver's side against the device's: random interleavings of the two in one thread, and two threads that sleep
-//! and signal only when the protocol tells them to. No request is lost, mixed up or answered twice, and nobody sleeps
-//! through work.
+//! The driver's side against the device's: random interleavings of the two in one thread, and two
+//! threads that sleep and signal only when the protocol demands it. No request is lost, mixed up or
+//! answered twice, and no side sleeps through work.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -210,7 +210,8 @@ fn shape() -> impl Strategy<Value = Shape> {
 //# The device MUST set flags to 0 or 1.
 //= virtio 2.7.10.2, test
 //# The device MUST set flags to 0.
-fn the_used_rings_flags_are_one_only_while_no_notification_is_wanted_and_there_is_no_event_index() {
+/// The flags are one only while no notification is wanted and there is no event index.
+fn used_flags_suppress_kicks_without_event_index() {
     use std::os::unix::fs::FileExt;
     for event_idx in [false, true] {
         let shape = Shape { packed: false, event_idx, indirect: false, depth: 4, segments: 1, size: None };
@@ -396,7 +397,7 @@ fn stress(shape: Shape, rounds: u64, polls: u32) {
 //= virtio 2.7.8.2, test
 //# The device MUST write at least len bytes to descriptor, beginning at the first device-writable buffer, prior to
 //# updating the used idx.
-fn two_threads_that_sleep_when_they_may_always_wake() {
+fn two_sleeping_threads_always_wake() {
     let rounds = if cfg!(miri) { 8 } else { 20_000 };
     for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
         for (depth, polls) in [(1, 0), (4, 0), (16, 3)] {

@@ -82,7 +82,7 @@ proptest! {
     #![proptest_config(cases(60))]
 
     #[test]
-    fn regions_come_and_go_as_in_a_list_of_intervals(
+    fn regions_match_an_interval_list(
         ops in prop::collection::vec(op(), 1..20),
         probes in prop::collection::vec((0u64..16 * PAGE, 1u32..3 * PAGE as u32), 30),
     ) {
@@ -143,7 +143,7 @@ proptest! {
     }
 
     #[test]
-    fn the_log_marks_the_pages_that_were_touched_and_no_other(
+    fn log_marks_exactly_the_touched_pages(
         marks in prop::collection::vec((edge(80), edge(5)), 0..20),
         // Not whole words, and shorter than the memory.
         bytes in 1u64..11,
@@ -165,7 +165,7 @@ proptest! {
 }
 
 #[test]
-fn a_log_or_region_that_does_not_fit_its_file_is_refused() {
+fn oversized_log_or_region_is_refused() {
     let short = file(PAGE);
     assert!(matches!(DirtyLog::map(&short, 0, PAGE + 1), Err(MemoryError::FileTooShort { .. })));
     assert!(matches!(DirtyLog::map(&short, 0, 0), Err(MemoryError::BadSize { .. })));
@@ -195,7 +195,7 @@ fn dirty(bitmap: &File) -> BTreeSet<u64> {
 
 /// A read of three pages' worth at an odd place, and a write: what the device wrote is logged, and nothing else.
 #[test]
-fn requests_log_what_the_device_wrote() {
+fn device_writes_are_logged() {
     let ram = Ram::new(&[(0x1_0000, 0x1_0000), (0x4_0000, 0x1_0000)]);
     let bitmap = file(PAGE);
     let log = Arc::new(DirtyLog::map(&bitmap, 0, PAGE).expect("map"));
@@ -274,7 +274,7 @@ impl Session {
 }
 
 #[test]
-fn replaced_memory_stays_until_its_last_request_is_answered_and_no_longer() {
+fn replaced_memory_lives_until_last_answer() {
     let mut session = Session::new();
     let config = config(RingFormat::Split, 16, false, 0, [RING, RING + 0x400, RING + 0x800]);
     let mut queue = Queue::new(config, session.memory(0x10_0000)).expect("queue");

@@ -1,5 +1,6 @@
-//! Packed rings of random bytes that change under the device's feet: it never panics, never goes on for ever, and
-//! yields no address outside guest memory. (The rings lie in heap memory: Miri and AddressSanitizer watch the rest.)
+//! Packed rings of random bytes that change during the reads: the device never panics, never loops
+//! for ever, and yields no address outside guest memory. (The rings lie in heap memory: Miri and
+//! AddressSanitizer watch the rest.)
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -65,7 +66,7 @@ proptest! {
     #![proptest_config(cases(2000))]
 
     #[test]
-    fn a_hostile_ring_is_taken_or_broken(
+    fn hostile_ring_is_taken_or_broken(
         size in prop_oneof![1u16..12, Just(128u16)],
         event_idx: bool,
         base: u32,

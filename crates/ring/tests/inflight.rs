@@ -1,7 +1,9 @@
-//! In-flight tracking: a device is killed between any two of its stores, and the one after it goes on. Every request is answered once, none that
-//! was answered is done again, and what was in flight is done again in its order.
+//! In-flight tracking: a device is killed between any two of its stores, and the next one
+//! continues. Every request is answered once, none that was answered is done again, and requests in
+//! flight are done again in their order.
 //!
-//! A kill is a panic out of `vlane_ring::kill` that the test catches: all that was stored before is in shared memory, and nothing after it.
+//! A kill is a panic out of `vlane_ring::kill` that the test catches: all earlier stores are in
+//! shared memory, and no later one is.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 #![cfg(not(miri))]
@@ -261,7 +263,7 @@ proptest! {
     #![proptest_config(cases(3000))]
 
     #[test]
-    fn a_device_that_is_killed_anywhere_leaves_what_the_next_one_needs(
+    fn killed_device_leaves_a_usable_state(
         shape in shapes(),
         steps in proptest::collection::vec(step(), 1..120),
         kills in proptest::collection::vec(0u64..200, 1..6),
@@ -271,8 +273,9 @@ proptest! {
 }
 
 /// All rings, and each single store of a life that goes round the ring.
+/// No request is repeated, either.
 #[test]
-fn a_kill_after_each_store_loses_nothing_and_repeats_nothing() {
+fn kill_after_any_store_loses_no_request() {
     let mut steps = Vec::new();
     for round in 0..5 {
         steps.extend([Step::Submit; 4]);
@@ -302,7 +305,7 @@ const PACKED: Shape = Shape { packed: true, ..SPLIT };
 
 /// Slot 0, alone: nothing may take it for "none" (elsewhere it was).
 #[test]
-fn the_first_descriptor_is_one_like_the_others() {
+fn first_descriptor_is_like_the_others() {
     for shape in [SPLIT, PACKED] {
         let mut guest = Guest::new(Shape { depth: 1, ..shape });
         guest.submit();
@@ -324,7 +327,7 @@ fn the_first_descriptor_is_one_like_the_others() {
 
 /// The used index has gone round 65536, and packed rings round many times.
 #[test]
-fn rings_that_went_round_are_no_different() {
+fn wrapped_rings_behave_the_same() {
     for shape in [SPLIT, PACKED] {
         let mut guest = Guest::new(shape);
         let mut work = Work::default();
@@ -354,8 +357,9 @@ fn rings_that_went_round_are_no_different() {
 }
 
 /// The answer is in the ring and its mark still there, when the guest has written the same place anew: the old write must not come back.
+/// That holds for any mark of the request.
 #[test]
-fn an_answer_that_the_driver_has_seen_is_not_done_again_whatever_its_mark_says() {
+fn seen_answer_is_never_done_again() {
     for shape in [SPLIT, PACKED] {
         let mut windows = 0;
         for stores in 0.. {
@@ -384,7 +388,7 @@ fn an_answer_that_the_driver_has_seen_is_not_done_again_whatever_its_mark_says()
 
 /// GET_VRING_BASE and a start in the same session: nothing is in flight, and the ring goes on.
 #[test]
-fn a_device_that_stopped_in_order_leaves_nothing_to_do_again() {
+fn clean_stop_leaves_no_request() {
     for shape in [SPLIT, PACKED] {
         let mut guest = Guest::new(shape);
         let mut work = Work::default();
@@ -406,7 +410,7 @@ fn a_device_that_stopped_in_order_leaves_nothing_to_do_again() {
 /// A driver that begins anew (a reboot), with memory that the front end kept although the device was reset: nothing was in flight, so
 /// the marks do not speak of this ring.
 #[test]
-fn a_ring_that_is_begun_anew_does_not_go_on_where_another_stood() {
+fn restarted_ring_ignores_old_position() {
     for shape in [SPLIT, PACKED] {
         let mut first = Guest::new(shape);
         let mut work = Work::default();
@@ -428,7 +432,7 @@ fn a_ring_that_is_begun_anew_does_not_go_on_where_another_stood() {
 }
 
 #[test]
-fn a_reset_device_has_nothing_in_flight() {
+fn reset_device_has_no_request_in_flight() {
     for shape in [SPLIT, PACKED] {
         let mut guest = Guest::new(shape);
         while guest.submit() {}
@@ -447,8 +451,9 @@ fn part(guest: &Guest) -> u64 {
     guest.bytes / u64::from(QUEUES) / 64 * 64
 }
 
+/// The error says why.
 #[test]
-fn marks_that_no_device_writes_break_the_queue_and_say_why() {
+fn impossible_marks_break_the_queue() {
     use std::os::unix::fs::FileExt;
     // Where the part of the queue begins.
     let begin = |guest: &Guest| u64::from(INDEX) * part(guest);
@@ -480,7 +485,7 @@ proptest! {
 
     /// The front end can write what it likes: a queue is broken or goes on, nothing panics, and nothing outside of guest memory is touched.
     #[test]
-    fn whatever_the_marks_say_the_device_stays_in_its_memory(
+    fn arbitrary_marks_keep_device_in_memory(
         shape in shapes(),
         junk in proptest::collection::vec((0u16..600, any::<u8>()), 1..60),
         whole in any::<bool>(),
@@ -510,7 +515,7 @@ proptest! {
 }
 
 #[test]
-fn memory_that_is_too_small_is_refused() {
+fn too_small_memory_is_refused() {
     let bytes = InflightRegion::bytes(2, 128).unwrap();
     let file = InflightRegion::create(2, 128).unwrap();
     assert!(InflightRegion::map(&file, 0, bytes, 2, 128).is_ok());

@@ -1,5 +1,6 @@
-//! Packed rings against a simple driver of the specification's words: every chain is seen once and comes back once,
-//! through wraps, out of order, at any size, under every way of suppressing events, and across a restart.
+//! Packed rings against a simple driver made from the specification. Every chain is seen once and
+//! comes back once, through wraps, out of order, at any size, under every way of suppressing
+//! events, and across a restart.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -300,7 +301,7 @@ proptest! {
     //= virtio 2.8.18, test
     //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that they were
     //# made available by the driver.
-    fn every_chain_is_seen_once_and_comes_back_once(
+    fn every_chain_is_taken_and_returned_once(
         size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
         event_idx: bool,
         ops in prop::collection::vec(op(), 1..if cfg!(miri) { 60 } else { 200 }),
@@ -318,7 +319,7 @@ proptest! {
     /// A front end that does not know where the last device was, and a device that was killed: whatever the next one does,
     /// it does nothing twice, and nothing that was never asked. It may say that it does not know.
     #[test]
-    fn a_device_after_another_does_what_was_not_answered_or_nothing(
+    fn next_device_does_only_unanswered_requests(
         size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
         event_idx: bool,
         // As Linux does it: a chain is one descriptor of the ring. Or as any driver may, with no tables or with some.
@@ -365,7 +366,7 @@ proptest! {
 
 /// With indirect descriptors, as Linux uses them, a guest that is idle survives a kill.
 #[test]
-fn an_idle_ring_survives_the_kill_of_a_device_that_slept() {
+fn idle_ring_survives_killed_sleeper() {
     for event_idx in [false, true] {
         for count in 0..40 {
             let ram = Ram::new(&REGIONS);
@@ -389,7 +390,7 @@ fn an_idle_ring_survives_the_kill_of_a_device_that_slept() {
 /// The rest of a chain of several descriptors may look like a request at the position that the
 /// front end gives.
 #[test]
-fn what_is_left_of_long_chains_is_no_request() {
+fn rest_of_long_chain_is_no_request() {
     for (event_idx, sleeps) in [(false, false), (false, true), (true, false), (true, true)] {
         for (size, count) in (3..9).flat_map(|size| (1..30).map(move |count| (size, count))) {
             // All of them long, or only the last one.
@@ -419,8 +420,9 @@ fn what_is_left_of_long_chains_is_no_request() {
 }
 
 /// Other devices leave old words, and other drivers' rings leave theirs. The ring shows that the front end is right.
+/// The ring itself shows its place.
 #[test]
-fn an_old_word_in_the_event_structure_does_not_stop_a_ring_that_shows_its_place() {
+fn old_event_word_does_not_stop_ring() {
     for event_idx in [false, true] {
         for (count, word) in (0..20).flat_map(|count| (0..7).map(move |at| (count, at))) {
             let ram = Ram::new(&REGIONS);
@@ -449,7 +451,7 @@ fn an_old_word_in_the_event_structure_does_not_stop_a_ring_that_shows_its_place(
 //= virtio 2.8.15, test
 //# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags being changed (e.g. as
 //# compared to the initial zero value).
-fn a_ring_that_went_round_is_not_taken_for_a_fresh_one() {
+fn wrapped_ring_is_not_taken_as_fresh() {
     let ram = Ram::new(&REGIONS);
     let mut world = World::new(&ram, 3, false);
     // Laps of 2 + 1, 2 + the half of 2, the other half + 2.
@@ -478,7 +480,7 @@ fn a_ring_that_went_round_is_not_taken_for_a_fresh_one() {
 }
 
 #[test]
-fn the_largest_ring_wraps() {
+fn largest_ring_wraps() {
     let ram = Ram::new(&[(0x1_0000, 0x9_0000), (0x10_0000, 0x2000)]);
     let parts = [0x1_0000, 0x9_0000, 0x9_0004];
     let size = if cfg!(miri) { 30 } else { 32768 };
@@ -508,7 +510,7 @@ fn the_largest_ring_wraps() {
 
 /// A driver that breaks the rules may make it: neither a panic, nor a signal that is missed wherever the event lies.
 #[test]
-fn a_batch_longer_than_the_ring_is_signalled() {
+fn batch_beyond_ring_size_is_signalled() {
     let ram = Ram::new(&REGIONS);
     ram.write(PAGES, &header(4, 0, 0));
     let chain = [

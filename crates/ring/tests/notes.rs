@@ -44,7 +44,7 @@ fn image(name: &str) -> NotedImage {
 }
 
 #[test]
-fn next_back_end_reads_what_was_noted() {
+fn next_back_end_reads_the_notes() {
     let kept = Kept::new(3);
     let notes = kept.region().notes().unwrap();
     assert_eq!((notes.image(), notes.sectors(), notes.write_back()), (None, None, None));
@@ -69,7 +69,7 @@ fn long_name_keeps_its_end() {
 
 /// A back end that knows nothing of notes divides the memory among the queues.
 #[test]
-fn notes_move_no_part() {
+fn notes_move_no_marks() {
     for queues in 1..=64 {
         for size in [1, 2, 127, 128, 1024, 32768] {
             let bytes = InflightRegion::bytes(queues, size).unwrap();
@@ -82,7 +82,7 @@ fn notes_move_no_part() {
 }
 
 #[test]
-fn memory_of_another_maker_has_no_notes() {
+fn other_program_s_memory_has_no_notes() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(1 << 20).unwrap();
     let bytes = InflightRegion::bytes(2, SIZE).unwrap();

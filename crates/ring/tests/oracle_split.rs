@@ -1,5 +1,5 @@
-//! Split rings, legal, damaged and hostile, against two others: virtio-queue, which reads the same bytes, and the
-//! model, which says what the request is.
+//! Split rings, legal, damaged and hostile, against two other readers: virtio-queue, which reads
+//! the same bytes, and the model, which gives the expected request.
 //!
 //! virtio-queue yields descriptors and checks less, so the two may differ in these points, and in no other:
 //!
@@ -348,7 +348,8 @@ proptest! {
     //= virtio 2.7.5.3.2, test
     //# The device MUST handle the case of zero or more normal chained descriptors followed by a single descriptor with
     //# flags&VIRTQ_DESC_F_INDIRECT.
-    fn any_ring_is_read_as_virtio_queue_and_the_model_read_it(
+    /// The test's own model agrees, too.
+    fn any_ring_reads_as_in_virtio_queue(
         order in 0u32..7,
         event_idx: bool,
         avail in prop_oneof![0u16..4, any::<u16>(), 0xffe0u16..],
@@ -410,7 +411,7 @@ proptest! {
 
 /// Both go round the 16 bits of the indices more than once, with every distance of the event.
 #[test]
-fn indices_wrap_at_65536_as_in_virtio_queue() {
+fn indices_wrap_at_65536() {
     for event_idx in [false, true] {
         let mut pair = Pair::new(4, event_idx, 0xff00, 0xff00);
         let mut random = 1u32;

@@ -123,7 +123,7 @@ proptest! {
     #[test]
     //= virtio 2.7.4.1, test
     //# The device MUST NOT make assumptions about the particular arrangement of descriptors.
-    fn any_framing_of_a_request_is_that_request(
+    fn any_framing_gives_the_same_request(
         request in logical(),
         read_cuts in prop::collection::vec(any::<u32>(), 0..20),
         write_cuts in prop::collection::vec(any::<u32>(), 0..20),
@@ -225,7 +225,7 @@ fn kind_of(kind: u32, data: &[Desc], bytes: &[u8]) -> Kind {
 //# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject VIRTIO_BLK_T_ZONE_REPORT,
 //# VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE, VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND,
 //# VIRTIO_BLK_T_ZONE_RESET and VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
-fn a_request_that_cannot_be_done_is_refused_with_the_right_status() {
+fn impossible_request_gets_the_right_status() {
     let (io_err, unsupported) = (Kind::Refused(Status::IoErr), Kind::Refused(Status::Unsupported));
     // Data in the wrong direction.
     assert_eq!(kind_of(IN, &[readable(DATA, 512)], &[]), io_err);
@@ -265,9 +265,10 @@ fn a_request_that_cannot_be_done_is_refused_with_the_right_status() {
     }
 }
 
+/// The limits are 1 GiB, and the buffers of one system call.
 #[test]
 #[cfg_attr(miri, ignore = "a thousand buffers take it minutes")]
-fn a_request_longer_than_1_gib_or_one_system_call_is_refused() {
+fn overlong_request_is_refused() {
     let io_err = Kind::Refused(Status::IoErr);
     // The same memory over and over.
     let long = vec![writable(BUFFERS, 0x2_0000); 1024];
@@ -296,7 +297,7 @@ fn a_request_longer_than_1_gib_or_one_system_call_is_refused() {
 }
 
 #[test]
-fn a_chain_that_is_no_request_breaks_the_queue() {
+fn malformed_chain_breaks_the_queue() {
     let broken = |chain: &[Desc], expected: Broken| {
         every_way(chain, |_| {}, |_, _, slot| assert_eq!(slot, Err(expected)));
     };
@@ -311,7 +312,7 @@ fn a_chain_that_is_no_request_breaks_the_queue() {
 }
 
 #[test]
-fn buffer_outside_memory_fails_its_request_alone() {
+fn buffer_outside_memory_fails_only_its_request() {
     let prepare = |ram: &Ram| {
         ram.write(HEADER, &header(IN, 7, 1));
         ram.write(STATUS, &[0xff]);
@@ -369,7 +370,7 @@ fn endless_buffers_outside_memory_break_the_queue() {
 }
 
 #[test]
-fn a_buffer_for_the_serial_number_is_written_for_20_bytes() {
+fn serial_number_fills_20_bytes() {
     let chain = [readable(HEADER, 16), writable(DATA, 8), writable(DATA + 8, 0x1000), writable(STATUS, 1)];
     let prepare = |ram: &Ram| {
         ram.write(HEADER, &header(GET_ID, 0, 0));
@@ -384,7 +385,7 @@ fn a_buffer_for_the_serial_number_is_written_for_20_bytes() {
 }
 
 #[test]
-fn requests_fit_or_do_not_without_overflow() {
+fn fit_check_does_not_overflow() {
     let fits = |kind: u32, sector: u64, data: Desc, sectors: u64| {
         let chain = [readable(HEADER, 16), data, writable(STATUS, 1)];
         let fits = std::cell::Cell::new(None);

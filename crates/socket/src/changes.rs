@@ -1,8 +1,8 @@
-//! Tells of changes of files, through one inotify instance for the whole process.
+//! Reports changes of files, through one inotify instance for the whole process.
 //!
 //! A user has few instances: `fs.inotify.max_user_instances` is 128 by default, and other programs
 //! want some as well. So all parts of the program share one, which a thread reads. It sleeps while
-//! nothing changes.
+//! no file changes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -177,8 +177,9 @@ mod tests {
         names.filter(|name| name.to_string_lossy().contains("inotify")).count()
     }
 
+    /// Each gets its own events.
     #[test]
-    fn watchers_of_one_directory_share_the_instance_and_hear_their_own_events() {
+    fn watchers_of_one_directory_share_inotify() {
         let place = tempfile::tempdir().unwrap();
         let ((first, of_first), (second, of_second)) = (told(), told());
         first.watch(place.path(), WatchFlags::CREATE).unwrap();

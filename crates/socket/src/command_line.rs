@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_command_line_is_read_in_part() {
+    fn long_command_line_is_cut() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo; read end", "sh"]).args(vec!["x".repeat(100_000); 10]);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn process_that_is_gone_has_none() {
+    fn ended_process_has_no_command_line() {
         assert_eq!(command_line(u32::MAX).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

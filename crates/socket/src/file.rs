@@ -1,4 +1,4 @@
-//! A unix socket and its file: made where nobody else needs it, removed by nobody but us.
+//! A unix socket and its file: made only at a free path, removed only by its maker.
 
 use std::fs;
 use std::io;
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_has_exactly_the_mode_and_the_group_that_were_asked_for() {
+    fn file_has_the_requested_mode_and_group() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/s");
         let listen =
@@ -282,8 +282,9 @@ mod tests {
         assert_eq!((metadata.gid(), metadata.permissions().mode() & 0o777), (4242, 0o660));
     }
 
+    /// It is not the directory's.
     #[test]
-    fn a_file_without_a_group_has_the_process_s_and_not_its_directory_s() {
+    fn file_group_defaults_to_the_process() {
         let dir = tempfile::tempdir().unwrap();
         if std::os::unix::fs::chown(dir.path(), None, Some(4242)).is_err() {
             return vlane_testing::skip("only root may give a directory to any group");
@@ -297,8 +298,9 @@ mod tests {
         assert_eq!((metadata.gid(), metadata.permissions().mode() & 0o777), (own, 0o660));
     }
 
+    /// It is removed only if it is still the same file.
     #[test]
-    fn a_file_that_was_adopted_is_removed_once_and_only_if_it_is_still_the_one() {
+    fn adopted_file_is_removed_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let (_socket, file) = SocketFile::listen(&Place::new(&path, "--x", "x")).unwrap();
@@ -311,8 +313,9 @@ mod tests {
         assert!(path.exists(), "it is another socket's");
     }
 
+    /// The path is too long, or has no directory.
     #[test]
-    fn a_path_that_is_too_long_or_has_no_directory_is_named() {
+    fn unusable_path_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let long = dir.path().join("x".repeat(120));
         let error = SocketFile::listen(&Place::new(&long, "--x", "x")).unwrap_err();

@@ -1,8 +1,9 @@
 //! Names of other programs and files, made fit to print.
 //!
-//! Any process chooses its name, the names of its threads and its command line, and a virtual machine's owner that of the machine. On a
-//! terminal some bytes are commands: they move the cursor, change what was printed before, or type an answer. So every name of somebody
-//! else goes through [`printable`] before it is printed or logged.
+//! Any process chooses its name, the names of its threads and its command line, and a virtual
+//! machine's owner that of the machine. On a terminal some bytes are commands: they move the
+//! cursor, change text that was printed before, or type an answer. So every foreign name goes
+//! through [`printable`] before it is printed or logged.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -63,8 +64,9 @@ mod tests {
         printable(name).to_string()
     }
 
+    /// Ordinary names stay as they are.
     #[test]
-    fn ordinary_names_stay_and_commands_to_the_terminal_do_not() {
+    fn terminal_commands_in_names_are_escaped() {
         for plain in ["CPU 0/KVM", "qemu-system-x86", "web server (old)", "Büro", "磁盘", ""] {
             assert_eq!(shown(plain), plain);
         }
@@ -75,14 +77,15 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut() {
+    fn long_name_is_cut() {
         assert_eq!(shown(&"x".repeat(MOST)).len(), MOST);
         assert_eq!(shown(&"x".repeat(100_000)), "x".repeat(MOST) + "...");
     }
 
     proptest! {
+        /// It has no control characters.
         #[test]
-        fn whatever_the_name_it_is_one_line_without_control_characters(name in any::<String>()) {
+        fn every_name_prints_as_one_line(name in any::<String>()) {
             let text = shown(&name);
             prop_assert!(!text.chars().any(char::is_control), "{text:?}");
             prop_assert!(text.chars().count() <= MOST * 10 + 3);

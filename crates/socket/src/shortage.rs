@@ -1,8 +1,8 @@
 //! Descriptors or memory that are short for the moment: one way to wait for them, and to say so.
 //!
 //! A listener whose process has no descriptor left stays readable, so a loop around it would spin.
-//! The system says the same errors when a file in `/proc` is opened: they tell nothing of the
-//! process that was looked at.
+//! The system gives the same errors when a file in `/proc` is opened: they say no more about the
+//! process in question.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn only_want_of_descriptors_and_memory_is_short() {
+    fn other_errors_are_no_shortage() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS] {
             assert!(is_short(&error(errno)), "{errno}");
         }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_without_end_are_told_once_a_minute() {
+    fn endless_refusals_are_logged_once_a_minute() {
         let mut shortage = Shortage::new("it is not accepted");
         let begin = Instant::now();
         let (mut now, mut attempts, mut lines) = (begin, 0, Vec::new());
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_success_between_refusals_is_no_end() {
+    fn success_between_refusals_ends_no_shortage() {
         let mut shortage = Shortage::new("it");
         let begin = Instant::now();
         let next = shortage.refused(&error(Errno::MFILE), begin);

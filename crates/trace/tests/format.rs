@@ -83,7 +83,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_written_is_read((header, entries) in trace()) {
+    fn written_trace_is_read_back((header, entries) in trace()) {
         let bytes = written(&header, &entries);
         let reader = Reader::new(&bytes[..]).unwrap();
         prop_assert_eq!(reader.header(), &header);
@@ -93,8 +93,9 @@ proptest! {
         prop_assert_eq!(read, entries);
     }
 
+    /// The error says where they end.
     #[test]
-    fn a_cut_trace_gives_what_is_whole_and_says_where_it_ends((header, entries) in trace(), at in any::<prop::sample::Index>()) {
+    fn cut_trace_gives_its_whole_entries((header, entries) in trace(), at in any::<prop::sample::Index>()) {
         let bytes = written(&header, &entries);
         let (cut, head) = (at.index(bytes.len()), header.encode().len());
         let (read, error, complete) = read(&bytes[..cut]);
@@ -117,7 +118,7 @@ proptest! {
 
     /// One flipped bit anywhere in the entries is noticed, at the entry that has it.
     #[test]
-    fn a_damaged_entry_is_found_and_those_before_it_are_given(
+    fn damaged_entry_keeps_entries_before_it(
         (header, entries) in trace(), at in any::<prop::sample::Index>(), bit in 0..8_u32,
     ) {
         let mut bytes = written(&header, &entries);
@@ -134,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_are_no_trace_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn other_bytes_are_no_trace(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let (entries, error, _) = read(&bytes);
         prop_assert!(entries.is_empty());
         prop_assert_eq!(error.unwrap().kind(), ErrorKind::NotATrace);
@@ -143,7 +144,7 @@ proptest! {
 
 /// The documented layout, byte by byte: other programs rely on it.
 #[test]
-fn the_layout_is_the_documented_one() {
+fn trace_layout_matches_the_documentation() {
     let header = Header {
         started: 0x0102_0304_0506_0708,
         sectors: 2048,
@@ -198,7 +199,7 @@ fn the_layout_is_the_documented_one() {
 }
 
 #[test]
-fn another_version_is_told_from_no_trace() {
+fn other_version_is_named_in_error() {
     let mut bytes = Header::default().encode();
     bytes[8] = 9;
     let error = Reader::new(&bytes[..]).unwrap_err();
@@ -208,7 +209,7 @@ fn another_version_is_told_from_no_trace() {
 
 /// A trace of the first version differs in nothing but its number, and in having no heads.
 #[test]
-fn a_trace_of_the_first_version_is_read() {
+fn first_version_trace_is_read() {
     let entries = [Entry::Start { lane: 0, time: 1, in_flight: 0 }];
     let header = Header { lanes: LANES, ..Header::default() };
     let mut bytes = written(&header, &entries);
@@ -219,7 +220,7 @@ fn a_trace_of_the_first_version_is_read() {
 }
 
 #[test]
-fn the_layout_of_heads_and_of_journals_is_the_documented_one() {
+fn head_and_journal_layout_matches_documentation() {
     let rest = std::array::from_fn(|at| at as u8);
     let head = BlockHead { lane: 3, seq: 5, sector: 77, magic: Magic::Xfs, rest };
     let piece = LayoutPiece { time: 1000, filesystem: 1, sector: 77, sectors: 8, more: true };

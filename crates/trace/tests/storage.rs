@@ -1,4 +1,5 @@
-//! A record of what reached the storage: what was written is read, damage is seen, and each way to break a flush's promise is found.
+//! A record of the storage's changes: the written entries are read back, damage is seen, and each
+//! way to break a flush's promise is found.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -48,7 +49,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_was_written_is_read(entries in proptest::collection::vec(any_entry(), 0..40)) {
+    fn written_record_is_read_back(entries in proptest::collection::vec(any_entry(), 0..40)) {
         let bytes = written(&entries);
         let reader = Reader::new(&bytes[..]).unwrap();
         prop_assert_eq!(reader.header(), HEADER);
@@ -56,8 +57,9 @@ proptest! {
         prop_assert_eq!(read, entries);
     }
 
+    /// It never reads as a shorter record.
     #[test]
-    fn a_cut_or_damaged_record_is_an_error_and_never_a_shorter_record(
+    fn cut_or_damaged_record_is_an_error(
         entries in proptest::collection::vec(any_entry(), 1..20),
         at in any::<prop::sample::Index>(),
         bit in 0u8..8,
@@ -77,7 +79,7 @@ proptest! {
 }
 
 #[test]
-fn lengths_and_versions_that_cannot_be_are_refused() {
+fn impossible_lengths_and_versions_are_refused() {
     let good = written(&[Entry::Forgotten { request: 1 }]);
     let kind = |bytes: &[u8]| {
         let read = Reader::new(bytes).and_then(|reader| reader.collect::<Result<Vec<_>, _>>());
@@ -145,7 +147,7 @@ fn reasons(parts: &[&[Entry]]) -> Vec<Reason> {
 }
 
 #[test]
-fn a_flush_with_a_sync_of_its_own_keeps_its_promise() {
+fn flush_with_own_sync_is_right() {
     let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, 0), answer(2)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), []);
     // Nor does a write that is not answered belong to it, or one that failed.
@@ -161,7 +163,7 @@ fn a_flush_with_a_sync_of_its_own_keeps_its_promise() {
 }
 
 #[test]
-fn a_missing_sync_is_found() {
+fn missing_sync_is_found() {
     let flush = [request(2, RequestKind::Flush), answer(2)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), [Reason::NoSync]);
     // And again by each flush that promises it.
@@ -170,7 +172,7 @@ fn a_missing_sync_is_found() {
 }
 
 #[test]
-fn a_sync_that_began_too_early_is_found() {
+fn sync_begun_too_early_is_found() {
     let record = [
         request(1, RequestKind::Write),
         begin(1, 1, bytes(false)),
@@ -185,13 +187,13 @@ fn a_sync_that_began_too_early_is_found() {
 }
 
 #[test]
-fn a_sync_that_ended_after_the_answer_is_found() {
+fn sync_ended_after_answer_is_found() {
     let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), answer(2), end(2, 0)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), [Reason::EndedTooLate]);
 }
 
 #[test]
-fn a_failed_sync_is_found_and_no_later_one_makes_up_for_it() {
+fn failed_sync_is_never_made_up() {
     let flush =
         |n: u64, result| [request(n, RequestKind::Flush), begin(n, n, What::Sync), end(n, result), answer(n)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush(2, -5)]), [Reason::Failed]);
@@ -211,8 +213,9 @@ fn a_failed_sync_is_found_and_no_later_one_makes_up_for_it() {
     assert_eq!(reasons(&[&opening(), &answered_write(), &again]), []);
 }
 
+/// One that was not durable is found.
 #[test]
-fn a_durable_write_needs_no_sync_and_one_that_failed_to_be_is_found() {
+fn durable_write_needs_no_sync() {
     let flush = [request(2, RequestKind::Flush), answer(2)];
     let write = |durable, what| {
         let request = Entry::Request { request: 1, lane: 0, kind: RequestKind::Write, durable };
@@ -226,7 +229,7 @@ fn a_durable_write_needs_no_sync_and_one_that_failed_to_be_is_found() {
 }
 
 #[test]
-fn discards_and_zeroes_are_as_much_promised_as_writes() {
+fn flush_covers_discards_and_zeroes() {
     let flush = [request(2, RequestKind::Flush), answer(2)];
     let ways = [
         (RequestKind::Discard, Clear::Punch),
@@ -240,8 +243,9 @@ fn discards_and_zeroes_are_as_much_promised_as_writes() {
     }
 }
 
+/// Skipping it is wrong if a write was answered since the last sync.
 #[test]
-fn a_skipped_flush_is_right_when_nothing_was_answered_since_a_sync_and_wrong_otherwise() {
+fn skipped_flush_needs_no_new_answers() {
     let sync = [begin(5, 0, What::Sync), end(5, 0)];
     let skipped = [request(2, RequestKind::Flush), answer(2)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &sync, &skipped]), []);
@@ -252,7 +256,7 @@ fn a_skipped_flush_is_right_when_nothing_was_answered_since_a_sync_and_wrong_oth
 }
 
 #[test]
-fn a_flush_that_shares_the_sync_of_another_lane_keeps_its_promise() {
+fn flush_sharing_another_sync_is_right() {
     let record = [
         request(2, RequestKind::Flush),
         request(3, RequestKind::Flush),
@@ -265,7 +269,7 @@ fn a_flush_that_shares_the_sync_of_another_lane_keeps_its_promise() {
 }
 
 #[test]
-fn the_first_flush_is_never_skipped() {
+fn first_flush_is_never_skipped() {
     let flush = [request(2, RequestKind::Flush), answer(2)];
     assert_eq!(reasons(&[&flush]), [Reason::NoSync]);
     let late = [request(2, RequestKind::Flush), answer(2), begin(5, 0, What::Sync), end(5, 0)];
@@ -273,7 +277,7 @@ fn the_first_flush_is_never_skipped() {
 }
 
 #[test]
-fn broken_syncs_break_every_promise_that_rests_on_them() {
+fn broken_sync_breaks_all_its_promises() {
     let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, 0), answer(2)];
     let record = [&opening()[..], &answered_write(), &flush].concat();
     let history = History::new(record.into_iter().map(Ok)).unwrap();

@@ -1,5 +1,5 @@
 //! An image that is not at its path any more: deleted, moved, or replaced by another file. It is
-//! served on, and nobody finds the guest's data where they are looked for.
+//! served on, and the guest's data cannot be found at the path.
 
 use std::fs::{File, Metadata};
 use std::os::fd::{AsRawFd, RawFd};

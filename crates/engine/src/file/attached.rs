@@ -1,5 +1,5 @@
-//! Other writers of an image's bytes: through a loop device on it, through what lies below it,
-//! or through another device on the same bytes. The kernel takes no lock for them.
+//! Other writers of an image's bytes: through a loop device on it, through a device or file below
+//! it, or through another device on the same bytes. The kernel takes no lock for them.
 //!
 //! A file system that is mounted from a loop device has its own picture of the image in memory: a
 //! guest that writes to the image underneath ruins both.

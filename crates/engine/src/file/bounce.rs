@@ -1,8 +1,8 @@
-//! Buffers for what direct I/O cannot take as it is.
+//! Buffers for requests that direct I/O cannot take as they are.
 //!
-//! A request goes through them in pieces of at most [`PIECE`] bytes, and a channel has at most [`BUDGET`] bytes at a
-//! time: what a guest asks for must not decide how much memory the host needs. A request that gets
-//! no buffer stands in line.
+//! A request goes through them in pieces of at most [`PIECE`] bytes, and a channel has at most
+//! [`BUDGET`] bytes at a time: the guest's requests must not decide how much memory the host needs.
+//! A request that gets no buffer stands in line.
 
 use std::collections::VecDeque;
 

@@ -1,8 +1,10 @@
 //! A lane's way into a file or device on a disk: io_uring, and inline writes where the page cache takes them.
 //!
 //! A request is in one [`Stage`] at a time, and has at most one operation under way. The usual one is an operation on all of its data
-//! that is done when it completes: [`Channel::submit`] and [`Channel::completed`] are all of its way, and note nothing about it. All other
-//! transfers (in parts, in part, not aligned, refused for the moment) are `transfer.rs`; DISCARD and WRITE_ZEROES are `ranges.rs`.
+//! that is done when it completes: Such a request goes through [`Channel::submit`] and
+//! [`Channel::completed`] only, and they keep no state for it. All other transfers (in parts, in
+//! part, not aligned, refused for the moment) are `transfer.rs`; DISCARD and WRITE_ZEROES are
+//! `ranges.rs`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;

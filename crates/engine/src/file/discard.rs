@@ -1,8 +1,7 @@
 //! BLKDISCARD, for block devices where io_uring has no command for it (before Linux 6.12). It is a
-//! system call that lasts as long as the device takes, so threads of the volume do it, as many as
-//! there are discards, up to [`THREADS`]. A thread ends when it had nothing to do for [`IDLE`]. The
-//! outcome of a discard is put into a queue of the channel that asked, and the channel's doorbell
-//! is rung.
+//! system call that lasts as long as the device takes. So threads of the volume do it, as many as
+//! there are discards, up to [`THREADS`]. A thread ends after [`IDLE`] without work. The outcome of
+//! a discard is put into a queue of the channel that asked, and the channel's doorbell is rung.
 
 use std::collections::VecDeque;
 use std::io;

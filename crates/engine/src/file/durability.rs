@@ -1,21 +1,22 @@
 //! Detects losses of answered writes.
 //!
-//! Linux writes pages of the page cache back when it likes. When that fails, it forgets them (they count as clean from then on), and
-//! tells of it once to each open file: to the first `fdatasync`, or durable write, that looks (`lib/errseq.c`). So of two flushes of
-//! one open file that are under way together, one is told and the other is not, although both promise the same; and the next one after
-//! them knows nothing at all.
+//! Linux writes pages of the page cache back when it likes. When that fails, it forgets them (they
+//! count as clean from then on), and reports it once to each open file: to the first `fdatasync`,
+//! or durable write, that looks (`lib/errseq.c`). So of two flushes of one open file that are under
+//! way together, one gets the error and the other does not, although both promise the same. The
+//! next flush after them does not see the error at all.
 //!
-//! Two things make the answer right whoever asks:
+//! Two measures make every answer right:
 //!
 //! * **A loss stays** ([`Durability::is_lost`]) until the volume is opened again: no flush is answered `Ok` after it, and no write that has
 //!   begun since. QEMU does the same (`page_cache_inconsistent` in its `block/file-posix.c`).
-//! * **A witness**: an open file of its own, which nobody else uses. Reports to the other files do
-//!   not affect it. A flush, or a durable write, that ends well is answered only after the witness
-//!   was asked. The thread that learns of a loss from it notes the loss before the next one may
-//!   ask. So each failure that came before the end of the flush is known when it is answered.
+//! * **A witness**: an open file of its own, with no other user. Reports to the other files do not
+//!   affect it. A flush, or a durable write, that ends well is answered only after the witness was
+//!   asked. The thread that learns of a loss from it notes the loss before the next one may ask. So
+//!   each failure that came before the end of the flush is known when it is answered.
 //!
-//! The witness is asked with `sync_file_range(SYNC_FILE_RANGE_WAIT_BEFORE)` of a byte that no file has: the call has nothing to wait for, and
-//! looks at the error all the same.
+//! The witness is asked with `sync_file_range(SYNC_FILE_RANGE_WAIT_BEFORE)` of a byte that no file
+//! has: the call has no page to wait for, and looks at the error all the same.
 
 use std::fs::File;
 use std::io;

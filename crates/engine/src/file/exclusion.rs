@@ -8,20 +8,25 @@
 //!
 //! Changes are rare, writes are not. So writes pay for the exclusion only while there are changes:
 //!
-//! * **No change anywhere** ([`Exclusion::changing`] is false): a write is *unregistered*. Its channel counts how many of them are under way and
-//!   shows the others only whether there are any ([`Gate::busy`]), so that all but the first and the last cost a load.
-//! * **From the first change on**, each write is *registered* with its range, under a mutex. A change can begin when no unregistered
-//!   write is under way any more, whatever its range, and nothing that overlaps was there before it. A write can begin when no change that
-//!   overlaps was there before it. A write or change that cannot begin waits; the channel that
-//!   makes it possible hands the hold over and rings the waiting channel's doorbell.
+//! * **No change anywhere** ([`Exclusion::changing`] is false): a write is *unregistered*. Its
+//!   channel counts how many of them are under way. The others see only whether there are any
+//!   ([`Gate::busy`]), so that all but the first and the last cost a load.
+//! * **From the first change on**, each write is *registered* with its range, under a mutex. A
+//!   change can begin when no unregistered write is under way any more, at any range, and no older
+//!   overlapping request is there. A write can begin when no change that overlaps was there before
+//!   it. A write or change that cannot begin waits; the channel that makes it possible hands the
+//!   hold over and rings the waiting channel's doorbell.
 //! * **After the last change**, writes are unregistered again. Those that are registered stay so to their end.
 //!
-//! No change overtakes what it overlaps, and nothing that overlaps a change overtakes it: neither starve. All that is waited for is older, or
-//! unregistered and waits for nobody, so nothing waits in a circle, as long as a channel ends what it holds without waiting for another hold.
-//! Writes among themselves are not ordered: two that overlap are the guest's business, as on any disk.
+//! No change overtakes an overlapping request, and no overlapping request overtakes a change:
+//! neither starve. A request waits only for older ones, or for unregistered writes, which wait for
+//! none. So there is no circle of waits, as long as a channel ends its holds without waiting for
+//! another hold. Writes among themselves are not ordered: two that overlap are the guest's
+//! business, as on any disk.
 //!
-//! Two threads that must not miss each other do so: each says what it does, and looks at what the other one does after a fence. One of the two
-//! looks later than the other one said. Every interleaving is tried by the models (crates/models).
+//! Two threads that must not miss each other do so: each stores its own state, and looks at the
+//! other's after a fence. One of the two looks later than the other one said. Every interleaving is
+//! tried by the models (crates/models).
 //!
 //! | a channel | a change | so |
 //! |---|---|---|

@@ -1,27 +1,34 @@
 //! Flushes of all channels of a volume, and the `fdatasync`s that serve them.
 //!
-//! One `fdatasync` makes durable what any lane was answered before it began. So flushes need not have one each:
+//! One `fdatasync` makes durable all writes that any lane answered before it began. So flushes need
+//! not have one each:
 //!
-//! * **Skipped**: a flush needs none if nothing was answered since the last successful one *began*. Each channel counts its writes, discards and
-//!   zeroings that are answered and not durable by themselves ([`Flusher::count`]). The sum of these counts, looked at before an `fdatasync`
-//!   begins, stands for what it covers. As long as the sum is that, all that was answered is durable.
-//! * **Shared**: one runs at a time. A flush that comes meanwhile waits for the next
-//!   one, which begins later than whatever was answered before. All that waited when it began
-//!   are told of its end.
+//! * **Skipped**: a flush needs none if no write was answered since the last successful one
+//!   *began*. Each channel counts its writes, discards and zeroings that are answered and not
+//!   durable by themselves ([`Flusher::count`]). The sum of these counts, looked at before an
+//!   `fdatasync` begins, stands for the writes that it covers. As long as the sum is that, all that
+//!   was answered is durable.
+//! * **Shared**: one runs at a time. A flush that comes meanwhile waits for the next one, which
+//!   begins after all earlier answers. All flushes that waited when it began are answered at its
+//!   end.
 //!
-//! The first flush of a volume that was just opened finds something to do: whoever had the image before may have left it in the page cache.
+//! The first flush of a volume that was just opened always syncs: the previous owner of the image
+//! may have left data in the page cache.
 //!
 //! # Who begins it
-//! A thread of the volume that does nothing else ([`Syncer`]; `sync_thread.rs`). It begins one as
-//! soon as the first channel asks, and tells all who waited of the end. So no flush waits for a
-//! lane's thread that is held up elsewhere. A lane's io_uring cannot do that: only its own thread
-//! begins operations in it, and sees their ends.
+//! A thread of the volume does only this ([`Syncer`]; `sync_thread.rs`). It begins one as soon as
+//! the first channel asks, and reports the end to all that waited. So no flush waits for a lane's
+//! thread that is held up elsewhere. A lane's io_uring cannot do that: only its own thread begins
+//! operations in it, and sees their ends.
 //!
 //! # Why no answered write is missed
-//! The count is stored before the request's used entry is (a lane shows what a channel has answered). A guest that flushes because it saw the
-//! entry does so after both, and so does the lane that takes the flush, in whatever thread: it finds the count. The other way round, whoever reads
-//! the count reads it after the write has ended, so an `fdatasync` that begins after the look covers the write. Every interleaving is tried by
-//! the models (crates/models). A write pays a store to a cache line of its channel's own; the mutex is for flushes, which wait for the device.
+//! The count is stored before the request's used entry is (a lane shows only requests that a
+//! channel has answered). A guest that flushes because it saw the entry does so after both stores.
+//! The lane that takes the flush comes later still, in any thread, and finds the count. In the
+//! other direction, a reader sees the count only after the write has ended, so an `fdatasync` that
+//! begins after the look covers the write. Every interleaving is tried by the models
+//! (crates/models). A write pays a store to a cache line of its channel's own; the mutex is for
+//! flushes, which wait for the device.
 
 use std::collections::VecDeque;
 use std::mem;

@@ -8,8 +8,9 @@
 //! A disk may begin with the first bytes of an archive by chance. So of archives the whole header
 //! has to be right ([`archive`]).
 //!
-//! LUKS is not among them: a guest that encrypts its whole disk leaves exactly that in sector 0, and served as raw it is what it
-//! should be. Nor are file systems that are disks as they are: ISO 9660, squashfs.
+//! LUKS is not among them: a guest that encrypts its whole disk leaves exactly that in sector 0,
+//! and served as raw it is right. Nor are file systems that are disks as they are: ISO 9660,
+//! squashfs.
 
 mod archive;
 

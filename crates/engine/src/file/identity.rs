@@ -1,9 +1,9 @@
 //! Which image a file or device is, wherever it is reached from.
 //!
-//! It guards against mistakes: another image under a guest that goes on. A name that changes, and
-//! another path to the same image, change nothing; on another host that reaches the same storage it
-//! is the same, as far as the storage has a name of its own. An identity that holds for this host
-//! until it starts again is marked so.
+//! It guards against mistakes: another image under a running guest. The identity is the same after
+//! a rename, and through another path to the same image. On another host that reaches the same
+//! storage it is the same if the storage has a name of its own. An identity that holds for this
+//! host until it starts again is marked so.
 
 use std::fs::{File, Metadata};
 use std::os::fd::AsFd;

@@ -1,9 +1,9 @@
 //! Writes to the page cache without io_uring, where that is likely to end at once.
 //!
 //! File systems do buffered writes without waiting only in part (ext4 not at all), so io_uring
-//! hands each one to a worker thread; the lane's own `pwritev2` costs less. It can turn out wrong:
-//! the page cache is full of what the disk has not written yet, a journal is full, the file system
-//! is frozen. The thread then stands still, with all of its lanes.
+//! hands each one to a worker thread; the lane's own `pwritev2` costs less. That choice can be
+//! wrong: the page cache is full of data that the disk has not written yet, a journal is full, the
+//! file system is frozen. The thread then stands still, with all of its lanes.
 //!
 //! * **Where the file system can refuse to wait** (`RWF_NOWAIT`: XFS, btrfs) it is asked to. A
 //!   write that it refuses leaves the thread. The first writes show whether it can; no version is
@@ -15,7 +15,7 @@
 //!       at most, but for the first one.
 //!     * One has not ended for long: another thread stands still, or a worker does.
 //!
-//! A write that leaves goes to a worker of io_uring (`IOSQE_ASYNC`), and tells by its end how long
+//! A write that leaves goes to a worker of io_uring (`IOSQE_ASYNC`), and its end shows how long
 //! writes take now. There it is as safe as here: the copy into a page is the kernel's in both
 //! cases, and no signal stops it within a sector.
 //!

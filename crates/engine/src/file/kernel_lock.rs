@@ -1,9 +1,9 @@
 //! Operations for which some file systems hold the lock of the whole file.
 //!
 //! io_uring asks a direct write not to wait. FUSE waits all the same for an fsync, a discard or a
-//! zeroing of the file (seen with Linux 6.18), and the submission waits with it. So does the
-//! lane's thread. While one of these is under way, a worker of io_uring does the direct writes:
-//! they would wait in any case. At other times the submission stays the quicker way.
+//! zeroing of the file (seen with Linux 6.18), and the submission waits with it. So does the lane's
+//! thread. While one of these is under way, a worker of io_uring does the direct writes: they would
+//! wait in any case. At other times the submission stays the quicker way.
 //!
 //! Only file systems that are known not to wait are excepted, and devices.
 

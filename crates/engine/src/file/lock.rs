@@ -1,12 +1,14 @@
 //! Image locks, as QEMU takes them (block/file-posix.c).
 //!
-//! A user of an image holds shared locks on single bytes beyond 100 for what it does, and beyond 200 for what it
-//! does not tolerate others to do; a conflict is found by testing the other's bytes. The locks are "open file
-//! description" locks: they belong to the open file and end with it.
+//! A user of an image holds shared locks on single bytes. Bytes from 100 on stand for its own
+//! actions, and bytes from 200 on for actions of others that it does not tolerate. A conflict is
+//! found by testing the other's bytes. The locks are "open file description" locks: they belong to
+//! the open file and end with it.
 //!
-//! That is what makes a killed server safe to follow. A request in flight holds its open file, so the locks of a process that was
-//! killed end only when the storage has ended the last of its requests, which may be long after the process: none of its writes comes after one of whoever
-//! has the locks next. Hence two rules: every open file through which requests go has locks ([`also`]), and they are taken before
+//! That makes it safe to follow a killed server. A request in flight holds its open file. So the
+//! locks of a killed process end only when the storage has ended the last of its requests, which
+//! may be long after the process: none of its writes comes after one of the next owner. Hence two
+//! rules: every open file through which requests go has locks ([`also`]), and they are taken before
 //! anything of the image is read.
 
 mod holders;

@@ -1,4 +1,4 @@
-//! The mapping of an image in memory, and what is known of its pages.
+//! The mapping of an image in memory, and the known state of its pages.
 
 use std::fs::File;
 use std::io;

@@ -1,13 +1,14 @@
 //! An image in memory (tmpfs): reads are copies from a mapping, without a system call.
 //!
 //! A page of the mapping is only touched when it is known to exist: touching a hole would allocate it. Reads of a
-//! page not known yet go through `preadv`, which does the right thing, and the page is known from then on. Should the
-//! page vanish all the same (somebody truncates the file), the guard trips, and every read goes through system calls
-//! for good, errors included.
+//! page not known yet go through `preadv`, which does the right thing, and the page is known from
+//! then on. Should the page vanish all the same (another process truncates the file), the guard
+//! trips, and every read goes through system calls for good, errors included.
 //!
-//! Writes are system calls, `pwrite`: the kernel's copy into a page is not interrupted by a signal. A copy of our own
-//! would be a third faster, and SIGKILL could stop it in the middle of a sector, with the sector's old content, which
-//! the guest may have flushed long ago, half gone. No disk does that.
+//! Writes are system calls, `pwrite`: the kernel's copy into a page is not interrupted by a signal.
+//! A copy by vlane itself would be a third faster. But SIGKILL could stop it in the middle of a
+//! sector, and half of the sector's old content, which the guest may have flushed long ago, would
+//! be gone. No disk does that.
 
 use std::fs::File;
 use std::io;

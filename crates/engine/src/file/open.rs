@@ -1,4 +1,4 @@
-//! Opening an image: what can be wrong with it, and what it is like.
+//! Opening an image: its possible faults, and its properties.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};

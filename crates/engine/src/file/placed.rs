@@ -1,8 +1,9 @@
 //! A channel of a volume of which parts are read and written around the page cache: which way each request goes, and each part of one that crosses a
 //! border. See [`super::placements`].
 //!
-//! A request inside of one placement goes as it goes on a volume that has no other. One that crosses a border goes part after part: data as
-//! one transfer each, a discard or zeroing as one range each.
+//! A request inside one placement takes the same way as on a volume that has no other. One that
+//! crosses a border goes part after part: data as one transfer each, a discard or zeroing as one
+//! range each.
 
 use std::ops::Range;
 

@@ -1,26 +1,33 @@
 //! Which requests go around the page cache: those that lie in a direct region. And how the regions change while requests are under way.
 //!
-//! A page that is written through the page cache and around it at the same time loses data: the cache writes back what it had of the page. So at any
-//! time a byte of the volume has one placement, for all lanes, reads and writes alike. Each channel has the map of the regions, which is
-//! immutable, and looks at one number per request to learn whether there is a new one.
+//! A page that is written through the page cache and around it at the same time loses data: the
+//! cache writes its old content of the page back. So at any time a byte of the volume has one
+//! placement, for all lanes, reads and writes alike. Each channel has the map of the regions, which
+//! is immutable, and looks at one number per request to learn if there is a new one.
 //!
 //! # A change
 //! Done by one thread, one change at a time:
 //!
 //! 1. It says which ranges are going to change ([`Placements::hold`]) and rings all channels.
-//! 2. Each channel adopts that at its next request, or when it polls. From then on it begins nothing that touches the ranges: such requests are
-//!    *held*. It says that it has *drained* once nothing of what it began before touches them any more.
-//! 3. When all channels have ([`Placements::is_drained`]), nobody uses the ranges, nor will until the thread says so. It empties the cache there, or fails to.
-//! 4. It publishes the map that is in force now ([`Placements::release`]): the new one, or the old one again. Each channel adopts that, and begins what it held.
+//! 2. Each channel adopts that at its next request, or when it polls. From then on it begins no
+//!    request that touches the ranges: such requests are *held*. It reports that it has *drained*
+//!    once none of its earlier requests touches them any more.
+//! 3. When all channels have ([`Placements::is_drained`]), no request uses the ranges, nor will one
+//!    until the thread releases them. It empties the cache there, or fails to.
+//! 4. It publishes the map that is in force now ([`Placements::release`]): the new one, or the old
+//!    one again. Each channel adopts that, and begins its held requests.
 //!
-//! A channel that is made meanwhile begins with what was said last; one that goes has nothing under way any more.
+//! A channel that is made meanwhile begins with the last published state; a channel that is dropped
+//! has no request under way any more.
 //!
 //! # Why a request keeps its placement
-//! A request is begun outside of the ranges that change, or before its channel has drained. So what the map says of the request's bytes stays the same from
-//! its begin to its end: a channel may ask again for each part.
+//! A request is begun outside of the ranges that change, or before its channel has drained. So the
+//! map's placement of the request's bytes stays the same from its begin to its end: a channel may
+//! ask again for each part.
 //!
-//! All that is said goes through the mutex, once per channel and step of a change. The number is no more than a hint to look: who sees it late is waited for,
-//! and is rung, so that it does not sleep meanwhile. Every interleaving is tried by the models (crates/models).
+//! All that is said goes through the mutex, once per channel and step of a change. The number is no
+//! more than a hint to look. The changer waits for a channel that sees it late, and rings it, so
+//! that it does not sleep meanwhile. Every interleaving is tried by the models (crates/models).
 
 use std::ops::Range;
 use std::sync::PoisonError;

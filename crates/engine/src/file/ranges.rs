@@ -1,7 +1,7 @@
 //! DISCARD and WRITE_ZEROES on a disk: one range after the other, each in the best way that the storage knows.
 //!
-//! Where direct I/O has blocks of more than a sector, a range is taken apart: the part of a block that it begins or ends with is not
-//! discarded, and zeroed as a write of zeroes is; what is between is whole blocks.
+//! Where direct I/O has blocks of more than a sector, a range is divided. A part of a block at its
+//! beginning or end is not discarded, and is zeroed by a write of zeroes; the rest is whole blocks.
 //!
 //! A range is worked on a piece at a time ([`Pieces`]), each in a turn of its own (`turns.rs`). A
 //! request that names 2 GiB keeps no other waiting. The end of the lane waits for a piece.

@@ -1,7 +1,9 @@
-//! A channel whose requests and operations are written down. It passes everything on, and asks nothing of the storage itself.
+//! A channel whose requests and operations are written down. It passes every call on, and asks the
+//! storage for no operation itself.
 //!
-//! It sees requests, answers, and what goes through io_uring. System calls that a channel makes itself are told of where they are made
-//! ([`Told`](crate::recorder::Told)): the inline write (`channel.rs`), an image in memory (`mapped.rs`), a device's discard (`discard.rs`), the sync
+//! It sees requests, answers, and operations of io_uring. A channel's own system calls are recorded
+//! where they are made ([`Told`](crate::recorder::Told)). These are the inline write
+//! (`channel.rs`), an image in memory (`mapped.rs`), a device's discard (`discard.rs`) and the sync
 //! at the end (`mod.rs`).
 
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,5 @@
-//! A volume for the deterministic simulator (crates/dst): what [`super::open`] makes of an image, made of what the simulator says.
+//! A volume for the deterministic simulator (crates/dst): the result of [`super::open`], made from
+//! the simulator's settings.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

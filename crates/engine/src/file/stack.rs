@@ -3,7 +3,7 @@
 //!
 //! A loop device is a range of a file or device, a partition is a range of its disk. A device of
 //! device-mapper or MD has a part of each lower device, and which one is not looked up. Parts of
-//! that kind are kept apart by whoever made them: the logical volumes of a group, for example.
+//! that kind are kept apart by their maker: the logical volumes of a group, for example.
 
 use std::collections::BTreeMap;
 use std::fs::File;

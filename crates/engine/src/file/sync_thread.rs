@@ -1,9 +1,9 @@
 //! The thread that does the `fdatasync`s of a volume ([`super::flushes`]).
 //!
-//! It is there from the first channel to the last one, and sleeps while nobody flushes. For
-//! experiments, its `fdatasync`s are not what they are elsewhere:
+//! It lives from the first channel to the last one, and sleeps while no flush waits. For
+//! experiments, its `fdatasync`s differ:
 //!
-//! * their success is told later than it comes ([`FileOptions::flush_delay`]);
+//! * their success is reported late ([`FileOptions::flush_delay`]);
 //! * of the page cache only the guest's journal is written to the device
 //!   ([`FileOptions::danger_flush_journal_only`]): **other data that was flushed can be lost**.
 //!

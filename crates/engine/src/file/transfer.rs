@@ -1,7 +1,8 @@
 //! The transfer of an extent: of a part of a request's data to or from a part of a file, in however many operations that takes.
 //!
-//! It is told where the extent lies and what the file demands of operations ([`Extent`]), and says what comes next ([`Next`]): an operation,
-//! to wait, or that it is at its end. Each part of the extent goes one of three ways, by how it lies:
+//! The caller gives it the extent and the file's demands on operations ([`Extent`]), and gets the
+//! next step ([`Next`]): an operation, to wait, or the end. Each part of the extent goes one of
+//! three ways, by how it lies:
 //!
 //! | the part | goes |
 //! |---|---|
@@ -9,8 +10,9 @@
 //! | what is not aligned enough | through a buffer of ours, up to [`PIECE`]; what is read is widened to whole blocks |
 //! | a write of less than a block | the blocks are read into a buffer of ours, changed there and written back, up to [`CHANGE`]; meanwhile nobody else writes to them |
 //!
-//! A transfer has one operation under way, holds its blocks from before that operation to its end, and holds nothing while it waits but the
-//! buffer with which it goes on: so nobody waits in a circle.
+//! A transfer has one operation under way, and holds its blocks from before that operation to its
+//! end. While it waits, it holds only the buffer with which it continues: so there is no circle of
+//! waits.
 
 use vlane_ring::Request;
 

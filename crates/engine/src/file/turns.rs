@@ -1,10 +1,11 @@
 //! Turns of a channel's discards and zeroings at the storage.
 //!
-//! A range moves no data of the guest, so it weighs nothing in what a lane may begin. Its number is
-//! bounded here instead: a device that is at many of them has no place left for others, and those
-//! that the kernel leaves to its workers would take all of these. A turn is one piece of a range.
-//! Then it is the next request's, so one of 2 GiB delays no other. A request that waits for blocks
-//! or a buffer has no turn meanwhile: it may wait for a slow one that others do not need.
+//! A range moves no data of the guest, so it does not count for the data that a lane may begin. Its
+//! number is bounded here instead: a device that works on many of them has no place left for
+//! others, and ranges that the kernel leaves to its workers would take all of these. A turn is one
+//! piece of a range. Then it is the next request's, so one of 2 GiB delays no other. A request that
+//! waits for blocks or a buffer has no turn meanwhile: it may wait for a slow one that others do
+//! not need.
 
 use std::collections::VecDeque;
 

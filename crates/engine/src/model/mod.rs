@@ -1,5 +1,6 @@
-//! The model of a device: how long requests take, and which of them wait for which. It has no thread of its own: whoever asks it brings it
-//! up to date. It is there to measure with, so a lock inside it is as good as none; nothing else takes that lock.
+//! The model of a device: how long requests take, and which of them wait for which. It has no
+//! thread of its own: each caller brings it up to date. It is made for measurements, so a lock
+//! inside it does no harm; only the model takes that lock.
 //!
 //! Its behaviour is documented for users in docs/src/model-device.md.
 

@@ -1,8 +1,10 @@
-//! A device with several submission queues, without a clock: it is told the time, which never goes back.
+//! A device with several submission queues, without a clock: the caller passes the time, which
+//! never goes back.
 //!
-//! As the NVMe drive of the paper (Shin, Kim 2019): the device fetches from its submission queues in turn, one request at a time
-//! (round robin arbitration, NVM Express Base Specification 2.0, section 3.4.4.1), works on `channels` at the same time, and each takes the
-//! same time. Requests in a queue keep their order, and stay in that queue.
+//! It works as the NVMe drive of the paper (Shin, Kim 2019). The device fetches from its submission
+//! queues in turn, one request at a time (round robin arbitration, NVM Express Base Specification
+//! 2.0, section 3.4.4.1). It works on `channels` at the same time, and each takes the same time.
+//! Requests in a queue keep their order, and stay in that queue.
 //!
 //! A request's beginning is decided when a channel is free, not when the request comes: those that come to other queues meanwhile are
 //! served before it. So ends are known only for requests that have begun.

@@ -10,8 +10,8 @@
 //! | anything else | normal |
 //!
 //! Best effort 3 is not the foreground: ext4's journal thread has it on every mount with default options (`journal_ioprio`), so each
-//! background fsync would be express. A nice value of -20 to -16 becomes best effort 0, -15 to -11 becomes 1, and so on to 7, on kernels
-//! on which a task without a priority of its own is given one by its nice value.
+//! background fsync would be express. Some kernels give a task without a priority of its own one by
+//! its nice value: -20 to -16 becomes best effort 0, -15 to -11 becomes 1, and so on to 7.
 
 use std::fmt;
 use std::str::FromStr;
@@ -172,8 +172,10 @@ mod tests {
         Ioprio(class << 13 | level)
     }
 
+    /// Express is real time and the best three of best effort by default; ext4's journal has the
+    /// fourth.
     #[test]
-    fn the_foreground_is_real_time_and_the_best_three_of_best_effort_and_ext4s_journal_is_not() {
+    fn default_express_excludes_ext4_journal() {
         let classes = Classes::default();
         assert!((0..8).all(|level| classes.of(ioprio(1, level)) == Class::Express));
         let best_effort: Vec<Class> = (0..8).map(|level| classes.of(ioprio(2, level))).collect();
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_priorities_changes_these_and_no_others() {
+    fn listed_priorities_change_no_others() {
         let mut classes = Classes::normal();
         classes.put("rt, be0-2,none", Class::Express).unwrap();
         classes.put("idle,be7", Class::Background).unwrap();
@@ -203,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_number_has_a_class(number: u32) {
+        fn every_priority_number_has_a_class(number: u32) {
             let class = Classes::default().of(Ioprio(number));
             if number >> 16 != 0 || !(1..=3).contains(&(number >> 13)) {
                 prop_assert_eq!(class, Class::Normal);

@@ -1,8 +1,9 @@
-//! Foreground first: which of a volume's requests somebody waits for, and what that means for their order.
+//! Foreground first: the requests that a person waits for, and their order among the others.
 //!
-//! Source: Shin, Kim, "Improvement of Multi-Queue Block Layer for Fast User Response" (2019). There the shell raises the process in the
-//! foreground, each software queue is split in two with the foreground's requests first, and a foreground request goes to the shortest
-//! hardware queue. Here the guest's requests carry the I/O priority of the task that made them (Linux writes it into each virtio-blk
+//! Source: Shin, Kim, "Improvement of Multi-Queue Block Layer for Fast User Response" (2019). There
+//! the shell raises the process in the foreground. Each software queue is split in two with the
+//! foreground's requests first, and a foreground request goes to the shortest hardware queue. Here
+//! the guest's requests carry the I/O priority of their task (Linux writes it into each virtio-blk
 //! request), and the back end does the two other parts.
 //!
 //! * [`Classes`]: an I/O priority to a class.

@@ -1,8 +1,10 @@
 //! Turns among classes: the class of the request that is begun next.
 //!
-//! The first class that waits goes first, but one of [`SHARE`] turns is each waiting lower class's. So nobody starves: while a class waits,
-//! at most [`MOST_PASSED`] requests of others are begun before one of its own. Within a class, requests are begun in the order of their
-//! arrival; so a request behind n others of its class is begun after at most (n + 1) x [`MOST_PASSED`] requests of others.
+//! The first class that waits goes first, but one of [`SHARE`] turns is each waiting lower class's.
+//! So no class starves: while a class waits, at most [`MOST_PASSED`] requests of others are begun
+//! before one of its own. Within a class, requests are begun in the order of their arrival; so a
+//! request behind n others of its class is begun after at most (n + 1) x [`MOST_PASSED`] requests
+//! of others.
 
 use super::Class;
 
@@ -75,8 +77,9 @@ mod tests {
 
     use proptest::prelude::*;
 
+    /// Each of the two other classes has one turn of sixteen.
     #[test]
-    fn express_goes_first_and_each_of_the_others_has_one_of_sixteen() {
+    fn express_goes_first_in_fourteen_of_sixteen() {
         let mut turns = Turns::default();
         let all = Each([true; 3]);
         let mut begun = [0; 3];
@@ -114,7 +117,7 @@ mod tests {
 
         /// Requests of a lower class are begun only when that class is due.
         #[test]
-        fn express_is_passed_by_others_two_times_of_sixteen_at_most(waits in prop::collection::vec(any::<[bool; 2]>(), 16..400)) {
+        fn express_yields_at_most_two_of_sixteen(waits in prop::collection::vec(any::<[bool; 2]>(), 16..400)) {
             let mut turns = Turns::default();
             let mut lower = Vec::new();
             for [normal, background] in waits {

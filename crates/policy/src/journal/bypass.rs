@@ -261,8 +261,9 @@ mod tests {
         JournalLayout { journals: vec![journal], watched: vec![Range { start: 1024, end: 2048 }] }
     }
 
+    /// Bytes are counted by the kind of their place.
     #[test]
-    fn what_is_written_is_counted_apart_and_only_the_journal_is_dropped() {
+    fn only_the_journal_is_dropped() {
         let mut bypass = Bypass::new(64 * MIB, 4096);
         assert!(bypass.needs_layout());
         bypass.set_layout(layout(vec![8 * MIB..16 * MIB, 20 * MIB..24 * MIB]));
@@ -298,8 +299,9 @@ mod tests {
         (bypass.due(), bypass.take().into_iter().map(|drop| drop.range).collect())
     }
 
+    /// Its place may have been written to before it was known.
     #[test]
-    fn what_may_have_been_written_before_a_place_was_known_as_the_journals_is_dropped_once() {
+    fn newly_found_journal_is_dropped_once() {
         let mut bypass = Bypass::new(64 * MIB, 4096);
         bypass.write(8 * MIB..16 * MIB, &[], false);
         bypass.flushed();
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn after_writes_that_nobody_was_told_of_the_layout_is_read_and_the_whole_journal_dropped() {
+    fn missed_writes_cause_reread_and_full_drop() {
         let mut bypass = Bypass::new(64 * MIB, 4096);
         bypass.missed();
         bypass.set_layout(layout(vec![8 * MIB..16 * MIB, 20 * MIB..24 * MIB]));
@@ -330,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_once() {
+    fn change_is_returned_once() {
         let mut bypass = Bypass::new(64 * MIB, 4096);
         assert_eq!(bypass.change(), None);
         let [old, new] = [layout(vec![8 * MIB..16 * MIB]), layout(vec![20 * MIB..24 * MIB])];

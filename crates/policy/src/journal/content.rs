@@ -1,13 +1,14 @@
-//! Journals by content: magic numbers in what is written.
+//! Journals by content: magic numbers in written blocks.
 //!
 //! The volume's writer reports each write to [`Content`]. It also reports the blocks that begin
 //! with the magic number of JBD2 (ext3, ext4) or of an XFS log record ([`scan`] finds them). A
-//! magic number alone proves nothing: a guest may write any block, and a copy of a disk's image has
+//! magic number alone is no proof: a guest may write any block, and a copy of a disk's image has
 //! real ones in it. The proof is a *chain* of them that a running journal leaves and hardly any
 //! other writer does; `content/jbd2.rs` and `content/xfs.rs` say which.
 //!
-//! Memory: [`MOST_CHAINS`] chains of `pieces.rs` pieces at most (24 KiB), whatever the volume's size. Time: a write without a head is compared with
-//! the end of each chain and with its pieces; a head costs a few dozen comparisons more. No chain, no cost but one comparison.
+//! Memory: [`MOST_CHAINS`] chains of `pieces.rs` pieces at most (24 KiB), for a volume of any size.
+//! Time: a write without a head is compared with the end of each chain and with its pieces; a head
+//! costs a few dozen comparisons more. No chain, no cost but one comparison.
 
 mod jbd2;
 pub(super) mod pieces;

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_has_a_bound_whatever_the_size() {
+    fn footprint_memory_is_bounded() {
         assert_eq!(Footprint::new(1 << 40).block(), 4096);
         assert_eq!(Footprint::new((1 << 40) + 1).block(), 8192);
         assert_eq!(Footprint::new(1 << 50).block(), 4 << 20);

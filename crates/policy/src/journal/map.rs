@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_more_trusted_way_wins_where_two_overlap() {
+    fn more_trusted_way_wins_overlaps() {
         let map = Map::new(&[
             journal(Way::Pattern, Kind::Log, vec![0..100]),
             journal(Way::Layout, Kind::Journal, vec![40..60]),
@@ -113,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_map_says_of_each_byte_what_the_first_trusted_journal_that_has_it_says(
+        fn map_gives_the_most_trusted_verdict(
             journals in prop::collection::vec((0..3u8, any::<bool>(), prop::collection::vec((0..200u64, 1..40u64), 1..5)), 0..6),
         ) {
             let journals: Vec<Journal> = journals.into_iter().map(|(way, log, ranges)| {

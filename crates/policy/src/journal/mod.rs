@@ -1,16 +1,19 @@
 //! The guest's journal: where it lies on the disk, found from outside the guest.
 //!
-//! A journaling file system writes most of what it changes twice, first into its journal: a ring of blocks that is written round and round and
-//! read only after a crash. In the host's page cache it takes the place of pages that somebody would have read again. Kim and Lee ("Analysis and
-//! Improvement of I/O Performance Degradation by Journaling in a Virtualized Environment", 2016) look for the one range of the disk that is
-//! written in order and cyclically, and keep it out of the cache.
+//! A journaling file system writes most of its changes twice, first into its journal: a ring of
+//! blocks that is written round and round and read only after a crash. In the host's page cache it
+//! takes the place of pages that would have been read again. Kim and Lee ("Analysis and Improvement
+//! of I/O Performance Degradation by Journaling in a Virtualized Environment", 2016) keep it out of
+//! the cache. They look for the one range of the disk that is written in order and cyclically.
 //!
 //! Here three ways lead to a journal, in the order in which they are trusted ([`Way`]):
 //!
 //! - [`layout`]: the partition table and the file systems' own superblocks say where it is. Exact, and known before the first write.
-//! - [`content`]: what a journal writes begins with a magic number. Finds journals where no layout is understood (LVM, unknown tables).
-//! - [`pattern`]: the paper's. All that is left when the guest encrypts. It cannot tell a file system's journal from another cyclic log; a
-//!   log that is known to be none ([`Kind::Log`]) gets a verdict of its own.
+//! - [`content`]: journal blocks begin with a magic number. Finds journals where no layout is
+//!   understood (LVM, unknown tables).
+//! - [`pattern`]: the paper's. All that is left when the guest encrypts. It cannot distinguish a
+//!   file system's journal from another cyclic log; a log that is known to be none ([`Kind::Log`])
+//!   gets a separate verdict.
 //!
 //! [`Detector`] puts them together. All offsets and lengths are bytes from the beginning of the volume.
 

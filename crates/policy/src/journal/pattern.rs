@@ -1,15 +1,19 @@
 //! Journals by pattern: ranges that are written in order and cyclically. All that is left where the guest encrypts.
 //!
-//! Kim and Lee remember the last address of each group of 128 MiB (ext4's block groups) and take a group for the journal's that is written sequentially and
-//! again and again. Here as there, the last runs of each 128 MiB are remembered, and a verdict
-//! comes with the second loop. The differences, and their reasons:
+//! Kim and Lee remember the last address of each group of 128 MiB (ext4's block groups). They take
+//! a group for the journal's if it is written sequentially and again and again. Here as there, the
+//! last runs of each 128 MiB are remembered, and a verdict comes with the second loop. The
+//! differences, and their reasons:
 //!
-//! - The unit of a verdict is a *track*, a run that grew to [`LONG`], and not a group. A group is 128 MiB only with 4 KiB blocks; a journal fills a part of a
-//!   group or several of them; and what else lies in its group would be called journal with it.
+//! - The unit of a verdict is a *track*, a run that grew to [`LONG`], and not a group. A group is
+//!   128 MiB only with 4 KiB blocks; a journal fills a part of a group or several of them; and
+//!   other data in its group would be called journal with it.
 //! - [`SLOTS`] runs a group, not one address: files that share the group with the journal are written between its commits.
-//! - *Cyclically* means that the writer that stopped at the track's end goes on at its beginning, in the rhythm that it had: of the bytes that were
-//!   written to the volume, about as many passed between as passed between two of its own writes (16 times the mean at most, and [`PAUSE`]). A file that is written
-//!   where a deleted one was begins at the same place too, but not in that rhythm: so a log-structured store's files, and copies, get no verdict.
+//! - *Cyclically* means that the writer that stopped at the track's end continues at its beginning,
+//!   in its earlier rhythm. About as many bytes of the volume's writes passed between as passed
+//!   between two of its own writes (16 times the mean at most, and [`PAUSE`]). A file that is
+//!   written where a deleted one was begins at the same place too, but not in that rhythm: so a
+//!   log-structured store's files, and copies, get no verdict.
 //! - Then it must write over its old track in order, for a 64th of it ([`REPLAYED`] at least), before it is believed.
 //! - A journal in several pieces is several tracks. Each remembers which one had stopped when it began; where the first is written again when the last one has stopped, they
 //!   are one. Only tracks that are written as JBD2 writes are put together: files are written one after the other, too.
@@ -18,17 +22,21 @@
 //! (`pattern/track.rs`). The verdict is made each time that its writes have doubled:
 //!
 //! - A file system's journal only appends: each block is written once a loop, because a transaction begins in a block of its own. A database's log (InnoDB's redo
-//!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a log whose writes begin before the end of what was
-//!   written, one in eight of them or more, is [`Kind::Log`](super::Kind::Log).
-//! - JBD2's commit block follows its transaction's blocks, with a flush and nothing else between; it is one block. One in eight commits is enough.
+//!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a
+//!   log is [`Kind::Log`](super::Kind::Log) if its writes begin before the end of the written part,
+//!   one in eight of them or more.
+//! - JBD2's commit block follows its transaction's blocks, with only a flush between; it is one
+//!   block. One in eight commits is enough.
 //! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has such. Where sectors are larger, they look as files do that are made and fsynced, always anew in the
-//!   same places. But XFS commits without files, and no file is made without a commit. So a track *waits* for another one if it never commits twice without it, while the other does; what waits is
-//!   no journal.
+//!   same places. But XFS commits without files, and no file is made without a commit. So a track
+//!   *waits* for another one if it never commits twice without it, while the other does; a track
+//!   that waits is no journal.
 //! - A track without either mark is [`Kind::Log`](super::Kind::Log): a ring of recorded video;
 //!   files that a journal writes home in bursts; any cyclic writes on a volume that is never
 //!   flushed.
 //!
-//! Not to be told apart that way: a database that pads each of its log's writes to whole blocks, and flushes each, writes as a journal does. It is called one.
+//! One case cannot be distinguished: a database that pads each of its log's writes to whole blocks,
+//! and flushes each, writes as a journal does. It is called one.
 //!
 //! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and [`MOST_TRACKS`] tracks of 16 ranges at most. Time: a write is compared with each
 //! track and with the runs of its group; both are of fixed number.

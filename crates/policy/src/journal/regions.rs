@@ -1,8 +1,9 @@
 //! Direct regions: those parts of the journals that are read and written around the page cache.
 //!
-//! A page that is written both ways loses data, and the system's pages are part of larger folios. So a region is whole folios, of the largest size
-//! that there can be: what of a journal lies in a folio together with something else is no part of one. A folio is aligned to its own size, so
-//! none reaches over a region's border.
+//! A page that is written both ways loses data, and the system's pages are part of larger folios.
+//! So a region is whole folios, of the largest possible size: a part of a journal that shares a
+//! folio with other data is in none. A folio is aligned to its own size, so none reaches over a
+//! region's border.
 
 use std::ops::Range;
 
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_journal_that_was_found_by_layout_is_a_region() {
+    fn only_layout_journals_become_regions() {
         let ranges = || vec![Range { start: 0, end: 4 * FOLIO }];
         let of = |way, kind| regions(&[journal(way, kind, ranges())], SIZE);
         assert_eq!(of(Way::Layout, Kind::Journal), ranges());
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_whole_folios_and_ends_with_the_volume() {
+    fn region_is_whole_folios_within_the_volume() {
         assert_eq!(regions(&layout(vec![1..4 * FOLIO - 1]), SIZE), [FOLIO..3 * FOLIO]);
         assert_eq!(regions(&layout(vec![1..2 * FOLIO - 1]), SIZE), []);
         assert_eq!(regions(&layout(vec![0..8 * FOLIO]), 3 * FOLIO - 512), [0..2 * FOLIO]);
@@ -189,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_byte_of_a_region_is_a_journals_and_every_folio_that_is_all_journal_is_in_one(
+        fn regions_are_exactly_the_all_journal_folios(
             pieces in prop::collection::vec((0..6u64, 1..40u64), 1..8),
             size in 1..400u64,
         ) {
@@ -216,7 +217,7 @@ mod tests {
         }
 
         #[test]
-        fn sets_are_as_those_of_their_folios(
+        fn region_sets_match_folio_sets(
             own in prop::collection::vec(any::<bool>(), 12),
             others in prop::collection::vec(any::<bool>(), 12),
             begin in 0..13 * FOLIO,

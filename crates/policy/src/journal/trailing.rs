@@ -1,8 +1,9 @@
 //! The trailing drop: which journal bytes may go from the page cache, and which ranges are given to the system to have them go.
 //!
 //! A journal's writes go through the page cache as all others do. Once a flush has made them durable, the system is asked to drop their
-//! pages (`posix_fadvise(DONTNEED)`). It drops clean pages only, and nothing of a large folio that the range covers in part: so ranges are
-//! widened to the borders of the largest folio that there can be, but never to anything that is not the journal's.
+//! pages (`posix_fadvise(DONTNEED)`). It drops clean pages only, and no part of a large folio that
+//! the range covers in part. So ranges are widened to the borders of the largest possible folio,
+//! but never beyond the journal.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -192,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_folio_follows_from_the_page() {
+    fn largest_folio_follows_from_the_page() {
         assert_eq!(Trailing::new(4096).folio(), 2 << 20);
         assert_eq!(Trailing::new(16 << 10).folio(), 32 << 20);
         assert_eq!(Trailing::new(64 << 10).folio(), 128 << 20);
     }
 
     #[test]
-    fn only_what_is_durable_is_dropped_and_only_once() {
+    fn durable_pages_are_dropped_once() {
         let map = map(vec![0..8 * FOLIO]);
         let mut trailing = Trailing::new(PAGE);
         trailing.wrote(0..PAGE, false);
@@ -216,8 +217,9 @@ mod tests {
         assert_eq!(ranges(&mut trailing, &map), [3 * FOLIO..4 * FOLIO, 5 * FOLIO..6 * FOLIO]);
     }
 
+    /// It is dropped when the next write is elsewhere.
     #[test]
-    fn where_the_next_write_begins_nothing_is_dropped_until_it_is_elsewhere() {
+    fn folio_of_next_write_stays_cached() {
         let map = map(vec![0..4 * FOLIO]);
         let mut trailing = Trailing::new(PAGE);
         trailing.wrote(0..3 * PAGE + 512, true);
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_no_journal_stays() {
+    fn other_log_stays_cached() {
         let ranges = vec![Range { start: 0, end: FOLIO }];
         let filesystem = FileSystem::Unknown;
         let log = Journal { filesystem, kind: Kind::Log, way: Way::Pattern, ranges };
@@ -253,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_guest_writes_does_not_decide_how_much_is_remembered() {
+    fn remembered_ranges_are_bounded() {
         let mut trailing = Trailing::new(PAGE);
         trailing.wrote(0..u64::MAX, false);
         trailing.wrote(u64::MAX - 1..u64::MAX, true);
@@ -265,8 +267,9 @@ mod tests {
     }
 
     proptest! {
+        /// Each drop lies in the journal, and ends at a folio or at its border.
         #[test]
-        fn ranges_cover_what_is_pending_and_nothing_outside_the_journal_and_end_at_folios_or_at_its_borders(
+        fn drops_cover_pending_journal_bytes_exactly(
             pieces in prop::collection::vec((1..2000u64, 1..3000u64), 1..6),
             writes in prop::collection::vec((0..20_000u64, 1..64u64), 1..20),
         ) {

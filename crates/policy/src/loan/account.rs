@@ -1,4 +1,4 @@
-//! One vCPU's account: its credits, its loan, and what it decides at an event.
+//! One vCPU's account: its credits, its loan, and its decisions at an event.
 
 use serde::{Deserialize, Serialize};
 

@@ -362,8 +362,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        /// All of it is given out, and no share is over its limit.
         #[test]
-        fn a_pool_is_given_out_whole_by_weight_and_within_limits(
+        fn pool_is_given_out_by_weight(
             pool in 0u64..100_000_000,
             parts in prop::collection::vec((1u64..1000, 0u64..50_000_000), 1..20),
         ) {

@@ -4,13 +4,17 @@
 //! once in a window at the most:
 //!
 //! - Answers. 99 within the goal allow one that is late; a few that were allowed and have not come are kept. That counts answers and not windows,
-//!   so it is the same at one event per second and at thousands. Only what would have helped is blamed for a late one: after a denial for want
-//!   of a loan, the line and the redemption share; after a boost that was over before the answer, how long boosts last. A late answer that
-//!   had all that it asked for is the guest's own affair. When more have come than were allowed, what is blamed becomes a quarter more; for a
-//!   line and a share, what is left of what is allowed pays for steps down, of 2 %, each as long as a quarter of it would do.
-//! - The length of a boost lies between [`Params::boost_max_ns`] and the goal: what takes longer than that is late anyhow. It doubles when it is blamed, and stays so.
-//! - Shares. When the account has used more than its share by more than the tolerance, line and redemption are halved, and not raised before it has
-//!   kept its share again. A turn may be as long as a period, so that is judged over as long a time as makes a turn less than the
+//!   so it is the same at one event per second and at thousands. A late answer is blamed only on a
+//!   term that would have helped. After a denial for want of a loan, these are the line and the
+//!   redemption share; after a boost that was over before the answer, it is the length of boosts. A
+//!   late answer that had all that it asked for is the guest's own affair. When more late answers
+//!   have come than were allowed, the blamed term becomes a quarter more. For a line and a share,
+//!   unused late answers pay for steps down, of 2 %, each as long as a quarter of one would do.
+//! - The length of a boost lies between [`Params::boost_max_ns`] and the goal: a longer service is
+//!   late anyhow. It doubles when it is blamed, and stays so.
+//! - Shares. When the account has used more than its share by more than the tolerance, line and
+//!   redemption are halved. They are not raised before it has kept its share again. A turn may be
+//!   as long as a period. So the share is judged over a time that makes a turn less than the
 //!   tolerance; at once when it is more than a turn beyond it.
 
 use serde::{Deserialize, Serialize};

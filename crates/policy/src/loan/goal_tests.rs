@@ -118,7 +118,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn a_goal_that_is_reached_raises_no_terms_at_any_rate(
+    fn reached_goal_raises_no_terms(
         per_second in per_second(), late in 0u64..=7, phase in 0u64..1000,
     ) {
         let (line, redemption) = terms_after(60 + 1000 / per_second, Answers::new(per_second, late, phase));
@@ -126,7 +126,7 @@ proptest! {
     }
 
     #[test]
-    fn a_goal_that_is_missed_raises_terms_as_far_as_they_go_at_any_rate(
+    fn missed_goal_raises_terms_to_limits(
         per_second in per_second(), late in 25u64..=1000,
     ) {
         let (line, redemption) = terms_after(60 + 1000 / per_second, Answers::new(per_second, late, 0));
@@ -135,8 +135,9 @@ proptest! {
         prop_assert!(line >= top.0 * 85 / 100 && redemption >= top.1 * 85 / 100, "{} ns, {}", line, redemption);
     }
 
+    /// Late answers do not change that.
     #[test]
-    fn who_uses_more_than_its_share_by_more_than_the_tolerance_is_lent_less_whatever_comes_late(
+    fn vcpu_over_its_share_is_lent_less(
         others in 1usize..=10, weight in 128u32..=256, excess in 30u64..300, late in 0u64..=1000,
     ) {
         let mut weights = vec![256; others + 1];
@@ -153,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn who_keeps_its_share_within_the_tolerance_is_lent_what_it_needs(
+    fn vcpu_within_its_share_is_lent_enough(
         others in 1usize..20, excess in 0u64..=18, late in 25u64..=1000,
     ) {
         let mut host = Host::new(&vec![256; others + 1]);
@@ -176,8 +177,9 @@ fn length_after(answers: Answers) -> u64 {
     host.first().boost_max_ns
 }
 
+/// Boosts that are not blamed keep their length.
 #[test]
-fn boosts_become_as_long_as_the_goal_when_short_ones_are_blamed_and_stay_as_they_are_otherwise() {
+fn short_boosts_grow_to_the_goal() {
     let (params, goal) = (Params::sound(Policy::Adaptive), Goal::default());
     assert_eq!(length_after(Answers::new(50, 500, 0).for_cause(Cause::Short)), goal.response_ns);
     for (late, cause) in [(7, Cause::Short), (500, Cause::Denied), (500, Cause::ItsOwn)] {
@@ -190,7 +192,7 @@ fn boosts_become_as_long_as_the_goal_when_short_ones_are_blamed_and_stay_as_they
 }
 
 #[test]
-fn late_answers_that_no_term_is_to_blame_for_raise_none() {
+fn unblamed_late_answers_raise_no_terms() {
     let (line, redemption) = terms_after(60, Answers::new(50, 1000, 0).for_cause(Cause::ItsOwn));
     assert_eq!((line, redemption), begun());
     let (line, redemption) = terms_after(60, Answers::new(50, 1000, 0).for_cause(Cause::Short));
@@ -236,8 +238,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     /// The property holds for any terms at the beginning.
+    /// A light vCPU asks for less than its share.
     #[test]
-    fn who_asks_for_less_than_its_share_is_soon_denied_no_more_than_the_goal_allows(
+    fn light_vcpu_is_denied_within_goal(
         vcpus in 2u32..=12, per_second in prop_oneof![5u64..50, 50u64..1000], percent in 5u64..=60,
         redemption in 50u64..=1000, line in 500 * US..=6 * MS,
     ) {
@@ -250,12 +253,12 @@ proptest! {
 }
 
 #[test]
-fn who_gets_no_answers_keeps_its_terms() {
+fn vcpu_without_answers_keeps_its_terms() {
     assert_eq!(terms_after(60, Answers::new(0, 0, 0)), begun());
 }
 
 #[test]
-fn terms_that_nobody_needs_are_lowered_slowly_at_any_rate() {
+fn unneeded_terms_are_lowered_slowly() {
     for per_second in [1, 200, 5000] {
         let (line, redemption) = terms_after(10, Answers::new(per_second, 0, 0));
         assert!(line < begun().0 && redemption < begun().1, "{line} ns, {redemption}");

@@ -1,4 +1,4 @@
-//! One rate: what a piece costs, and when it is due.
+//! One rate: the cost of a piece, and the time when it is due.
 
 use std::num::NonZeroU64;
 use std::time::Duration;

@@ -3,20 +3,21 @@
 //! Source: the token bucket in its form without a timer that fills it, the virtual scheduling algorithm of ATM (ITU-T I.371, Annex A,
 //! GCRA). A bucket is a single number, the *level*: the time up to which all that was asked for is
 //! paid. A taker that asks for a piece moves the level by the piece's cost, and learns when it is
-//! *due*: when the level is no further ahead of the clock than the burst. So a piece is taken once
-//! and nobody asks twice, those who share a bucket are served in the order in which they asked, and
-//! one number that several threads change needs no lock.
+//! *due*: when the level is no further ahead of the clock than the burst. So a piece is taken once,
+//! without a second request. Those who share a bucket are served in the order in which they asked,
+//! and one number that several threads change needs no lock.
 //!
-//! * [`Limits`]: what is wanted.
-//! * [`Bucket`]: one rate, and what can be done to a [`Level`].
-//! * [`Share`]: what one of several who share a level has taken of it and not used.
+//! * [`Limits`]: the wanted limits.
+//! * [`Bucket`]: one rate, and the operations on a [`Level`].
+//! * [`Share`]: the ticks that one taker of a shared level has taken and not used.
 //!
-//! Within any time t, those who use what they have taken at once use no more than `burst + rate * t` together; or, instead of the burst, the
-//! largest of the requests, if that is larger: it passes when the bucket is full, and those after it pay. As long as they ask, they get no
-//! less than `rate * t`.
+//! Takers that use their tokens at once use no more than `burst + rate * t` together within any
+//! time t. The largest of the requests stands for the burst if it is larger: it passes when the
+//! bucket is full, and those after it pay. As long as they ask, they get no less than `rate * t`.
 //!
-//! Time is counted in [`TICKS_PER_NS`] of a nanosecond from any beginning, so that a request at ten million a second and a byte at ten
-//! gigabytes a second are not rounded away; 64 bits are 36 years.
+//! Time is counted in [`TICKS_PER_NS`] of a nanosecond from any beginning. So a request at ten
+//! million a second and a byte at ten gigabytes a second are not rounded away; 64 bits are 36
+//! years.
 
 mod bucket;
 mod share;

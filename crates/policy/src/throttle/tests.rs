@@ -98,7 +98,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_more_than_the_burst_and_the_rate_whoever_asks_when(
+    fn takers_never_exceed_burst_and_rate(
         rate in prop_oneof![1..100_u64, 100..1_000_000_u64, 1_000_000..20_000_000_000_u64],
         burst in 1..2_000_u64,
         acts in (1..2_000_000_u64).prop_flat_map(|largest| prop::collection::vec(act(largest), 1..200)),
@@ -139,7 +139,7 @@ proptest! {
     }
 
     #[test]
-    fn never_less_than_the_rate_as_long_as_they_ask(
+    fn asking_takers_get_at_least_the_rate(
         rate in prop_oneof![100..100_000_u64, 100_000..10_000_000_000_u64],
         burst in 4..1_000_u64,
         takers in 1..5_usize,
@@ -175,7 +175,7 @@ proptest! {
 }
 
 #[test]
-fn within_two_percent_over_each_second_at_every_rate() {
+fn each_second_is_within_two_percent() {
     for rate in [1_000, 10_000, 100_000, 1_000_000, 4_000_000_000] {
         for takers in 1..=4 {
             let request = if rate > 1_000_000 { 4096 } else { 1 };
@@ -200,8 +200,9 @@ fn within_two_percent_over_each_second_at_every_rate() {
     }
 }
 
+/// Small requests do not starve a large one.
 #[test]
-fn those_who_ask_are_served_in_turn_and_a_large_request_is_not_starved_by_small_ones() {
+fn takers_are_served_in_turn() {
     let rate = 1000;
     let mut world = World::new(bucket(rate, 10), 2);
     let begin = world.now;
@@ -219,8 +220,9 @@ fn those_who_ask_are_served_in_turn_and_a_large_request_is_not_starved_by_small_
     }
 }
 
+/// The requests after it wait for its cost.
 #[test]
-fn a_request_larger_than_the_burst_passes_when_the_bucket_is_full_and_those_after_it_pay() {
+fn oversized_request_passes_at_full_bucket() {
     let mut world = World::new(bucket(1000, 10), 1);
     world.takers[0].waiting.extend([500, 1]);
     let due = world.turn(0).unwrap();

@@ -1,7 +1,7 @@
 //! Marks of a packed virtqueue: `QueueRegionPacked` and its `DescStatePacked`, a copy of each descriptor in flight.
 //!
-//! The device writes its answers over the descriptors, so what is in flight has to be copied: into entries from a free list, linked. The first
-//! entry of a chain carries its mark.
+//! The device writes its answers over the descriptors, so requests in flight have to be copied:
+//! into entries from a free list, linked. The first entry of a chain carries its mark.
 //!
 //! An answer is shown by one store into the ring, the flags of a used descriptor. Around it, free list and used position are written twice:
 //! the new ones before it, the old ones (`old_...`) after it. A successor that finds the two different looks at that descriptor: if the flags say that it is still

@@ -1,8 +1,9 @@
 //! Marks of a split virtqueue: `QueueRegionSplit` and its `DescStateSplit`, one for each descriptor, named by a chain's head.
 //!
 //! The ring's used index is one store for all answers of a batch, so it decides: an answer that it covers was given. The marks hold the index as
-//! it was when they were last in order, and a list of the answers, the last one first. If a kill came between the index and the
-//! end of its batch's marks, the two indices differ, and the first entries of the list, as many as they differ by, are those whose marks mean nothing any more.
+//! it was when they were last in order, and a list of the answers, the last one first. After a kill
+//! between the index and the end of its batch's marks, the two indices differ. The first entries of
+//! the list, as many as the difference, are those whose marks are void.
 
 use super::{DESC_NUM, FEATURES, InflightPart, VERSION, VERSION_AT, after, in_order};
 use crate::error::Lost;

@@ -1,9 +1,9 @@
 //! Notes for the next back end, behind the last queue's part: of which image the guest's disk is,
 //! and how it was served.
 //!
-//! The specification knows nothing of them. They are so short that all who divide the memory among
-//! its queues come to the same parts as without them. The front end can write here, too. So the
-//! notes guard against mistakes, and are no security: unreadable notes count as missing.
+//! They are not in the specification. They are so short that the division of the memory among its
+//! queues stays the same as without them. The front end can write here, too. So the notes guard
+//! against mistakes, and are no security: unreadable notes count as missing.
 //!
 //! The image is written once, and has a checksum: a process that is killed meanwhile leaves no
 //! image, or one. Size and cache are one word each.

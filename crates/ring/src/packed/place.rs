@@ -1,28 +1,29 @@
 //! Where a packed ring stands, when the front end does not know.
 //!
-//! A split ring has an index in guest memory that says how far the device came. A packed ring has none, and a front end
-//! whose back end vanished (QEMU, up to 10.0 at least) gives the next one the position of an earlier start. Going on
-//! there would be worse than to hang: descriptors of long ago may look available, and be done again.
+//! A split ring has an index in guest memory that says how far the device came. A packed ring has
+//! none. A front end whose back end vanished (QEMU, up to 10.0 at least) gives the next one the
+//! position of an earlier start. Going on there would be worse than to hang: descriptors of long
+//! ago may look available, and be done again.
 //!
 //! A position can be checked against the ring. The device marks each chain used at its position, in
 //! order, with both bits equal to the wrap counter; the driver overwrites every descriptor that it
 //! uses. So with the device at position P, a descriptor whose bits are equal has the wrap counter
-//! if it lies before P, and the other value from P on. A position from before one that was used
+//! if it lies before P, and the other value otherwise. A position from before one that was used
 //! since does not pass, if all chains are one descriptor of the ring (Linux uses indirect tables).
-//! Longer ones leave descriptors behind that nobody marks: an old position may pass, and what is
-//! left there look like a request. So where the ring has such descriptors, what the device left
-//! counts, and what the front end says only if the two agree, or if another program was the last
-//! device.
+//! Longer ones leave unmarked descriptors behind: an old position may pass, and these may look like
+//! a request. So where the ring has such descriptors, the device's word counts. The front end's
+//! word counts only if the two agree, or if another program was the last device.
 //!
 //! The true position is found again where the device left it: in the event structure, which the device writes and the
 //! driver reads, as the position at which it wants a kick (section 2.8.10). A lane that sleeps has left it there, and
-//! one that was stopped; one that is awake has left a word that says so. Only a ring with nothing in flight is gone on
-//! with there: chains that were taken may have been answered out of their order, and the ring does not show which. After
-//! long chains it does not even show that nothing is in flight, as the last descriptor before the position is not marked:
-//! such a ring is given up, unless the front end names the same position or the device was stopped.
+//! one that was stopped; one that is awake has left a word that says so. Only a ring without
+//! requests in flight is continued there: taken chains may have been answered out of their order,
+//! and the ring does not show which. After long chains it does not even show that no request is in
+//! flight, as the last descriptor before the position is not marked. Such a ring is given up,
+//! unless the front end names the same position or the device was stopped.
 //!
-//! One gap remains: a device of another program that was killed leaves no word that is known here,
-//! and after long chains an old position may pass for it.
+//! One gap remains: a killed device of another program leaves no word that is known here, and after
+//! long chains an old position may pass for it.
 
 use std::sync::atomic::Ordering;
 

@@ -1,10 +1,11 @@
 //! Checks that each flush kept its promise.
 //!
-//! A flush that is answered well promises that every write, discard and zeroing that was answered well before the flush was given to the
-//! storage is durable: each of its operations was a durable write itself, or a successful `fdatasync` began after it had ended, and
-//! ended before the flush was answered. Data that an earlier program left in the page cache counts
-//! as one such write, from before the record: so the first flush has a sync of its own. A write
-//! that was to be durable when it is answered promises as much of itself.
+//! A flush answered `Ok` promises that some operations are durable: every write, discard and
+//! zeroing that was answered `Ok` before the flush was given to the storage. Each of these was a
+//! durable write itself, or a successful `fdatasync` began after it had ended, and ended before the
+//! flush was answered. Data that an earlier program left in the page cache counts as one such
+//! write, from before the record: so the first flush has a sync of its own. A write that was to be
+//! durable when it is answered promises as much of itself.
 
 use super::entry::{RequestKind, What};
 use super::history::{History, Operation};

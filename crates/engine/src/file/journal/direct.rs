@@ -1,13 +1,14 @@
 //! Which parts of the journals are direct regions, and how that changes. Done by the journal thread; see [`crate::file::placements`] for the
 //! channels' side.
 //!
-//! A range changes its placement only while nobody uses it and the page cache has nothing of it:
+//! A range changes its placement only while no request uses it and the page cache has no page of
+//! it:
 //!
 //! 1. the thread writes dirty pages there back while the guest continues: the rest is shorter for
 //!    it;
 //! 2. new requests that touch it are held, those that are under way end;
-//! 3. `fdatasync`, `POSIX_FADV_DONTNEED`, and the system is asked what is left (`cachestat`): nothing;
-//! 4. the new map is published, and what was held goes on.
+//! 3. `fdatasync`, `POSIX_FADV_DONTNEED`, and a check that no page is left (`cachestat`);
+//! 4. the new map is published, and held requests continue.
 //!
 //! Any failure leaves the old map in force, and the change is retried later. Failures are a drain
 //! that takes too long because the storage does not answer, pages that do not go, and a failed

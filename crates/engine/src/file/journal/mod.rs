@@ -1,11 +1,11 @@
 //! The guest's journal stays out of the page cache (`--cache pdc`).
 //!
 //! All writes of a volume's channels go through the page cache, as with `--cache writeback`. Each
-//! channel tells the volume's *journal thread* of it (`sense.rs`): a few words for each write, in a
-//! ring that nobody waits for. The thread (`thread.rs`) finds out where journals are
+//! channel reports it to the volume's *journal thread* (`sense.rs`): a few words for each write, in
+//! a ring without waiting. The thread (`thread.rs`) finds out where journals are
 //! ([`vlane_policy::journal`]), and after a flush it has the system drop their pages. Only clean
-//! pages are ever dropped, so nothing depends on a verdict but speed; and the lanes never wait for
-//! the thread, so nothing but the cache depends on it.
+//! pages are ever dropped, so a wrong verdict costs only speed; and the lanes never wait for the
+//! thread, so only the cache depends on it.
 //!
 //! With *direct regions* (`direct.rs`) the journals are read and written around the page cache, where they fill whole folios. Then a lane holds requests while the
 //! map of the regions changes, which the thread does.

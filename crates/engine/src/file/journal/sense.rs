@@ -1,4 +1,4 @@
-//! A channel's side: what it writes, told to the journal thread.
+//! A channel's side: reports its writes to the journal thread.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
 //! Finds the processes that have an image open and locked, as far as `/proc` shows it: the system
-//! does not tell who holds an open file description lock.
+//! does not name the holder of an open file description lock.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -1,11 +1,12 @@
 //! An image whose open files come from the process that served it before.
 //!
 //! An image's locks, and the claim on a block device, belong to its open files: they stay for as long as one process after the other has these.
-//! Opening it anew would meet its own locks, and for a moment there would be none. The witness goes along as well: what the storage lost
-//! between two processes is told to it, and to no file that is opened later.
+//! Opening it anew would meet its own locks, and for a moment there would be none. The witness is
+//! handed over as well: it gets reports of losses between two processes, and a file that is opened
+//! later does not.
 //!
 //! Checks made when the image was opened are not repeated: the guest has written to it since, and
-//! may have written a mark that looks like another format. The size stays what the guest was told.
+//! may have written a mark that looks like another format. The size stays as the guest knows it.
 
 use std::fs::{File, Metadata};
 use std::io;

@@ -1,28 +1,33 @@
 //! How many requests a lane has at its device while classes are mixed.
 //!
 //! Requests at the device cannot be reordered any more: an express request stands behind them.
-//! Requests held back in the lane cannot keep the device busy. The bound between the two is what
-//! the device works on at a time: its rate x the time that it takes for a request that does not
-//! wait there (Little's law; TCP's bandwidth-delay product, as BBR finds it: Cardwell, Cheng, Gunn,
-//! Yeganeh, Jacobson, "BBR: Congestion-Based Congestion Control", ACM Queue 14(5), 2016). Half of
-//! it more, and one, keep the device busy while the thread goes round.
+//! Requests held back in the lane cannot keep the device busy. The bound between the two is the
+//! number of requests that the device works on at a time. It is its rate x the service time of a
+//! request that does not wait there (Little's law; TCP's bandwidth-delay product, as BBR finds it:
+//! Cardwell, Cheng, Gunn, Yeganeh, Jacobson, "BBR: Congestion-Based Congestion Control", ACM Queue
+//! 14(5), 2016). Half of it more, and one, keep the device busy while the thread goes round.
 //!
-//! * **The rate** is what the device answered over some milliseconds, the second highest of the last eight such times. A thread that has no
-//!   CPU for a while sees too little, never too much, so that these times do not count.
-//! * **The service time** cannot be seen while requests wait in the device. So there is a **probe** every four seconds: the lane lets what
-//!   it has there run down to half of what the device works on, and takes the times of the next requests, in five groups of sixteen or more.
-//!   The median of the groups' means counts: a mean, because a device has quick and slow requests and is busy with both; a median of means,
-//!   because a pause of the thread spoils one of them and not the others. The mean of the last four probes counts; the first of them
-//!   follow each other faster.
+//! * **The rate** is the number of answers over some milliseconds, the second highest of the last
+//!   eight such times. A thread that has no CPU for a while sees too little, never too much, so
+//!   that these times do not count.
+//! * **The service time** cannot be seen while requests wait in the device. So there is a **probe**
+//!   every four seconds: the lane lets its requests there run down to half of the number that the
+//!   device works on. It then takes the times of the next requests, in five groups of sixteen or
+//!   more. The median of the groups' means counts: a mean, because a device has quick and slow
+//!   requests and is busy with both; a median of means, because a pause of the thread spoils one of
+//!   them and not the others. The mean of the last four probes counts; the first of them follow
+//!   each other faster.
 //! * Lanes that share a device probe **at the same time**, or each would measure the others' requests: at the whole multiples of four
-//!   seconds of a clock that they share, and whenever one of them needs it. Each waits until what all of them have there has run down, and
-//!   goes on when none of them measures any more. And they share what they find. ([`Shared`])
-//! * A device that becomes slower or faster is noticed by its answers' times, twice or half of what they were after the last probe, four
-//!   times running: then there is another probe.
+//!   seconds of a clock that they share, and whenever one of them needs it. Each waits until the
+//!   requests of all of them have run down, and continues when none of them measures any more. The
+//!   lanes share their results. ([`Shared`])
+//! * A device that becomes slower or faster is noticed by its answers' times: twice or half of
+//!   those after the last probe, four times running. Then there is another probe.
 //!
 //! Express requests have a window of their own of the same size: they are begun while others fill theirs.
 //!
-//! A request that is answered at once is not at the device, and counts for nothing. All times are nanoseconds of one clock.
+//! A request that is answered at once is not at the device, and is not counted. All times are
+//! nanoseconds of one clock.
 
 mod probe;
 mod rate;

@@ -24,7 +24,7 @@ fn pays(setup: &Setup, times: u64) {
 }
 
 #[test]
-fn a_lane_keeps_its_device_busy_and_express_requests_do_not_wait() {
+fn window_keeps_device_busy_without_express_waits() {
     for service in [Service::Fixed, Service::Exponential, Service::Mixed] {
         let setup = Setup { service, until: 8000 * MS, ..Setup::default() };
         // Where requests differ, the slow ones are the device's own.
@@ -40,7 +40,7 @@ fn a_lane_keeps_its_device_busy_and_express_requests_do_not_wait() {
 }
 
 #[test]
-fn what_a_probe_has_found_counts_also_after_months() {
+fn old_probe_still_counts_after_months() {
     for periods in [3, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 5] {
         let ended = periods * PROBE_EVERY;
         let window = Window { known: 1, found: [1e6; PROBES], ended, ..Window::default() };
@@ -50,8 +50,9 @@ fn what_a_probe_has_found_counts_also_after_months() {
     }
 }
 
+/// On a device of four channels they have a few dozen requests there together.
 #[test]
-fn eight_lanes_on_a_device_of_four_channels_have_a_few_dozen_there_together() {
+fn eight_lanes_share_a_bounded_window() {
     for queues in [Queues::One, Queues::PerLane] {
         for service in [Service::Fixed, Service::Exponential] {
             let setup = Setup { lanes: 8, depth: 64, queues, service, until: 8000 * MS, ..Setup::default() };
@@ -64,7 +65,7 @@ fn eight_lanes_on_a_device_of_four_channels_have_a_few_dozen_there_together() {
 
 /// Climbing by throughput, a lane took its own pauses for the device's.
 #[test]
-fn a_thread_that_loses_its_cpu_now_and_then_keeps_its_window() {
+fn window_survives_lost_cpu_time() {
     let pauses = Some((1000 * MS, 25 * MS));
     let one = Setup { pauses, until: 10_000 * MS, ..Setup::default() };
     let (mean, p50) = (run(one.clone()).mean, run(one).p50());
@@ -76,7 +77,7 @@ fn a_thread_that_loses_its_cpu_now_and_then_keeps_its_window() {
 }
 
 #[test]
-fn a_device_that_becomes_slower_or_faster_is_found_again_in_seconds() {
+fn changed_device_speed_is_found_in_seconds() {
     for takes in [(MS, 8 * MS), (8 * MS, MS)] {
         let takes = vec![(0, takes.0), (3500 * MS, takes.1)];
         let after = Setup { takes, depth: 128, from: 10_000 * MS, until: 14_000 * MS, ..Setup::default() };
@@ -88,7 +89,7 @@ fn a_device_that_becomes_slower_or_faster_is_found_again_in_seconds() {
 }
 
 #[test]
-fn a_guest_that_asks_for_little_is_not_held_up() {
+fn light_guest_is_not_delayed() {
     // Two at a time, of a device that could do four.
     let setup = Setup { depth: 2, until: 6000 * MS, ..Setup::default() };
     let (bounded, unbounded) = both(&setup);
@@ -97,7 +98,7 @@ fn a_guest_that_asks_for_little_is_not_held_up() {
 
 /// Of a lane that never answers, the others do not hear twice.
 #[test]
-fn a_probe_is_given_up_where_another_lane_hangs() {
+fn probe_is_given_up_when_lane_hangs() {
     let mut window = Window::default();
     window.closes(1);
     let hangs = Shared::of([Told::unbounded(9)].into_iter(), 1);
@@ -109,7 +110,7 @@ fn a_probe_is_given_up_where_another_lane_hangs() {
 }
 
 #[test]
-fn whoever_is_due_has_room_that_express_requests_cannot_take() {
+fn due_class_has_room_beside_express() {
     let mut window = Window::default();
     window.closes(1);
     let mut turns = Turns::default();
@@ -128,7 +129,7 @@ fn whoever_is_due_has_room_that_express_requests_cannot_take() {
 }
 
 #[test]
-fn what_lanes_found_long_ago_does_not_count_and_neither_do_a_few_that_were_late() {
+fn old_and_late_lane_messages_are_ignored() {
     let turn = Turn::default();
     let found = |took: f64, at: Nanos| {
         let window = Window { found: [took; PROBES], known: 1, ended: at, ..Window::default() };
@@ -145,7 +146,7 @@ fn what_lanes_found_long_ago_does_not_count_and_neither_do_a_few_that_were_late(
 proptest! {
     /// Clocks that stand still or jump, answers that come from nowhere: there is always room for one, and never for more than there is.
     #[test]
-    fn whatever_happens_there_is_room_for_one(
+    fn window_always_has_room_for_one(
         steps in prop::collection::vec((any::<[u16; 6]>(), any::<[bool; 4]>()), 1..300)
     ) {
         let mut window = Window::default();

@@ -1,8 +1,10 @@
 //! JBD2's journal: ext3's, ext4's.
 //!
-//! A transaction is descriptor blocks, each followed by the blocks that it describes, perhaps revoke blocks, and at the end a commit block, all with
-//! the transaction's number; the next transaction begins right behind it and has the next number. Behind the journal's last block comes its first. Its superblock
-//! says how long it is, but not where its pieces lie, and is written rarely; so what counts is where the transactions are.
+//! A transaction is descriptor blocks, each followed by the blocks that it describes, perhaps
+//! revoke blocks, and at the end a commit block, all with the transaction's number. The next
+//! transaction begins right behind it and has the next number. Behind the journal's last block
+//! comes its first. Its superblock gives its length, but not the places of its pieces, and is
+//! written rarely; so the places of the transactions count.
 //!
 //! Believed is a chain of [`ENOUGH`] transactions whose numbers rise by one, each right behind the one before, such that
 //!
@@ -11,11 +13,12 @@
 //!   of an image does: it is written in pieces of the copier's size.
 //!
 //! Two cases can still deceive it: a copy of a journal block by block (O_DIRECT, 4 KiB), and a
-//! guest that wants to. A verdict by content leads to dropped page cache and to nothing else, so
-//! both get slower reads of what they wrote, and only until something else is written there.
+//! guest that wants to. A verdict by content leads only to dropped page cache, so both get slower
+//! reads of their writes, and only until other data is written there.
 //!
-//! Where the chain leaves what it has written so far (the end of the journal, or of a piece of it), the known part ends. It is taken up again where a block
-//! with the right number appears: at once inside what is known or what the superblock names, elsewhere after [`ENOUGH`] transactions.
+//! The known part ends where the chain leaves the part written so far (the end of the journal, or
+//! of a piece of it). It is taken up again where a block with the right number appears: at once
+//! inside the known part or the superblock's, elsewhere after [`ENOUGH`] transactions.
 
 use std::ops::Range;
 

@@ -81,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_has_what_was_added_and_nothing_else(ranges in prop::collection::vec((0..200_u64, 0..30_u64), 0..20)) {
+        fn set_has_exactly_the_added_bytes(ranges in prop::collection::vec((0..200_u64, 0..30_u64), 0..20)) {
             let mut pieces = Pieces::default();
             let mut plain = [false; 256];
             for (begin, len) in ranges {

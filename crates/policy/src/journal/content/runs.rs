@@ -1,4 +1,5 @@
-//! The last runs of writes that go on where one ended: what was written just before a block that is understood.
+//! The last runs of writes that continue where one ended: the writes just before an understood
+//! block.
 
 use std::ops::Range;
 

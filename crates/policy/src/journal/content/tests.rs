@@ -94,8 +94,9 @@ fn ranges(content: &Content) -> Vec<Range<u64>> {
     content.journals().into_iter().flat_map(|journal| journal.ranges).collect()
 }
 
+/// It is known exactly after a loop.
 #[test]
-fn a_journal_is_found_after_three_transactions_and_known_exactly_after_a_loop() {
+fn journal_is_found_after_three_transactions() {
     for block in [K, 2 * K, BLOCK] {
         let mut journal = Journal2::new(vec![512 * MIB..576 * MIB], block);
         let mut content = Content::new(SIZE);
@@ -120,7 +121,7 @@ fn a_journal_is_found_after_three_transactions_and_known_exactly_after_a_loop() 
 }
 
 #[test]
-fn the_hole_in_a_journal_is_not_taken_for_a_part_of_it() {
+fn hole_is_no_part_of_journal() {
     let pieces = vec![100 * MIB..128 * MIB, 130 * MIB..140 * MIB];
     let mut journal = Journal2::new(pieces.clone(), BLOCK);
     let mut content = Content::new(SIZE);
@@ -143,7 +144,7 @@ use super::super::Map;
 
 /// Copied by requests of a size, a journal's blocks come together as JBD2 never sends them.
 #[test]
-fn a_copy_of_a_journal_is_none() {
+fn copied_journal_gets_no_verdict() {
     for request in [16 * K, 64 * K, 512 * K, MIB, 4 * MIB] {
         let mut journal = Journal2::new(vec![0..64 * MIB], BLOCK);
         let mut heads = vec![journal.superblock(1, 1).1[0]];
@@ -173,7 +174,7 @@ fn a_copy_of_a_journal_is_none() {
 }
 
 #[test]
-fn single_blocks_that_look_like_a_journals_are_none() {
+fn single_journal_like_blocks_get_no_verdict() {
     let mut content = Content::new(SIZE);
     for count in 0..10_000_u64 {
         let at = count * 7919 % 1000 * MIB;
@@ -184,8 +185,9 @@ fn single_blocks_that_look_like_a_journals_are_none() {
 }
 
 /// A new file system: the old journal is written over, and the new one has begun with the first number again.
+/// A journal ends when it is made anew, overwritten or discarded.
 #[test]
-fn a_verdict_ends_when_the_journal_is_made_anew_or_overwritten_or_discarded() {
+fn verdict_ends_with_the_journal() {
     let run = || {
         let mut journal = Journal2::new(vec![512 * MIB..576 * MIB], BLOCK);
         let mut content = Content::new(SIZE);
@@ -211,7 +213,7 @@ fn a_verdict_ends_when_the_journal_is_made_anew_or_overwritten_or_discarded() {
 }
 
 #[test]
-fn a_journal_that_is_mounted_again_is_taken_up_at_its_beginning() {
+fn remounted_journal_restarts_at_its_beginning() {
     let mut journal = Journal2::new(vec![512 * MIB..576 * MIB], BLOCK);
     let mut content = Content::new(SIZE);
     for _ in 0..200 {
@@ -229,7 +231,7 @@ fn a_journal_that_is_mounted_again_is_taken_up_at_its_beginning() {
 
 /// Requests of a transaction that several lanes take are told out of order.
 #[test]
-fn requests_out_of_order_are_put_together() {
+fn out_of_order_requests_are_reassembled() {
     let mut journal = Journal2::new(vec![512 * MIB..576 * MIB], BLOCK);
     journal.request = 64 * K;
     let mut content = Content::new(SIZE);
@@ -253,7 +255,7 @@ fn record(start: u64, cycle: u32, block: u64, len: u64) -> (Range<u64>, Head) {
 }
 
 #[test]
-fn the_log_of_xfs_is_found_and_its_length_known_after_a_loop() {
+fn xfs_log_length_is_known_after_loop() {
     let (start, blocks) = (700 * MIB + 512, 65_536);
     let mut content = Content::new(SIZE);
     let (mut cycle, mut block) = (3, 1000);
@@ -277,8 +279,9 @@ fn the_log_of_xfs_is_found_and_its_length_known_after_a_loop() {
     assert_eq!(ranges(&content), [start..start + blocks * 512]);
 }
 
+/// They are also found behind each record.
 #[test]
-fn heads_are_found_at_each_kib_of_a_write_and_behind_each_record() {
+fn heads_are_found_at_every_kib() {
     let mut data = vec![0; 64 << 10];
     for at in [0, 4096, 5120, 60 << 10] {
         data[at..at + 4].copy_from_slice(&JBD2.to_be_bytes());
@@ -305,7 +308,7 @@ fn heads_are_found_at_each_kib_of_a_write_and_behind_each_record() {
 proptest! {
     /// All writes are looked at in bounded time, and each found range lies in the volume.
     #[test]
-    fn any_heads_are_survived(writes in prop::collection::vec(
+    fn arbitrary_heads_are_survived(writes in prop::collection::vec(
         (0..64_u64, 1..20_u64, prop::collection::vec((0..8_usize, prop::collection::vec(any::<u32>(), 8)), 0..3), any::<bool>()), 0..300)
     ) {
         let mut content = Content::new(300 * BLOCK);
@@ -328,7 +331,7 @@ proptest! {
 
 /// The superblock names the length alone: a journal with a hole ends later than one without.
 #[test]
-fn a_journal_with_a_hole_is_believed_up_to_its_end() {
+fn journal_with_hole_is_known_to_end() {
     let pieces = vec![512 * MIB..544 * MIB, 560 * MIB..592 * MIB];
     let mut journal = Journal2::new(pieces.clone(), BLOCK);
     let mut content = Content::new(SIZE);

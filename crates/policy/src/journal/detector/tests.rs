@@ -21,7 +21,7 @@ fn goes_round(detector: &mut Detector, range: &Range<u64>) {
 }
 
 #[test]
-fn what_the_layout_names_is_found_by_no_other_way() {
+fn layout_journal_is_found_no_other_way() {
     let mut detector = Detector::new(1 << 30);
     detector.set_layout(layout(vec![100 * MIB..110 * MIB], vec![]));
     goes_round(&mut detector, &(100 * MIB..110 * MIB));
@@ -32,7 +32,7 @@ fn what_the_layout_names_is_found_by_no_other_way() {
 }
 
 #[test]
-fn the_map_is_the_same_while_nothing_changes() {
+fn map_stays_the_same_without_changes() {
     let mut detector = Detector::new(1 << 30);
     goes_round(&mut detector, &(300 * MIB..310 * MIB));
     let map = Arc::clone(detector.map());
@@ -44,8 +44,9 @@ fn the_map_is_the_same_while_nothing_changes() {
     assert!(detector.map().is_empty());
 }
 
+/// Only writes to a watched part count.
 #[test]
-fn the_layout_is_needed_at_first_and_when_a_part_of_it_was_written_to() {
+fn layout_is_needed_first_and_after_writes() {
     let mut detector = Detector::new(1 << 30);
     assert!(detector.needs_layout());
     detector.set_layout(layout(vec![100 * MIB..110 * MIB], vec![0..4096, 8192..12_288]));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksums_are_those_of_the_standards() {
+    fn checksums_match_the_standards() {
         let digits = b"123456789";
         assert_eq!(crc32(&[&digits[..4], &digits[4..]]), 0xcbf4_3926);
         assert_eq!(!crc32c(!0, digits), 0xe306_9283);

@@ -2,8 +2,8 @@
 //! `struct ext4_super_block`.
 //!
 //! The superblock names the journal's inode, and has a copy of that inode's map (`s_jnl_blocks`): where the inode cannot be read, or is damaged, the
-//! copy stands in for it; where both can be read and differ, there is no verdict. Copies of the superblock itself are not asked: what the kernel
-//! changes in the first of them it need not change in the others.
+//! copy stands in for it; where both can be read and differ, there is no verdict. Copies of the
+//! superblock itself are not read: the kernel may change the first of them without the others.
 
 use std::iter::once;
 use std::ops::Range;

@@ -1,7 +1,8 @@
 //! Which blocks a file of ext3 or ext4 has: a tree of extents, or the older map of single blocks.
 //!
-//! A journal has all of its blocks, in order: the next logical block is always known, and whatever else stands in an extent or a map is an error.
-//! So no tree can lead in a circle, and the work is bounded by the journal's length and by [`Source`].
+//! A journal has all of its blocks, in order: the next logical block is always known, and any other
+//! content of an extent or a map is an error. So no tree can lead in a circle, and the work is
+//! bounded by the journal's length and by [`Source`].
 
 use std::ops::Range;
 

@@ -2,26 +2,28 @@
 //!
 //! Known layouts are a volume without a partition table, MBR with logical partitions, GPT in
 //! sectors of 512 or 4096 bytes (`table`). Known file systems are ext3 and ext4, with their journal
-//! in an inode or on a device (`ext`, `mapped`), and XFS with its log inside (`xfs`). LVM,
+//! in an inode or on a device (`ext`, `mapped`). XFS is known with its log inside (`xfs`). LVM,
 //! encryption, RAID and tables of other kinds are not looked into.
 //!
-//! All of it was written by a guest, so nothing of it is believed that can be checked. Each
-//! checksum must be right. Sizes must fit into each other: the journal into the file system, that
-//! into the partition, that into the volume. Partitions that overlap, a journal with a hole, one
-//! that lies on itself or on what describes it, two copies that contradict each other: each of them
-//! means no verdict on that file system, and never a panic.
+//! All of it was written by a guest, so every part that can be checked is checked. Each checksum
+//! must be right. Sizes must fit into each other: the journal into the file system, that into the
+//! partition, that into the volume. Some faults mean no verdict on that file system, and never a
+//! panic. They are partitions that overlap, a journal with a hole, one that lies on itself or on
+//! its metadata, and two copies that contradict each other.
 //!
-//! Each part is read twice, and a verdict is only what both readings say: a table or a superblock
-//! that the guest changes meanwhile gives none. Its write is the reason to read again, since what
-//! was read is [watched](JournalLayout::watched). An ext4 also writes these blocks for reasons of
-//! its own, every few seconds when it is busy (the descriptor has the number of free blocks, the
-//! block of the journal's inode has the root directory's, too). Reading a volume with one file
-//! system again is about twenty reads of at most 4 KiB, and gives an equal [`JournalLayout`].
+//! Each part is read twice, and both readings must agree: a table or a superblock that the guest
+//! changes meanwhile gives no verdict. Its write is the reason to read again, since the parts read
+//! are [watched](JournalLayout::watched). An ext4 also writes these blocks for other reasons, every
+//! few seconds when it is busy. The descriptor has the number of free blocks, and the block of the
+//! journal's inode has the root directory's, too. Reading a volume with one file system again is
+//! about twenty reads of at most 4 KiB, and gives an equal [`JournalLayout`].
 //!
 //! # Bounds
-//! [`MOST_READS`] reads of [`MOST_BYTES`] bytes in all, whatever the volume says; one read at a time, of 64 KiB at most, but for the entries of a
-//! GPT (512 KiB at most). At most 256 partitions are looked at, 128 logical ones among them. A journal has at most [`MOST_PIECES`] pieces, which
-//! is all that a map takes. `watched` has no more ranges than there were reads, and two for each partition.
+//! [`MOST_READS`] reads of [`MOST_BYTES`] bytes in all, for any content of the volume; one read at
+//! a time, of 64 KiB at most, but for the entries of a GPT (512 KiB at most). At most 256
+//! partitions are looked at, 128 logical ones among them. A journal has at most [`MOST_PIECES`]
+//! pieces, which is all that a map takes. `watched` has no more ranges than there were reads, and
+//! two for each partition.
 
 mod checksum;
 mod ext;

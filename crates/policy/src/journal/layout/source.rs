@@ -1,4 +1,4 @@
-//! Reading a volume within bounds, and remembering what was read.
+//! Reading a volume within bounds, and remembering the ranges read.
 
 use std::ops::Range;
 

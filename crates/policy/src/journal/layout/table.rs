@@ -1,8 +1,10 @@
 //! Partition tables: MBR with its chain of logical partitions, and GPT.
 //!
-//! As Linux decides: a GPT counts if the MBR has an entry of type 0xee, whatever else is in that; an MBR without partitions is none.
+//! As Linux decides: a GPT counts if the MBR has an entry of type 0xee among any others; an MBR
+//! without partitions is none.
 //!
-//! Unlike Linux, without being told: the copy of a damaged GPT at the end of the disk is used. Other systems and the tools do the same.
+//! Unlike Linux without an option, it uses the copy of a damaged GPT at the end of the disk. Other
+//! systems and the tools do the same.
 
 use std::ops::Range;
 

@@ -62,7 +62,7 @@ fn verdicts(pattern: &Pattern) -> Vec<(Kind, Range<u64>)> {
 }
 
 #[test]
-fn a_journal_is_found_soon_after_its_first_loop() {
+fn journal_is_found_after_its_first_loop() {
     for (start, len) in [(300 * MIB, 64 * MIB), (1000 * MIB, 1024 * MIB), (127 * MIB, 4 * MIB)] {
         let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(7));
         let mut ring = Ring::new(start..start + len);
@@ -92,7 +92,7 @@ fn a_journal_is_found_soon_after_its_first_loop() {
 }
 
 #[test]
-fn a_file_copy_gets_no_verdict() {
+fn file_copy_gets_no_verdict() {
     let mut pattern = Pattern::new(SIZE);
     for file in 0..40 {
         let start = 3 * file % 17 * 100 * MIB;
@@ -106,7 +106,7 @@ fn a_file_copy_gets_no_verdict() {
 
 /// InnoDB's: blocks of 512 bytes, written page by page through the guest's page cache, the last page again with each commit.
 #[test]
-fn a_databases_redo_log_is_a_log_and_no_journal() {
+fn database_redo_log_is_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(3));
     let file = 900 * MIB..948 * MIB;
     let mut at = 2 * K;
@@ -140,7 +140,7 @@ fn a_databases_redo_log_is_a_log_and_no_journal() {
 
 /// SQLite's: frames of 24 bytes and a page; after about a thousand the database gets them, and the log begins anew.
 #[test]
-fn a_write_ahead_log_is_a_log_and_no_journal() {
+fn write_ahead_log_is_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(5));
     let file = 400 * MIB;
     let mut at = 32;
@@ -168,7 +168,7 @@ fn a_write_ahead_log_is_a_log_and_no_journal() {
 
 /// Tables of 2 MiB, and a log of 4 MiB that is begun anew elsewhere: written in order, each where space was freed, never in the same order.
 #[test]
-fn a_log_structured_stores_files_get_no_verdict() {
+fn log_structured_store_gets_no_verdict() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(11));
     // Freed, but not in the order in which they were taken; what was just written is not free.
     let mut free: Vec<u64> = (0..300).map(|place| 2000 * MIB + place * 4 * MIB).collect();
@@ -201,7 +201,7 @@ fn a_log_structured_stores_files_get_no_verdict() {
 
 /// Mails that are written, fsynced and removed, and the next ones in their places.
 #[test]
-fn files_made_in_the_same_places_again_and_again_are_no_journal() {
+fn files_recreated_in_place_are_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(5));
     let mut journal = Ring::new(512 * MIB..576 * MIB);
     let mut mails = Ring::new(1024 * MIB..1056 * MIB);
@@ -217,7 +217,7 @@ fn files_made_in_the_same_places_again_and_again_are_no_journal() {
 
 /// ext4 lays its group tables between the pieces of a large journal. A transaction may lie in two of them.
 #[test]
-fn a_journal_in_pieces_is_found_soon_after_its_first_loop() {
+fn journal_in_pieces_is_found_after_loop() {
     for lens in [vec![128, 300], vec![2, 3], vec![30, 20, 40, 3, 30]] {
         let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(7));
         let mut start = 500 * MIB;
@@ -268,7 +268,7 @@ fn a_journal_in_pieces_is_found_soon_after_its_first_loop() {
 
 /// Files whose data goes through the journal: what is written home comes in bursts, each behind the one before.
 #[test]
-fn files_that_are_written_home_in_bursts_are_no_journal() {
+fn files_written_in_bursts_are_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(9));
     let mut journal = Ring::new(512 * MIB..576 * MIB);
     let mut mails = Ring::new(1024 * MIB..1056 * MIB);
@@ -292,7 +292,7 @@ fn files_that_are_written_home_in_bursts_are_no_journal() {
 /// XFS' log on a disk with sectors of 4 KiB: one write and a flush for each commit. mkfs.xfs writes it once from end to end. Files that are fsynced look
 /// the same, but none is made without a commit.
 #[test]
-fn a_log_that_all_others_wait_for_is_a_journal() {
+fn log_that_others_wait_for_is_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(3));
     let mut journal = Ring::new(512 * MIB..576 * MIB);
     let mut mails = Ring::new(64 * MIB..96 * MIB);
@@ -324,7 +324,7 @@ fn a_log_that_all_others_wait_for_is_a_journal() {
 
 /// Writes after a flush in a few bursts are no journal; writes after a flush in many are.
 #[test]
-fn a_verdict_changes_when_the_writes_do() {
+fn verdict_changes_with_the_writes() {
     let mut pattern = Pattern::new(SIZE);
     let mut ring = Ring::new(100 * MIB..150 * MIB);
     for _ in 0..200 {
@@ -341,7 +341,7 @@ fn a_verdict_changes_when_the_writes_do() {
 }
 
 #[test]
-fn a_video_that_is_flushed_with_each_part_is_a_log() {
+fn flushed_video_ring_is_a_log() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(4));
     let mut ring = Ring::new(100 * MIB..150 * MIB);
     for _ in 0..300 {
@@ -355,7 +355,7 @@ fn a_video_that_is_flushed_with_each_part_is_a_log() {
 
 /// InnoDB's: pages in the order in which they come, from the beginning on each time, and then in their places.
 #[test]
-fn a_doublewrite_buffer_is_no_journal() {
+fn doublewrite_buffer_is_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(4));
     for _ in 0..300 {
         for part in 0..16 {
@@ -374,8 +374,9 @@ fn a_doublewrite_buffer_is_no_journal() {
 }
 
 /// Transactions of many MiB: hundreds of writes for each flush.
+/// The files written home are none.
 #[test]
-fn a_journal_of_large_transactions_is_a_journal_and_the_files_are_none() {
+fn large_transactions_are_still_a_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(6));
     let mut journal = Ring::new(512 * MIB..640 * MIB);
     let mut mails = Ring::new(1024 * MIB..1056 * MIB);
@@ -399,7 +400,7 @@ fn a_journal_of_large_transactions_is_a_journal_and_the_files_are_none() {
 
 /// Files that are written over in the same order again and again, each flushed at its end.
 #[test]
-fn files_that_are_copied_in_turn_are_no_journal() {
+fn files_copied_in_turn_are_no_journal() {
     let mut pattern = Pattern::new(SIZE);
     for _ in 0..20 {
         for file in [3, 1, 4] {
@@ -414,7 +415,7 @@ fn files_that_are_copied_in_turn_are_no_journal() {
 }
 
 #[test]
-fn pieces_that_grow_together_are_one() {
+fn pieces_that_meet_become_one() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(2));
     let pieces = [100 * MIB..108 * MIB, 110 * MIB..130 * MIB];
     for _ in 0..2 {
@@ -438,7 +439,7 @@ fn pieces_that_grow_together_are_one() {
 }
 
 #[test]
-fn what_goes_round_without_a_flush_is_a_log() {
+fn cyclic_writes_without_flush_are_log() {
     let mut pattern = Pattern::new(SIZE);
     let mut ring = Ring::new(100 * MIB..150 * MIB);
     pattern.flush();
@@ -449,7 +450,7 @@ fn what_goes_round_without_a_flush_is_a_log() {
 }
 
 #[test]
-fn a_verdict_ends_where_something_else_is_written() {
+fn verdict_ends_where_others_write() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(1));
     let mut ring = Ring::new(512 * MIB..576 * MIB);
     for _ in 0..3000 {
@@ -467,7 +468,7 @@ fn a_verdict_ends_where_something_else_is_written() {
 
 proptest! {
     #[test]
-    fn any_writes_are_survived(writes in prop::collection::vec((0..200_u64, 1..400_u64, 0..10_u8), 0..400)) {
+    fn arbitrary_writes_are_survived(writes in prop::collection::vec((0..200_u64, 1..400_u64, 0..10_u8), 0..400)) {
         let mut pattern = Pattern::new(512 * MIB);
         for (at, len, kind) in writes {
             let range = at * 700 * K..at * 700 * K + len * 4 * K;

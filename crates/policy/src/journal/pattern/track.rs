@@ -1,4 +1,5 @@
-//! One long run, or several that are written in turn: where it is, and what its writes tell of whose log it is.
+//! One long run, or several that are written in turn: its place, and the signs in its writes of the
+//! log's owner.
 
 use std::ops::Range;
 
