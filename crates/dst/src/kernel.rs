@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use vlane_engine::system::{self, Call, Storage, What};
+use vlane_io::system::{self, Call, Storage, What};
 
 use crate::bug::Bug;
 use crate::disk::{Disk, SECTOR, Version, ZERO, contents, version_of};

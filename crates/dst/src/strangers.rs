@@ -14,7 +14,7 @@
 //! | for a write anywhere | it changes part of a block, and only whole ones can be written: see the engine's `exclusion` |
 
 use vlane_engine::file::Cache;
-use vlane_engine::system::{self, Call, What};
+use vlane_io::system::{self, Call, What};
 
 use crate::history::{Action, Record};
 use crate::world::{PATIENCE, World};

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use vlane_engine::Instant;
 use vlane_engine::file::Cache;
-use vlane_engine::system;
+use vlane_io::Instant;
+use vlane_io::system;
 use vlane_lane::simulated::Step;
 use vlane_policy::express::Mode;
 

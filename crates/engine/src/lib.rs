@@ -18,7 +18,7 @@
 //!   each call for it, and stay the same. There is one exception: a request that was not to be
 //!   durable becomes so at the moment at which the guest switches its write cache off.
 //! * **Lifetime.** A request's buffers stay mapped until it is answered. The submitter of
-//!   operations ([`IoQueue`]) lets no request be answered while the kernel works on its memory.
+//!   operations ([`vlane_io::IoQueue`]) lets no request be answered while the kernel works on its memory.
 //! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a channel
 //!   must still not panic for any request.
 //! * **Errors.** A failed request is answered with [`Status::IoErr`], and counted in
@@ -31,41 +31,26 @@
 
 pub mod behind;
 pub mod file;
-mod io_queue;
 mod lost;
 pub mod model;
 pub mod null;
-mod operation;
 pub mod pages;
-mod piece;
 mod recorder;
-mod seats;
-mod signal;
 mod stats;
 mod sync;
-#[cfg(not(vlane_simulated))]
-mod system;
-#[cfg(vlane_simulated)]
-#[path = "simulated.rs"]
-pub mod system;
 mod threads;
-mod uring;
 
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-pub use io_queue::IoQueue;
 pub use lost::{LostWrite, Writeback};
-pub use operation::{Class, Completion, Decisions, Memory, Operation, Placement, StorageFile, What, ZEROES};
-pub use piece::Piece;
 pub use recorder::StorageRecorder;
-pub use seats::Seat;
-pub use signal::Signaller;
 pub use stats::{ChannelStats, IoErrorKind};
-pub use system::Instant;
-pub use uring::{Event, Finished, HAND_OVER_MARGIN, Uring, WAKE_TOKENS};
+pub use vlane_io::{
+    Class, Completion, Decisions, Instant, Memory, Operation, Piece, Placement, StorageFile, What, ZEROES,
+};
 pub use vlane_ring::{Request, Slot, Status};
 
 /// The volume's shape, as a guest sees it.
@@ -244,17 +229,6 @@ pub trait Channel: Send + fmt::Debug {
     fn stats(&self) -> ChannelStats;
 }
 
-/// Seats for so many threads of a volume, which then can hand operations to each other ([`Uring::sit`]).
-///
-/// # Errors
-/// When the system gives no eventfd.
-pub fn seats(threads: usize) -> io::Result<Vec<Seat>> {
-    use rustix::event::{EventfdFlags, eventfd};
-    let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let bells = (0..threads).map(|_| bell()).collect::<Result<Vec<_>, _>>()?;
-    Ok(seats::seats(bells, seats::CELLS))
-}
-
 /// The kind of a failure, to match on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -277,8 +251,6 @@ pub enum ErrorKind {
     ReadOnly,
     /// Direct I/O is not possible there.
     NoDirectIo,
-    /// io_uring cannot be used.
-    NoIoUring,
     /// A limit of the process or system is too low.
     Limit,
     /// Any other error of the system.

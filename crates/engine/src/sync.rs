@@ -2,12 +2,6 @@
 //! [`crate::file::exclusion`], [`crate::file::flushes`] and [`crate::file::placements`] with loom's
 //! in their place.
 
-pub(crate) use std::os::fd::OwnedFd as Waker;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-
-/// Wakes whoever waits for the eventfd, which does not block.
-pub(crate) fn wake(waker: &Waker) {
-    // One that is full is readable already.
-    let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
-}
+pub(crate) use vlane_io::{Waker, wake};

@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::error::Error;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use common::places::{image, on_disk, open, skip};
 use common::{Op, PLACES, Rig, bytes};
 use rustix::event::{EventfdFlags, eventfd};
 use vlane_engine::file::Cache;
-use vlane_engine::{ErrorKind, Event, Uring};
+use vlane_io::{ErrorKind, Event, Uring};
 
 fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC).expect("eventfd")
@@ -218,11 +219,12 @@ fn forbidden_io_uring_error_names_the_setting() {
     ] {
         let ran = where_io_uring_gives(errno, move || {
             let error = Uring::new(64).expect_err("forbidden");
-            assert_eq!(error.kind, kind);
+            assert_eq!(error.kind(), kind);
             let text = error.to_string();
             let switched_off = text.contains("kernel.io_uring_disabled");
             assert!(text.contains(words) || (errno == libc::EPERM && switched_off), "{text}");
-            let source = error.source.as_ref().and_then(std::io::Error::raw_os_error);
+            let source = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
+            let source = source.and_then(std::io::Error::raw_os_error);
             assert_eq!(source, Some(errno));
         });
         if !ran {

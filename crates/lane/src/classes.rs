@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use vlane_engine::Instant;
+use vlane_io::Instant;
 use vlane_policy::express::window::{Nanos, STAYS, Shared, Told};
 use vlane_policy::express::{Class, Ioprio};
 

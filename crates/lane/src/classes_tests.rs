@@ -7,8 +7,9 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_engine::{Engine, Uring};
+use vlane_io::Uring;
 use vlane_policy::express::{Class, Express, Mode};
 use vlane_policy::throttle::ExpressBudget;
 

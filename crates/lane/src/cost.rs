@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_engine::{Engine, Event, Uring};
 use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_io::{Event, Uring};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
 use vlane_ring::{InflightRegion, Queue, QueueConfig, RingFormat};

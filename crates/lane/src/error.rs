@@ -17,6 +17,9 @@ pub enum LaneError {
     /// The storage refused.
     #[error(transparent)]
     Engine(EngineError),
+    /// There is no io_uring to be had.
+    #[error(transparent)]
+    Io(#[from] vlane_io::Error),
     /// The system refused.
     #[error("the system refused a lane thread something")]
     System(#[source] io::Error),

@@ -363,7 +363,7 @@ fn unprofitable_operation_stays_in_its_thread() {
     let mut guest = Guest::new(0, Mode::Shortest, &engine);
     guest.start(&pool, None);
     let mut dice = Dice(2);
-    let margin = u16::try_from(vlane_engine::HAND_OVER_MARGIN).unwrap();
+    let margin = u16::try_from(vlane_io::HAND_OVER_MARGIN).unwrap();
     for _ in 0..50 {
         // The last one meets margin - 1.
         guest.submit(&mut dice, margin, EXPRESS, true);

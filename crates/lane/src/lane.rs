@@ -10,10 +10,8 @@ mod limited;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use vlane_engine::{
-    Channel, Decisions, Engine, EngineError, Finished, Instant, IoQueue, Operation, Outcome, PART,
-    StorageFile, Uring,
-};
+use vlane_engine::{Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile};
+use vlane_io::{Finished, Instant, IoQueue, Uring};
 use vlane_policy::express::{Class, Express};
 use vlane_ring::{Kind, Queue, Request, Slot, Status};
 

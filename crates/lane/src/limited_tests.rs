@@ -9,8 +9,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use vlane_driver::ring::{Format, Kind, Request};
-use vlane_engine::Uring;
 use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_io::Uring;
 use vlane_policy::express::{Express, Mode};
 use vlane_policy::throttle::{ExpressBudget, Limits};
 

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use vlane_engine::{Class, Instant};
+use vlane_engine::Class;
+use vlane_io::Instant;
 use vlane_policy::throttle::{Bucket, ExpressBudget, Level, Limits, Share, TICKS_PER_NS, refund, ticks};
 use vlane_ring::{Kind, Range, Request, SECTOR};
 

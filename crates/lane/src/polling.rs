@@ -15,7 +15,7 @@
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use vlane_engine::Instant;
+use vlane_io::Instant;
 
 use crate::payoff::{Payoff, Seen, Turn};
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::ReadWriteFlags;
-use vlane_engine::seats;
 use vlane_hint::LaneHint;
+use vlane_io::seats;
 use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_policy::throttle::Limits;
 
@@ -68,7 +68,7 @@ impl Pool {
     /// thread without lanes sleeps and takes no CPU time.
     ///
     /// # Errors
-    /// [`LaneError::Engine`] without io_uring, [`LaneError::System`].
+    /// [`LaneError::Io`] without io_uring, [`LaneError::System`].
     pub fn new(config: &PoolConfig) -> Result<Pool, LaneError> {
         let Topology { queues, threads, ref cpus, adapts } = config.topology;
         let threads = usize::from(threads).max(1);

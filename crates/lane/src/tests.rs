@@ -11,8 +11,9 @@ use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
     Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request as Asked,
-    Slot, Status, Uring,
+    Slot, Status,
 };
+use vlane_io::Uring;
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::Express;
 use vlane_ring::{Broken, InflightRegion, Queue, QueueConfig, RingFormat};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use vlane_engine::{Event, Instant, Uring};
 use vlane_hint::LaneHint;
+use vlane_io::{Event, Instant, Uring};
 use vlane_ring::probes;
 
 use crate::contention::Contention;
@@ -240,7 +240,7 @@ impl Thread {
 
     fn take_token(&mut self) -> u32 {
         let token = self.next_token;
-        self.next_token = if token + 2 == vlane_engine::WAKE_TOKENS { 2 } else { token + 2 };
+        self.next_token = if token + 2 == vlane_io::WAKE_TOKENS { 2 } else { token + 2 };
         token
     }
 

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
-use vlane_engine::{Seat, Uring};
+use vlane_io::{Seat, Uring};
 
 use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
@@ -64,7 +64,7 @@ impl Workers {
     /// Makes a thread, if it is not made yet.
     ///
     /// # Errors
-    /// [`LaneError::Engine`] without io_uring, [`LaneError::System`]. The next attempt may go well.
+    /// [`LaneError::Io`] without io_uring, [`LaneError::System`]. The next attempt may go well.
     pub(crate) fn make(&self, number: usize) -> Result<(), LaneError> {
         self.lock().get_mut(number).map_or(Ok(()), |worker| worker.make(&self.routes))
     }

@@ -1,4 +1,4 @@
-//! Operations that threads hand to each other (`engine/src/seats.rs`).
+//! Operations that threads hand to each other (`io/src/seats.rs`).
 
 use loom::thread;
 

@@ -36,7 +36,7 @@ mod mail;
 #[allow(dead_code, reason = "only what the models need")]
 mod placements;
 mod placing;
-#[path = "../../engine/src/seats.rs"]
+#[path = "../../io/src/seats.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod seats;
 mod sharing;

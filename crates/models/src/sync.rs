@@ -1,4 +1,4 @@
-//! Loom's, in the place of `sync` in the lane's crate, the hints' and the engine's.
+//! Loom's, in the place of `sync` in the lane's crate, the hints', the engine's and io's.
 
 use std::cell::Cell;
 

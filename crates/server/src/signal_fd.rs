@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::FileType;
-use vlane_engine::Signaller;
+use vlane_io::Signaller;
 
 /// A descriptor's use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

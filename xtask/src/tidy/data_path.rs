@@ -18,11 +18,11 @@ const WAY: &[(&str, &[&str])] = &[
     ("crates/ring/src/chain.rs", &["read_words", "push", "push_pieces"]),
     ("crates/ring/src/blk.rs", &["fits", "give_back", "set_status", "parse", "gather_header"]),
     (
-        "crates/engine/src/io_queue.rs",
+        "crates/io/src/io_queue.rs",
         &["begin_whole", "whole", "begin", "push", "lend", "finish", "complete", "pop", "publish", "entry"],
     ),
     (
-        "crates/engine/src/uring.rs",
+        "crates/io/src/uring.rs",
         &["of", "read", "push", "push_entry", "submit", "enter", "has_work", "next_event"],
     ),
     ("crates/engine/src/null/mod.rs", &["submit", "go_on"]),

@@ -22,12 +22,12 @@ use super::sync_thread::SyncThread;
 use super::transfer::{self, Align, Data, Extent, Failure, Means, Next, Transfer};
 use super::turns::{Turn, Turns};
 use super::{Cache, Shared, inline, span};
-use crate::operation::{Completion, Decisions, Operation, Placement, StorageFile};
 use crate::recorder;
 use crate::sync::Waker;
 use crate::{
     Channel, ChannelStats, EngineError, Instant, IoErrorKind, Outcome, PART, Request, Slot, Status, Writeback,
 };
+use vlane_io::{Completion, Decisions, Operation, Placement, StorageFile};
 
 /// The present step of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -24,8 +24,8 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::system::sync_file_range;
 use crate::{LostWrite, Writeback};
+use vlane_io::system::sync_file_range;
 
 /// See the [module](self).
 #[derive(Debug, Default)]

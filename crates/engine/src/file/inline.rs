@@ -28,7 +28,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
-use crate::system::{Instant, pwritev2};
+use vlane_io::system::{Instant, pwritev2};
 
 /// Bytes of the largest write that is tried; a longer copy would keep other lanes of the thread
 /// waiting.

@@ -20,10 +20,10 @@ use vlane_ring::{Kind, SECTOR};
 use vlane_trace::storage::Clear;
 
 use super::{Discard, Shared, span};
-use crate::io_queue::select;
-use crate::operation::{Decisions, Operation};
 use crate::recorder::Told;
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, PART, Request, Slot, Status};
+use vlane_io::select;
+use vlane_io::{Decisions, Operation};
 
 /// Bytes that are zeroed without a look at the lane's other work: allocating them takes some milliseconds.
 const ZEROES_PART: u64 = 16 << 20;

@@ -63,9 +63,9 @@ pub use self::leftover::Leftover;
 pub use self::open::HandedFiles;
 #[cfg(vlane_simulated)]
 pub use self::simulated::{Simulated, SimulatedSyncs};
-use crate::operation::StorageFile;
 use crate::recorder::{StorageRecorder, Told};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
+use vlane_io::StorageFile;
 
 /// The use of the host's page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -22,8 +22,8 @@ use super::{
     Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format, lock,
     map, ranges, rereads,
 };
-use crate::operation::StorageFile;
 use crate::{EngineError, ErrorKind, Piece, pages};
+use vlane_io::StorageFile;
 
 mod beside;
 mod handed;

@@ -13,8 +13,8 @@ use super::channel::{FileChannel, Stage};
 use super::placements::Begun;
 use super::span;
 use super::transfer::{Data, Extent, Transfer};
-use crate::operation::{Completion, Decisions, Operation, Placement};
 use crate::{Outcome, Request, Slot, Status};
+use vlane_io::{Completion, Decisions, Operation, Placement};
 
 impl FileChannel {
     /// As [`FileChannel::begin`].

@@ -14,8 +14,8 @@ use super::channel::{FileChannel, Stage};
 use super::transfer::{self, Data, Extent, Failure, Transfer};
 use super::turns::Turn;
 use super::{Discard, span};
-use crate::operation::{Decisions, Operation, Placement, What};
 use crate::{Outcome, Request, Slot, Status};
+use vlane_io::{Decisions, Operation, Placement, What};
 
 /// A way to zero or discard a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

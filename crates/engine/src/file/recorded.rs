@@ -13,9 +13,9 @@ use vlane_ring::Kind;
 use vlane_trace::storage::{Clear, Data, What as Told};
 
 use super::span;
-use crate::operation::{Completion, Decisions, Memory, Operation, StorageFile, What};
 use crate::recorder::{self, StorageRecorder};
 use crate::{Channel, ChannelStats, Instant, Outcome, Request, Slot};
+use vlane_io::{Completion, Decisions, Memory, Operation, StorageFile, What};
 
 /// See the [module](self).
 #[derive(Debug)]

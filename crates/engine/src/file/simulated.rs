@@ -15,8 +15,9 @@ use super::flushes::{Flushes, Syncer};
 use super::inline::Pace;
 use super::transfer::Align;
 use super::{Cache, FileEngine, Shared, discard, durability, kernel_lock, ranges, sync_thread, transfer};
-use crate::operation::StorageFile;
-use crate::{Writeback, system};
+use crate::Writeback;
+use vlane_io::StorageFile;
+use vlane_io::system;
 
 /// The properties of the image. The files are descriptors for the simulated kernel, which never
 /// reads or writes them.

@@ -18,8 +18,8 @@ use vlane_ring::Request;
 
 use super::bounce::{PIECE, Pool};
 use super::exclusion::{Hold, Holder};
-use crate::operation::{Completion, Memory, Operation, What, ZEROES};
 use crate::{ChannelStats, PART, Piece, Slot};
+use vlane_io::{Completion, Memory, Operation, What, ZEROES};
 
 /// How often an operation that the system refused for the moment is begun again.
 pub(super) const MAX_RETRIES: u32 = 64;

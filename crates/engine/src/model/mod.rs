@@ -11,8 +11,8 @@ mod servers;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::operation::{Class, Decisions};
 use crate::{Instant, Slot};
+use vlane_io::{Class, Decisions};
 
 /// The properties of a modelled device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vlane_driver::ring::{self as driver, Arena};
-use vlane_engine::{Channel, Decisions, Engine, Event, IoQueue, Operation, Outcome, Slot, Uring};
+use vlane_engine::{Channel, Decisions, Engine, Operation, Outcome, Slot};
+use vlane_io::{Event, IoQueue, Uring};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_ring::{Queue, QueueConfig, RingFormat};
 

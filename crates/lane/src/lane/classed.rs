@@ -8,7 +8,8 @@
 
 use std::sync::Arc;
 
-use vlane_engine::{Class, Uring};
+use vlane_engine::Class;
+use vlane_io::Uring;
 use vlane_policy::express::window::{Nanos, Told, Turn};
 use vlane_policy::express::{Each, Express, Ioprio, Turns, Window};
 use vlane_ring::{Kind, Slot};

@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use vlane_engine::{Decisions, Instant, Uring};
+use vlane_engine::Decisions;
 use vlane_hint::LaneHint;
+use vlane_io::{Instant, Uring};
 use vlane_memory::GuestMemory;
 use vlane_ring::{Broken, probes};
 
@@ -295,7 +296,7 @@ impl Lane {
 
     /// Drops an ended operation without a receiver: the process has died.
     #[cfg(vlane_simulated)]
-    pub(crate) fn abandon(&mut self, finished: vlane_engine::Finished) {
+    pub(crate) fn abandon(&mut self, finished: vlane_io::Finished) {
         let _ = self.queue.finish(finished);
     }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use vlane_engine::Instant;
+use vlane_io::Instant;
 use vlane_ring::Slot;
 
 use super::Lane;

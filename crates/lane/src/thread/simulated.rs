@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use vlane_engine::system::{self, Killed};
-use vlane_engine::{Event, Instant, Uring};
+use vlane_io::system::{self, Killed};
+use vlane_io::{Event, Instant, Uring};
 use vlane_policy::throttle::Limits;
 
 use super::{INBOX, Thread};

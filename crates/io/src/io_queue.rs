@@ -236,6 +236,7 @@ impl IoQueue {
     }
 
     /// Operations under way.
+    #[inline]
     pub fn under_way(&self) -> usize {
         self.under_way
     }
@@ -488,7 +489,7 @@ fn vectored(
 }
 
 /// Appends to `list` the `len` bytes of `buffers` from byte `from` on, as far as one call takes them; says how many bytes that are.
-pub(crate) fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: u64) -> u64 {
+pub fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: u64) -> u64 {
     let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
     let mut left = usize::try_from(len).unwrap_or(usize::MAX);
     let mut selected = 0;

@@ -18,7 +18,7 @@ pub struct Operation {
     pub number: u8,
     /// The action.
     pub what: What,
-    /// With which of [`crate::Channel::files`].
+    /// With which of the channel's files.
     pub file: u8,
     /// Where in the file, bytes.
     pub offset: u64,
@@ -84,6 +84,7 @@ impl StorageFile {
     }
 
     /// The file itself.
+    #[inline]
     pub fn file(&self) -> &File {
         &self.file
     }

@@ -266,13 +266,7 @@ fn failed(errno: i32) -> i32 {
 ///
 /// # Safety
 /// As the system's.
-pub(crate) unsafe fn pwritev2(
-    fd: RawFd,
-    buffers: *const libc::iovec,
-    count: i32,
-    offset: i64,
-    flags: i32,
-) -> isize {
+pub unsafe fn pwritev2(fd: RawFd, buffers: *const libc::iovec, count: i32, offset: i64, flags: i32) -> isize {
     here();
     // SAFETY: as the caller promises.
     let buffers = unsafe { std::slice::from_raw_parts(buffers, usize::try_from(count).unwrap_or(0)) };
@@ -296,7 +290,7 @@ pub(crate) unsafe fn pwritev2(
 ///
 /// # Safety
 /// None is needed; the system's has it.
-pub(crate) unsafe fn sync_file_range(fd: RawFd, _offset: i64, _len: i64, _flags: u32) -> i32 {
+pub unsafe fn sync_file_range(fd: RawFd, _offset: i64, _len: i64, _flags: u32) -> i32 {
     match storage(|storage| storage.look(fd)).unwrap_or(Ok(())) {
         Ok(()) => 0,
         Err(errno) => failed(errno),
@@ -468,7 +462,7 @@ impl Submission<'_> {
     ///
     /// # Safety
     /// As io_uring's.
-    pub(crate) unsafe fn push(&mut self, entry: &squeue::Entry) -> Result<(), Full> {
+    pub unsafe fn push(&mut self, entry: &squeue::Entry) -> Result<(), Full> {
         let mut submissions = self.0.submissions.borrow_mut();
         if submissions.len() == self.0.entries {
             return Err(Full);
@@ -538,7 +532,7 @@ impl Submitter<'_> {
     ///
     /// # Safety
     /// As io_uring's.
-    pub(crate) unsafe fn enter<T>(
+    pub unsafe fn enter<T>(
         &self,
         to_submit: u32,
         want: u32,

@@ -10,7 +10,7 @@ use io_uring::{cqueue, opcode, squeue, types};
 use crate::operation::{FileKey, StorageFile};
 use crate::seats::{CELLS, Seat, Words};
 use crate::system::IoUring;
-use crate::{EngineError, ErrorKind, Slot};
+use crate::{Error, ErrorKind, Slot};
 
 /// Tokens below this are for wake-ups ([`Event::Wake`]).
 pub const WAKE_TOKENS: u32 = 1 << 24;
@@ -213,7 +213,7 @@ impl Uring {
     /// # Errors
     /// [`ErrorKind::NoIoUring`] where the kernel or a sandbox forbids it, [`ErrorKind::Limit`] where a limit is too
     /// low; both say what to do.
-    pub fn new(entries: u32) -> Result<Uring, EngineError> {
+    pub fn new(entries: u32) -> Result<Uring, Error> {
         let entries = entries.clamp(64, 32768);
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -336,11 +336,13 @@ impl Uring {
     }
 
     /// Operations that were pushed and not yet submitted.
+    #[inline]
     pub fn unsubmitted(&self) -> usize {
         self.unsubmitted
     }
 
     /// Operations that have not completed, wherever they were submitted.
+    #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -583,7 +585,7 @@ impl Drop for Uring {
     }
 }
 
-fn setup_error(error: io::Error) -> EngineError {
+fn setup_error(error: io::Error) -> Error {
     let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     let disabled = disabled.as_deref().map(str::trim).unwrap_or("0");
     let (kind, context) = match error.raw_os_error() {
@@ -623,5 +625,5 @@ fn setup_error(error: io::Error) -> EngineError {
         ),
         _ => (ErrorKind::Io, "cannot set up an io_uring".to_owned()),
     };
-    EngineError::new(kind, None, context).with_source(error)
+    Error::caused_by(kind, context, error)
 }

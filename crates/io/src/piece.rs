@@ -17,18 +17,21 @@ impl Piece {
     }
 
     /// How many bytes it has.
+    #[inline]
     #[allow(clippy::len_without_is_empty, reason = "none is empty")]
     pub fn len(&self) -> usize {
         self.0.len() * PAGE
     }
 
     /// Its bytes.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: pages lie side by side and have no padding (`repr(C)`, a size that is a multiple of the alignment).
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAGE) }
     }
 
     /// Its bytes, to be changed.
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * PAGE) }

@@ -1,0 +1,12 @@
+//! What this crate's threads meet at. The models (crates/models) compile [`crate::seats`] with loom's in their place.
+
+pub use std::os::fd::OwnedFd as Waker;
+pub(crate) use std::sync::Arc;
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Wakes whoever waits for the eventfd, which does not block.
+#[inline]
+pub fn wake(waker: &Waker) {
+    // One that is full is readable already.
+    let _ = rustix::io::write(waker, &1u64.to_ne_bytes());
+}
