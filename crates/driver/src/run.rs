@@ -84,9 +84,9 @@ pub fn run(
     Ok(report(&session, workload, &stats, driven.usage, window))
 }
 
-/// Watches an idle back end: 1000 reads on every queue, `settle` of quiet for it to calm down, then
-/// its process's use during `time` of quiet. The session must not have been started; it is ended
-/// afterwards.
+/// Watches an idle back end. Makes 1000 reads on every queue, waits for `settle` until it has
+/// calmed down, then measures its process's use during `time` of quiet. The session must not have
+/// been started; it is ended afterwards.
 ///
 /// `progress` is called about four times a second, and may end it early: the time for which it was watched is returned, too.
 ///

@@ -9,11 +9,11 @@
 //! * **Even.** Of two threads that both have too much to do, one that has two lanes with work more than the other gives it one.
 //! * **Gather.** Threads that are not worth half a CPU together ([`ROOM`]) become one. The two limits lie far enough apart for a load between
 //!   them to stay where it is.
-//! * **On trial.** The effect of a change is measured against the time before: requests per second,
-//!   CPU time per request, and how long a request waits for its turn. More threads stay when they
-//!   bring more requests or shorter waits for a bearable price, fewer stay unless requests become
-//!   fewer or dearer. A change that does not stay is undone, and not tried again for a second, then
-//!   two, up to a minute. Under a very different load it may be tried at once.
+//! * **On trial.** The effect of a change is measured against the time before. The measures are
+//!   requests per second, CPU time per request, and a request's wait for its turn. More threads
+//!   stay when they bring more requests or shorter waits for a bearable price, fewer stay unless
+//!   requests become fewer or dearer. A change that does not stay is undone, and not tried again
+//!   for a second, then two, up to a minute. Under a very different load it may be tried at once.
 //!
 //! "Busy" is the time in which a thread has work: a thread that looks for work is not busy. How
 //! long a request waits is half a round of its thread: it comes at any moment of one, and is seen

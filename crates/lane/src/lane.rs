@@ -1,5 +1,6 @@
-//! One lane: a virtqueue, its way into the storage, and the four steps of a request. **Take** it
-//! out of the ring, **decide** its treatment, **begin** it when there is room, **complete** it.
+//! One lane: a virtqueue, its way into the storage, and the four steps of a request. The lane
+//! **takes** it out of the ring, **decides** its treatment, **begins** it when there is room, and
+//! **completes** it.
 
 mod chosen;
 mod classed;
@@ -641,8 +642,8 @@ impl Lane {
         if self.begun.requests == 0 { None } else { self.channel.deadline() }
     }
 
-    /// Returns true if there is work without a notification: a request that the guest has made
-    /// available since the last look, or one that can continue.
+    /// Returns true if there is work without a notification: a new request of the guest, or one
+    /// that can continue.
     #[inline]
     pub(crate) fn has_work(&mut self) -> bool {
         !self.again.is_empty()

@@ -76,7 +76,7 @@ impl Budget {
     }
 
     /// One with other limits in the place of this. The used part stays used, as far as the new
-    /// burst goes: frequent changes of limits give no budget away, and a debt of low limits is
+    /// burst goes. So frequent changes of limits give no budget away, and a debt of low limits is
     /// forgotten.
     pub(crate) fn replaced_by(&self, limits: Limits) -> Option<Budget> {
         let now = self.now();

@@ -7,14 +7,14 @@
 //! guest's turn and the storage's are tried apart. Much higher request rates have a value, too.
 //! With a client that polls for its answers, and has as many requests out as it can, sleeping takes
 //! more than it saves. So CPU time per request is compared with the root of the rate, where rates
-//! differ by more than a quarter; at a given rate they do not. It begins with polling, as for the
+//! differ by more than a quarter. At a given rate they do not. It begins with polling, as for the
 //! lowest latency, which takes no CPU time of an idle thread. A guest that was let sleep first may
 //! not wake up in the short time of a trial. For the same reason a thread that polls again, after a
 //! trial too, looks for work for the longest time at first. While it slept it forgot for how long
 //! it pays. A trial against polling that never happens finds no difference.
 //!
-//! A rule from the lengths of waits was tried before: spin where the expected wait is shorter than
-//! a wake-up's cost, and no longer than that. At depth 32 on the null device it had 0.6 of the
+//! A rule from the lengths of waits was tried before. It spun where the expected wait was shorter
+//! than a wake-up's cost, and no longer than that. At depth 32 on the null device it had 0.6 of the
 //! requests per second, at 1.3 times the CPU time for each. It took the waits that it had itself
 //! made long for the guest's nature.
 
@@ -305,8 +305,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any costs of the four ways, and any error of each measurement: a thread ends up with
-        /// a way that costs little more than the best that a single change leads to.
+        /// The ways may have any costs, and each measurement any error. A thread ends up with a way
+        /// that costs little more than the best that a single change leads to.
         #[test]
         fn no_single_change_is_cheaper(
             costs in proptest::array::uniform4(200.0..20_000f64),

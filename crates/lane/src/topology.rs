@@ -1,7 +1,7 @@
 //! Queues, threads and the CPUs they run on: configuration, checked.
 //!
-//! The three forms of Kim, Kang and Eom (2016), with n queues, are Baseline (1 queue, 1 thread), MQ
-//! (n queues, 1 thread) and MT (n queues, n threads, the default).
+//! Kim, Kang and Eom (2016) have three forms with n queues: Baseline (1 queue, 1 thread), MQ (n
+//! queues, 1 thread) and MT (n queues, n threads, the default).
 
 use rustix::thread::CpuSet;
 

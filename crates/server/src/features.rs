@@ -110,9 +110,8 @@ pub(crate) fn refusal(features: u64, geometry: &Geometry, front_end: &str) -> St
 /// VHOST_USER_PROTOCOL_F_GET_VRING_BASE_SKIP_DRAIN, which the `vhost` crate does not know.
 const SKIP_DRAIN: u64 = 1 << 23;
 
-/// Returns true if requests may stay in flight at GET_VRING_BASE for a front end that agreed on
-/// these protocol features. (A separate message says so where that was agreed on:
-/// [`crate::skip_drain`].)
+/// Returns true if GET_VRING_BASE leaves requests in flight for a front end that agreed on these
+/// protocol features. A separate message says so where that was agreed on ([`crate::skip_drain`]).
 pub(crate) fn base_suspends(protocol: u64) -> bool {
     protocol & VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits() != 0 && protocol & SKIP_DRAIN == 0
 }

@@ -2,8 +2,8 @@
 //!
 //! It is plain data, to be written down in any format, and descriptors, which the data names by
 //! their places in a list. Its form has a number, [`FORMAT`]: only a process that knows the same
-//! one can take over. **Change the number with a struct here, with the meaning of a field, or with
-//! a feature that is offered no more.**
+//! one can take over. **Change the number together with a struct here, the meaning of a field, or a
+//! feature that is offered no more.**
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -319,9 +319,9 @@ impl Volume {
     }
 }
 
-/// Descriptors that a volume needs beside its queues and threads. They are files, sockets, those
-/// that come with a message (at most 32 memory regions, for as long as they are mapped), and those
-/// that the user passed.
+/// Descriptors that a volume needs beside its queues and threads. They are files, sockets, and
+/// those of the user. A message also brings some (at most 32 memory regions, for as long as they
+/// are mapped).
 const OTHERS: u64 = 64;
 
 /// Of each thread: an io_uring and an inbox, its CPU time if a client asks for it, and a bell if

@@ -1,4 +1,4 @@
-//! A front end goes away in the middle of its load: the requests in flight end before the session
+//! A front end goes away in the middle of its load. The requests in flight end before the session
 //! does, and only then is the next front end served.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]

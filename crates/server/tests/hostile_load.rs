@@ -1,10 +1,10 @@
 //! A guest that asks for as much as it may at once: 128 requests of the largest size that is
-//! accepted. It gets what it asks for, without delay for others: neither its other queues, nor a
-//! front end that wants the ring's position, nor the end of the server.
+//! accepted. It gets its data, but does not delay others: its other queues, a front end that wants
+//! the ring's position, or the end of the server.
 //!
-//! Little memory is needed: the buffers of all requests are the same one. The requests left when
-//! the ring stops are served by the next back end, from the position that the first one gave: none
-//! twice, and none is lost.
+//! Little memory is needed: the buffers of all requests are the same one. The next back end serves
+//! the requests left when the ring stops, from the position that the first one gave. Each is served
+//! once, and none is lost.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 

@@ -1,4 +1,4 @@
-//! A driver that breaks the rules of its ring, or takes its memory away: the ring stops, and the
+//! A driver may break the rules of its ring, or take its memory away. The ring then stops, and the
 //! front end is informed through the error descriptor. All else continues.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]

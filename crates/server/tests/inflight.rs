@@ -1,5 +1,5 @@
-//! Requests in flight, in memory that the front end keeps: how it is asked for and given back, and
-//! how a queue is stopped with requests in flight.
+//! Tests of requests in flight, in memory that the front end keeps. The front end asks for it and
+//! gives it back, and queues stop with requests in flight.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 

@@ -1,5 +1,5 @@
-//! Messages for an operator: the front end, the number of used queues, a session that keeps others
-//! waiting, memory that is not shared, a socket's missing file. Each in one line, and once.
+//! Messages for an operator. They name the front end, the number of used queues, a session that
+//! delays others, unshared memory, and a socket's missing file. Each in one line, and once.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 

@@ -1,5 +1,5 @@
 //! A front end that connects and sends no message keeps the VM's own from its disk for a bounded
-//! time only. A front end that has sent a message is never put out: a VM in its firmware is silent,
+//! time only. A front end that has sent a message is never put out. A VM in its firmware is silent,
 //! too, and so is an idle one.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]

@@ -356,7 +356,7 @@ impl<'a> Replay<'a> {
                     true => None,
                 };
                 if held.is_some() {
-                    // The first obstacle is the one that counts.
+                    // The first obstacle counts.
                     let lane = &mut self.lanes[index];
                     lane.held = lane.held.or(held);
                     break;

@@ -8,16 +8,16 @@
 //! queue in the order in which they were submitted. Between them three rules hold, all derived from
 //! when requests were submitted and completed in the trace:
 //!
-//! 1. **A flush waits for the writes that it covers.** These are all writes, discards and
-//!    write-zeroes, of any queue, that had completed in the trace before the flush was submitted.
-//!    The flush is submitted after all of them have completed.
-//! 2. **Later requests wait for an earlier flush.** If a request of any queue was submitted in the
-//!    trace after a flush had completed, it waits until that flush has completed. So all orders
-//!    that a file system enforced by a flush hold. A crash in the middle of a replay leaves a state
-//!    that a crash in the middle of the recorded run could have left.
-//! 3. **Writes to one place stay in order.** A write (discard, write-zeroes) waits for the last one
-//!    before it, of any queue, that touched one of its blocks of 4 KiB. So the contents of the
-//!    device at the end are those of the last submission to each block.
+//! 1. **A flush waits for the writes that it covers.** The flush covers all writes, discards and
+//!    write-zeroes, of any queue, that had completed in the trace before it was submitted. The
+//!    flush is submitted after all of them have completed.
+//! 2. **Later requests wait for an earlier flush.** The rule holds for a request of any queue that
+//!    was submitted in the trace after a flush had completed. It goes out after that flush has
+//!    completed. So all orders that a file system enforced by a flush hold. A crash in the middle
+//!    of a replay leaves a state that a crash in the middle of the recorded run could have left.
+//! 3. **Writes to one place stay in order.** A write (discard, write-zeroes) waits for the last
+//!    one, of any queue, that touched one of its blocks of 4 KiB. So the contents of the device at
+//!    the end are those of the last submission to each block.
 //!
 //! Reads wait for flushes only: their data are not looked at. No request waits, under rules 1 and
 //! 2, for one whose completion is not in the trace. Everything that a request waits for was
@@ -25,12 +25,11 @@
 //!
 //! # Time
 //!
-//! With [`Timing::Original`] a request is due at its time in the trace, divided by the speed. It
-//! may go out later: because of the order, because as many requests are out as the queue has slots,
-//! or because the driver was not ready. The report says how often and how much. With
-//! [`Timing::AsFast`] every request is due at once, and the number of slots is the queue depth. No
-//! queue gets more than [`AHEAD`] requests ahead of the trace's first unsubmitted request, so the
-//! mix of the queues stays roughly the trace's.
+//! With [`Timing::Original`] a request is due at its time in the trace, divided by the speed. Three
+//! causes make it late: the order, as many requests out as the queue has slots, or a busy driver.
+//! The report says how often and how much. With [`Timing::AsFast`] every request is due at once,
+//! and the number of slots is the queue depth. No queue gets more than [`AHEAD`] requests ahead of
+//! the trace's first unsubmitted request, so the mix of the queues stays roughly the trace's.
 //!
 //! One thread drives all the queues.
 

@@ -3,7 +3,7 @@
 //!
 //! Rules 1 and 2 are prefixes. Sort the writes by completion: those that a flush covers are the
 //! first m of them. Sort the flushes by completion: those that a request comes after are the first
-//! k of them. So a request waits for two numbers, and the replay keeps two: the counts of the first
+//! k of them. So a request waits for two numbers. The replay keeps two: the counts of the first
 //! writes, and of the first flushes, that have all completed ([`Prefix`]). Rule 3 is a list of
 //! earlier writes, mostly empty.
 

@@ -218,8 +218,8 @@ impl Buf {
 
     fn bytes(&self, at: usize, len: usize) -> Result<&[AtomicU8], Error> {
         self.check(at, len)?;
-        // SAFETY: the range lies within the mapping (checked), which lives as long as `self`; AtomicU8 has the layout of u8 and
-        // allows for anyone to write at any time.
+        // SAFETY: the range lies within the mapping (checked), which lives as long as `self`.
+        // AtomicU8 has the layout of u8, and concurrent writes from outside are allowed.
         Ok(unsafe { std::slice::from_raw_parts(self.map.start.add(self.offset + at).cast().as_ptr(), len) })
     }
 

@@ -1,7 +1,7 @@
 //! The driver's side of a packed virtqueue (virtio 1.2, section 2.8).
 //!
-//! Both sides write one ring of descriptors. We make one available by giving its AVAIL and USED
-//! flags the values of our wrap counter; the device marks it used in the same place. A batch
+//! Both sides write one ring of descriptors. We make a descriptor available by giving its AVAIL and
+//! USED flags the values of our wrap counter. The device marks it used in the same place. A batch
 //! becomes visible at once because the flags of its first descriptor are stored last.
 
 use std::ptr::NonNull;

@@ -329,9 +329,9 @@ impl SplitQueue {
         // SAFETY: the areas live as long as `self`.
         unsafe {
             if self.event_idx {
-                // Half a turn away: not among the chains that the device has just published and not
-                // yet weighed, nor near its next ones. (Once in 65536 chains it comes round: one
-                // stray interrupt.)
+                // Half a turn away: not among the device's newly published chains that it has not
+                // yet weighed, nor near its next ones. It comes round once in 65536 chains: one
+                // stray interrupt.
                 self.used_event.as_ref().store(self.last_used ^ 0x8000, Ordering::Relaxed);
             } else {
                 self.avail_flags.as_ref().store(NO_INTERRUPT, Ordering::Relaxed);

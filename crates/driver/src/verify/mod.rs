@@ -3,8 +3,8 @@
 //! Every written block carries, in each of its 512-byte sectors, the run it belongs to and its own
 //! address. It also carries a generation that grows with every write of the block, and a checksum.
 //! A model in memory ([`VerifyState`]) knows for each block which generations a read may return.
-//! That is exactly the last one acknowledged while all is well; after a crash of the back end it is
-//! any that was issued since the last one known to be flushed. [`verify_load`] writes, reads and
+//! While all is well, that is exactly the last acknowledged one. After a crash of the back end it
+//! is any that was issued since the last one known to be flushed. [`verify_load`] writes, reads and
 //! flushes at random and checks every read; [`verify_check`] reads everything and compares.
 //!
 //! The model lives in the driver, which survives the back end's death. To check a back end that was
@@ -155,9 +155,9 @@ impl VerifyState {
         self.block
     }
 
-    /// Notes that the back end has died: writes acknowledged since the last flush may be lost. (A
-    /// load that the back end did not survive does so itself; call this when a machine went down
-    /// between two loads.)
+    /// Notes that the back end has died: writes acknowledged since the last flush may be lost. A
+    /// load that the back end did not survive does so itself. Call this when a machine went down
+    /// between two loads.
     pub fn crashed(&mut self) {
         self.blocks.iter_mut().for_each(Block::crash);
     }

@@ -383,8 +383,7 @@ impl Policy {
                 if let Some(restored) =
                     entry.take_if(|entry| entry.ending.is_some() && thread.values != entry.set)
                 {
-                    // It was restored, and no look has followed: that time is over, and another one
-                    // begins.
+                    // It was restored without a later look: that time ends, another begins.
                     past.push(restored.span(Some(now)));
                 }
                 if let Some(entry) = &mut entry {

@@ -2,9 +2,9 @@
 //!
 //! The guest's kernel is a process. Each process of the guest runs in a separate host process, a
 //! child that the kernel's process traces. The child runs until it makes a system call, faults or
-//! gets a signal; its tracer handles that. One of them runs at a time. (From 6.16 on the kernel may
-//! use seccomp instead of tracing; then the children run another program, in a memfd.) Other
-//! children, which share the kernel's memory, wait for host I/O; they are no part of the vCPU.
+//! gets a signal; its tracer handles that. One of them runs at a time. From 6.16 on the kernel may
+//! use seccomp instead of tracing; then the children run another program, in a memfd. Other
+//! children, which share the kernel's memory, wait for host I/O and are no part of the vCPU.
 
 use std::fs;
 

@@ -14,9 +14,9 @@ use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
 /// So long without a CPU, while the vCPUs together get next to none: tasks above sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
 const STARVES_NS: u64 = 500 * MS;
-/// A vCPU that gets no CPU for so long is stuck although it has more than half of its most credits,
-/// and so comes before all others. Its thread is in the own queue of a CPU that went to a task
-/// above sched_ext in the same moment, where no other CPU takes it.
+/// The time without a CPU after which a vCPU counts as stuck. It applies to a vCPU with more than
+/// half of its most credits, which comes before all others. Its thread is in the own queue of a CPU
+/// that went to a task above sched_ext in the same moment. No other CPU takes it there.
 const STUCK_NS: u64 = 100 * MS;
 /// The time for which starving vCPUs are ordinary threads, which compete with those that starved
 /// them. It doubles each time that they starve again at once, up to the second figure.

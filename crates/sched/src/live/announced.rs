@@ -1,5 +1,5 @@
 //! The vCPUs of a machine that a source has announced, and the differences when it finds others.
-//! vCPUs are plugged in and out while their machine runs.
+//! The vCPUs may be plugged in and out while their machine runs.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The control socket: a volume's state while it serves, over HTTP/1.1 on a unix socket.
 //!
 //! One thread, `control`, runs all of it. It sleeps unless a client asks, and never touches the
-//! data path: counters are read where the lanes publish them, and a recording is a message in their
+//! data path. Counters are read where the lanes publish them, and a recording is a message in their
 //! inboxes. Each resource is a file here: a handler with its description, from which the OpenAPI
 //! document is made, and a line in [`api`].
 

@@ -4,7 +4,7 @@
 //! answered, depends on it. There is no way to tell it. So its handler gets the same messages as
 //! from a front end before the first one of the true front end. But it reads from one stream only,
 //! which it owns. That stream is therefore one end of a pair. The negotiation goes in at the other
-//! end first, and then each message of the front end, as it is, one at a time; the answer goes the
+//! end first. Each message of the front end follows, as it is, one at a time; the answer goes the
 //! other way.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
