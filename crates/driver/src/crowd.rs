@@ -25,11 +25,11 @@ use crate::workload::{Limit, Region, region};
 /// The readers and their options.
 #[derive(Debug, Clone)]
 pub struct Crowd {
-    /// How many readers of the crowd each queue has; queues after the last one have none.
+    /// Number of the crowd's readers on each queue; queues after the last one have none.
     pub readers: Vec<u16>,
     /// The I/O priority of the crowd's requests.
     pub readers_ioprio: u16,
-    /// The queue of the one.
+    /// The queue of the foreground reader.
     pub queue: u16,
     /// The I/O priority of its requests.
     pub ioprio: u16,
@@ -53,7 +53,7 @@ pub struct Had {
     pub ios: u64,
     /// Reads per second.
     pub iops: f64,
-    /// How long they took.
+    /// Their latencies.
     pub latency: Latency,
     /// The same, all of it.
     pub histogram: Buckets,
@@ -62,7 +62,7 @@ pub struct Had {
 /// The results.
 #[derive(Debug, Clone)]
 pub struct CrowdReport {
-    /// The one.
+    /// The foreground reader's results.
     pub one: Had,
     /// The crowd.
     pub readers: Had,
@@ -152,12 +152,12 @@ struct Stats {
     errors: Errors,
 }
 
-/// One queue, and its readers: a slot for each. The one's slot is the last.
+/// One queue, and its readers: a slot for each. The foreground reader's slot is the last.
 struct Lane<'a> {
     queue: &'a mut GuestQueue,
     readers: u16,
     has_one: bool,
-    /// When each slot's request was made, in ns of the run's clock.
+    /// The time at which each slot's request was made, in ns of the run's clock.
     since: Vec<u64>,
 }
 
@@ -169,7 +169,7 @@ struct Driver<'a> {
     region: Region,
     window: Window,
     rng: Rng,
-    /// When the one reads again, while it thinks; in ns of the run's clock.
+    /// The time of the foreground reader's next read, while it pauses; in ns of the run's clock.
     due: Option<u64>,
     stats: Stats,
 }
@@ -194,7 +194,7 @@ impl<'a> Driver<'a> {
         Ok(Self { lanes: lanes.collect(), calls, crowd, region, window, rng, due: None, stats })
     }
 
-    /// Reads until the time is over and everything has come back.
+    /// Reads until the time is over and all requests have come back.
     fn run(mut self, shared: &Shared, clock: &Clock) -> Result<Stats, Error> {
         precise_sleep();
         let mut done: Vec<Completion> = Vec::new();
@@ -268,7 +268,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Lets the one read if it has thought long enough; returns whether it did.
+    /// Lets the foreground reader read if its pause is over; returns true if it did.
     fn think(&mut self, shared: &Shared, clock: &Clock) -> Result<bool, Error> {
         let Some(due) = self.due else { return Ok(false) };
         let now = clock.now();
@@ -306,7 +306,8 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Sleeps until a queue has something, or the one has thought; an interrupt that came meanwhile is not missed.
+    /// Sleeps until a queue has a completion, or the foreground reader's pause is over; an
+    /// interrupt that came meanwhile is not missed.
     fn wait(&mut self, clock: &Clock) -> Result<(), Error> {
         let mut quiet = true;
         for lane in &mut self.lanes {

@@ -20,7 +20,7 @@ pub enum ErrorKind {
     Timeout,
     /// The back end broke a virtqueue.
     Queue,
-    /// The operating system refused something.
+    /// The operating system refused a call.
     System,
     /// A verification state file cannot be read, written or does not belong to the device.
     State,

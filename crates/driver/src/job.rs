@@ -27,7 +27,7 @@ use crate::workload::{Requests, Wait, Workload};
 const SPIN_NS: u64 = 50_000;
 /// Makes the calling thread's timeouts end when they are over, instead of up to 50 us later, which is what Linux allows itself.
 pub(crate) fn precise_sleep() {
-    // Where it is refused, the lateness that is reported tells.
+    // If it is refused, the reported lateness shows it.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
 }
 
@@ -94,7 +94,7 @@ impl JobStats {
 struct Out {
     since: u64,
     kind: Kind,
-    /// When it should have been submitted (open loop).
+    /// The time at which it should have been submitted (open loop).
     arrival: u64,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Job<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) clock: &'a Clock,
     pub(crate) window: Window,
-    /// When requests arrive, if they do not wait for each other.
+    /// The arrival times of requests, if they do not wait for each other.
     pub(crate) schedule: Option<Schedule>,
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn thread_cpu() -> Duration {
 }
 
 impl Job<'_> {
-    /// Runs until the window's end and until everything that is out has come back.
+    /// Runs until the window's end and until all requests have come back.
     pub(crate) fn run(self) -> Result<JobStats, Error> {
         match self.schedule.clone() {
             None => self.run_closed(),
@@ -265,7 +265,7 @@ impl Job<'_> {
         Ok(stats)
     }
 
-    /// Returns when there may be something to reap, or when it is `until`.
+    /// Returns when there may be a completion to reap, or when it is `until`.
     ///
     /// A wake-up takes a while, so the last part of the time is spent awake: with interrupts on, as
     /// an idle guest has them.
@@ -345,7 +345,7 @@ impl Job<'_> {
         }
     }
 
-    /// Returns when there may be something to reap, or to stop for.
+    /// Returns when there may be a completion to reap, or a reason to stop.
     #[inline]
     fn wait(&mut self, stats: &mut JobStats) -> Result<(), Error> {
         match self.workload.wait {

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::random::Rng;
 use crate::window::{Window, latency_histogram};
 
-/// How arrivals are spaced.
+/// The spacing of arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {

@@ -25,7 +25,7 @@ pub struct Report {
     pub depth: u16,
     /// Jobs: threads, each with its queue.
     pub jobs: u16,
-    /// How jobs waited for completions.
+    /// The jobs' way to wait for completions.
     pub wait: Wait,
     /// Most requests made visible to the back end at once; 0 is all that came back together.
     pub batch: u16,
@@ -90,7 +90,7 @@ pub struct Latency {
 pub struct Buckets {
     /// The largest latency of each bucket that is not empty, in ns, rising.
     pub upto_ns: Vec<u64>,
-    /// How many latencies are in it.
+    /// Number of latencies in each bucket.
     pub count: Vec<u64>,
 }
 
@@ -130,7 +130,7 @@ impl Buckets {
         Self::from_coarse(&sum)
     }
 
-    /// How many latencies there are.
+    /// The number of latencies.
     pub fn total(&self) -> u64 {
         self.count.iter().sum()
     }
@@ -155,7 +155,7 @@ impl Buckets {
 pub struct OpenReport {
     /// The rate asked for, in requests per second.
     pub rate: f64,
-    /// How arrivals were spaced.
+    /// The spacing of arrivals.
     pub arrivals: Arrivals,
     /// Arrivals within the measured time.
     pub arrived: u64,
@@ -211,7 +211,7 @@ pub struct Errors {
     pub io: u64,
     /// VIRTIO_BLK_S_UNSUPP.
     pub unsupported: u64,
-    /// Completed without a status, or with one that does not exist.
+    /// Completed without a status, or with an unknown one.
     pub no_status: u64,
     /// Reads whose length in the used ring is not what was asked for.
     pub length: u64,

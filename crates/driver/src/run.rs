@@ -17,12 +17,12 @@ use crate::session::{GuestQueue, Session, Waker};
 use crate::window::Window;
 use crate::workload::{Limit, Region, Requests, Workload};
 
-/// How long requests that are out at the end may take to come back: 30 s.
+/// The time that requests that are out at the end may take to come back: 30 s.
 const DRAIN_NS: u64 = 30_000_000_000;
 /// The interval of progress reports.
 const TICK: Duration = Duration::from_millis(250);
 
-/// How far a run is.
+/// A run's progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Progress {
     /// Time since the start.
@@ -163,7 +163,7 @@ fn load(
     drive(session, waker, &workload.cpus, plan, bodies.collect(), progress)
 }
 
-/// When a run measures, and how long it takes.
+/// The times of a run's measurement, and its length.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) window: Window,
@@ -171,7 +171,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Everything is measured until the jobs end by themselves; `total` is how long that is expected to take.
+    /// Measures until the jobs end by themselves; `total` is the expected time.
     pub(crate) fn open_end(total: Option<Duration>) -> Self {
         Self { window: Window { from: 0, until: u64::MAX, count: u64::MAX }, total }
     }

@@ -29,7 +29,7 @@ mod reconnect;
 /// The guest physical address of the memory: above 4 GiB, as a large guest's is.
 const MEMORY_BASE: u64 = 1 << 32;
 
-/// How much a feature is wanted.
+/// The need for a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Want {
     /// Not negotiated.
@@ -62,12 +62,12 @@ pub struct SessionOptions {
     pub indirect: Want,
     /// Switches the volatile write cache on or off, as a guest does through `cache_type`; `None` leaves it.
     pub write_cache: Option<bool>,
-    /// Memory in which the back end marks what it has in flight, for the one after it.
+    /// Memory in which the back end marks its requests in flight, for the next back end.
     pub inflight: Want,
     /// The time to wait for another back end at the same socket when this one is gone; requests
     /// that are out stay out. `None`: no wait.
     pub reconnect: Option<Duration>,
-    /// How long the back end may take to answer: the negotiation, the start, the stop, each.
+    /// The time in which the back end has to answer: the negotiation, the start, the stop, each.
     pub timeout: Duration,
 }
 
@@ -149,7 +149,8 @@ impl GuestQueue {
         sleep_on(&self.epoll, None)
     }
 
-    /// As [`GuestQueue::wait`], but no longer than `most`. How much longer it may take is the thread's timer slack.
+    /// As [`GuestQueue::wait`], but no longer than `most`. The thread's timer slack may add to
+    /// that.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if it cannot be waited for.
@@ -183,7 +184,7 @@ impl Calls {
     }
 }
 
-/// Sleeps until an edge-triggered epoll instance has something to tell; what that is does not matter.
+/// Sleeps until an edge-triggered epoll instance has any event.
 #[inline]
 fn sleep_on(epoll: &OwnedFd, most: Option<Duration>) -> Result<(), Error> {
     let mut events =
@@ -198,7 +199,7 @@ fn sleep_on(epoll: &OwnedFd, most: Option<Duration>) -> Result<(), Error> {
     }
 }
 
-/// Adds one to an eventfd; one that is full already counts as signalled.
+/// Adds one to an eventfd; a full one counts as signalled.
 #[inline]
 fn signal(eventfd: &OwnedFd) -> rustix::io::Result<()> {
     match rustix::io::write(eventfd, &1_u64.to_ne_bytes()) {

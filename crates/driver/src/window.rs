@@ -13,7 +13,7 @@ pub(crate) fn latency_histogram() -> Result<Histogram<u64>, Error> {
         .map_err(|e| Error::caused_by(ErrorKind::System, "cannot make a histogram", e))
 }
 
-/// When a job measures, in ns of the run's clock, and how many requests it makes.
+/// The time in which a job measures, in ns of the run's clock, and its number of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) from: u64,

@@ -90,7 +90,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// When a run ends.
+/// The end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// After this time, ramp not counted.
@@ -99,7 +99,7 @@ pub enum Limit {
     Count(u64),
 }
 
-/// How a job waits for completions.
+/// A job's way to wait for completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
@@ -121,7 +121,7 @@ pub struct Workload {
     pub offset: u64,
     /// Length of the region in bytes; `None` goes to the end of the device.
     pub size: Option<u64>,
-    /// When it ends.
+    /// The end of the run.
     pub limit: Limit,
     /// Time before the measurement starts; not with [`Limit::Count`].
     pub ramp: Duration,
@@ -134,14 +134,15 @@ pub struct Workload {
     /// Requests arrive at this rate, independently of the back end (open loop); `None`: as soon as
     /// there is a slot (closed loop).
     pub rate: Option<Rate>,
-    /// How jobs wait.
+    /// The jobs' way to wait.
     pub wait: Wait,
     /// Most requests made visible to the back end at once; 0 is all that came back together. A guest whose tasks submit one
     /// request per system call has 1: every one is published, and kicked for if wanted, by itself.
     pub batch: u16,
     /// Job i runs on the CPU at place i (modulo the length); empty does not pin.
     pub cpus: Vec<usize>,
-    /// So many of the session's queues, the last ones, are started and have no job: a guest has them, and does not use them.
+    /// The number of the session's queues, the last ones, that are started and have no job: a guest
+    /// has them, and does not use them.
     pub idle: u16,
 }
 

@@ -167,7 +167,7 @@ fn flushed_data_survives_a_kill() {
         let report = verify_check(session, &mut state, &mut going_on).unwrap();
         assert!(report.is_clean() && !report.backend_gone && report.reads == 1024, "{report:?}");
     }
-    // And a back end that does lose something is found out.
+    // And a back end that does lose data is found out.
     drop(victim);
     let image = std::fs::File::options().read(true).write(true).open(dir.path().join("image")).unwrap();
     // A block that was never written has no data to lose: on a slow machine there are such.

@@ -30,7 +30,7 @@ pub(crate) struct Backend {
     switches: Vec<Receiver<()>>,
     sizes: Vec<Receiver<()>>,
     stops: Vec<Receiver<Option<Stopped>>>,
-    /// Where the lanes stopped, as far as they have.
+    /// The positions where the lanes stopped, as far as they have.
     bases: Vec<u32>,
 }
 

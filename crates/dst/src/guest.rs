@@ -24,7 +24,7 @@ struct Out {
     request: Request,
     /// It is of sectors that the device had.
     is_within: bool,
-    /// How many requests of the queue were offered before it.
+    /// Number of the queue's requests that were offered before it.
     position: u64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Guest {
     shape: BlkOptions,
     machine: Rc<Machine>,
     queues: Vec<Virtqueue>,
-    /// Where back ends mark what they have in flight.
+    /// The memory in which back ends mark their requests in flight.
     marks: Option<Arc<InflightRegion>>,
     log: Log,
     /// Answers that were seen.
@@ -174,7 +174,7 @@ impl Guest {
         Ok(device)
     }
 
-    /// Where a fresh ring begins.
+    /// The base of a fresh ring.
     pub(crate) fn fresh_base(&self) -> u32 {
         match self.shape.format {
             Format::Split => 0,

@@ -191,8 +191,8 @@ impl History {
             && (record.is_durable || is_flushed)
     }
 
-    /// When a value was written to a sector: begin and end of the write. `None` if it was never
-    /// written there.
+    /// The time at which a value was written to a sector: begin and end of the write. `None` if it
+    /// was never written there.
     fn written(&self, sector: usize, version: Version) -> Option<(u64, u64)> {
         if version == self.initial[sector] {
             return Some((0, 0));
@@ -202,7 +202,8 @@ impl History {
         is_there.then_some((record.begin, record.end.unwrap_or(u64::MAX)))
     }
 
-    /// The latest moment at which a value of a sector can have been written. For zeroes: by anybody.
+    /// The latest moment at which a value of a sector can have been written. For zeroes: by any
+    /// request.
     fn latest(&self, sector: usize, version: Version) -> Option<u64> {
         if version != ZERO {
             return self.written(sector, version).map(|(_, end)| end);

@@ -14,7 +14,7 @@ use crate::bug::Bug;
 use crate::disk::{Disk, SECTOR, Version, ZERO, contents, version_of};
 use crate::log::Log;
 
-/// How often something goes wrong, of a thousand operations.
+/// The rates of faults, of a thousand operations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Faults {
     /// Reads and writes that fail for good, having done some of what they were to do.
@@ -23,7 +23,7 @@ pub(crate) struct Faults {
     pub(crate) short: u32,
     /// Refused for the moment.
     pub(crate) momentary: u32,
-    /// Syncs that find that something cannot be written back.
+    /// Syncs that find that data cannot be written back.
     pub(crate) writeback: u32,
     /// Writes to the page cache that take longer than they should.
     pub(crate) slow: u32,
@@ -45,7 +45,7 @@ pub(crate) struct Files {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Whole,
-    /// So many sectors.
+    /// This number of sectors.
     Short(u64),
     /// Some sectors, and an error.
     Fails(i32),
@@ -53,7 +53,7 @@ enum Fate {
     Refused(i32),
 }
 
-/// How far an operation has come.
+/// An operation's progress.
 #[derive(Debug)]
 struct Progress {
     fate: Fate,
@@ -201,7 +201,7 @@ impl Kernel {
         let sectors = call.len / SECTOR as u64;
         let unit = if Some(call.fd) == self.files.direct { self.files.block / SECTOR as u64 } else { 1 };
         let is_transfer = matches!(call.what, What::Read | What::Write);
-        // One that a worker does waits for what it needs.
+        // An operation that a worker does waits for its needs.
         let may_be_refused = !call.patient || self.rng.u32(0..4) == 0;
         if may_be_refused && self.happens(self.faults.momentary) {
             let errno = [libc::EAGAIN, libc::EINTR, libc::EBUSY][self.rng.usize(0..3)];

@@ -57,7 +57,8 @@ pub struct Report {
 /// Runs a seed.
 ///
 /// # Errors
-/// When the system gives no memory or no descriptors: the run then proves no property of vlane.
+/// An error if the system gives no memory or no descriptors: the run then proves no property of
+/// vlane.
 pub fn run(seed: u64, options: Options) -> Result<Report, Box<dyn std::error::Error>> {
     let log = Log::new(options.keeps_steps);
     let mut tally = Tally::default();

@@ -21,7 +21,7 @@ pub struct Options {
     pub keeps_steps: bool,
 }
 
-/// How often what is done, of each thousand steps.
+/// The rates of actions, of each thousand steps.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rates {
     pub(crate) kill: u32,
@@ -41,8 +41,8 @@ pub(crate) struct Plan {
     pub(crate) memory: u64,
     pub(crate) size: u64,
     pub(crate) most: u64,
-    /// Sectors of the largest request that moves data; one that discards or zeroes may be as large
-    /// as the disk.
+    /// Sectors of the largest request that moves data; a discard or zeroing may be as large as the
+    /// disk.
     pub(crate) largest: u64,
     /// The image is a device. A range is punched, zeroed and written by so many bytes at a time, in
     /// so many turns at a time.

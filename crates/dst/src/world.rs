@@ -22,7 +22,7 @@ use crate::plan::{Plan, limits};
 
 type Given<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Steps in which everything that was begun must have come to its end.
+/// Steps in which all begun requests must have come to their end.
 pub(crate) const PATIENCE: u32 = 50_000;
 
 /// Counts of a run's events.
@@ -256,7 +256,7 @@ impl World {
         }
     }
 
-    /// The thread that does the `fdatasync`s; says whether it had something to do.
+    /// The thread that does the `fdatasync`s; returns true if it had work.
     fn step_syncs(&mut self) -> bool {
         let did = self.backend.as_mut().is_some_and(|backend| backend.syncs.step());
         if did {
@@ -462,7 +462,7 @@ impl World {
         }
     }
 
-    /// A back end after one that died.
+    /// Starts a back end after a dead one.
     fn restart(&mut self) -> Given<()> {
         self.opens_anew();
         if !self.plan.tracks {
@@ -536,7 +536,7 @@ impl World {
         }
     }
 
-    /// Lets everything that was begun come to its end, without any more trouble.
+    /// Lets all begun requests come to their end, without any more faults.
     fn come_to_rest(&mut self) -> Given<()> {
         self.kernel.borrow_mut().faults = Default::default();
         self.spare();

@@ -16,7 +16,7 @@ const OWN: &str = "0 none";
 const NEVER: [&str; 2] = ["--look-every", "3600000"];
 const EVENTS: &str = "process events";
 const IDLE: Duration = Duration::from_secs(60);
-/// How often each change is made.
+/// The number of repetitions of each change.
 const TIMES: usize = 50;
 /// A person's. A quicker one meets the share of a CPU that looking may take.
 const PAUSE: Duration = Duration::from_millis(500);

@@ -5,7 +5,7 @@ use std::io;
 use crate::policy::{Change, Outcome};
 use crate::{proc, sys};
 
-/// Makes it, if the thread is still the one, with the values, that it was decided for.
+/// Makes the change, if the thread still has the identity and values for which it was decided.
 pub fn apply(change: &Change) -> Outcome {
     // A thread that cannot be read for the moment is left as it is, and tried again.
     let now = proc::thread(change.pid, change.tid).ok().flatten();

@@ -28,7 +28,8 @@ impl Budget {
         let earned = now.saturating_duration_since(self.at) / SHARE;
         let (have, need) = (self.left + earned, self.owed + spent);
         self.left = have.saturating_sub(need).min(MOST);
-        // One that has stood still, in a machine that was stopped, does not stand still for as long again.
+        // A process that has stood still, in a machine that was stopped, does not stand still for
+        // as long again.
         self.owed = need.saturating_sub(have).min(MOST);
         self.at = now;
         now + self.owed * SHARE

@@ -22,23 +22,24 @@ use crate::say::say;
 use crate::values::Raise;
 use crate::{proc, sys};
 
-/// When it looks after the bell: the shell rings before it makes a job the foreground, and on a busy machine long before.
+/// The times of looks after the bell: the shell rings before it makes a job the foreground, and on
+/// a busy machine long before.
 const AFTER_BELL: [u64; 11] = [0, 1, 4, 10, 20, 50, 100, 250, 600, 1500, 4000];
 /// And after an event: a shell takes its terminal back a moment after its job has ended.
 const AFTER_EVENT: [u64; 8] = [0, 1, 5, 20, 60, 250, 1000, 4000];
-/// How often it looks whether root has a daemon.
+/// Interval of looks for a daemon of root's.
 const ROOT: Duration = Duration::from_secs(1);
-/// How long a daemon of root's waits for users' to withdraw.
+/// The time that a daemon of root's waits for users' to withdraw.
 const WITHDRAWAL: Duration = Duration::from_secs(4);
 
 /// The daemon's options.
 #[derive(Debug)]
 pub struct Options {
-    /// How to raise.
+    /// The values to raise to.
     pub raise: Raise,
-    /// Where the state is.
+    /// The directory of the state.
     pub dir: PathBuf,
-    /// How often to look.
+    /// Interval of looks.
     pub every: Duration,
     /// The device numbers of the terminals that count; all of them if there are none.
     pub terminals: Vec<i32>,
@@ -98,7 +99,7 @@ pub fn run(options: &Options) -> Result<()> {
     result.and(given_back)
 }
 
-/// One that has just been killed can hold it for a moment.
+/// A daemon that has just been killed can hold it for a moment.
 fn lock(dir: &Dir) -> Result<Option<std::fs::File>> {
     for _ in 0..20 {
         if let Some(lock) = dir.lock()? {
@@ -109,7 +110,7 @@ fn lock(dir: &Dir) -> Result<Option<std::fs::File>> {
     Ok(None)
 }
 
-/// The daemon of root's that runs, beside one in `dir` that is not root's.
+/// Returns root's running daemon; `None` for root, and for root's directory.
 fn of_root(dir: &Path) -> Option<About> {
     if dir == Path::new(OF_ROOT) || rustix::process::geteuid().is_root() {
         return None;
@@ -151,7 +152,7 @@ fn about(options: &Options, raise: Raise, events: bool, lacks: &[String]) -> Res
     Ok(About { pid, start, wakes, lacks: lacks.to_vec(), nice: raise.nice, io })
 }
 
-/// Restores, and fails if something could not be.
+/// Restores all; an error if a thread could not be restored.
 fn give_back(looker: &mut Looker, what: &str) -> Result<()> {
     let stuck = looker.restore()?;
     for one in &stuck {
@@ -167,7 +168,7 @@ struct Daemon {
     signal: UnixStream,
     every: Duration,
     dir: PathBuf,
-    /// When to look beside the regular times.
+    /// Planned looks in addition to the regular ones.
     plan: Vec<Instant>,
     way: Way,
 }
@@ -282,7 +283,8 @@ impl Daemon {
     }
 }
 
-/// `vlane-fg restore`: gives back what a killed daemon has left; what it says of that, and whether it could give back everything.
+/// `vlane-fg restore`: restores the threads of a killed daemon. Returns its report, and true if all
+/// could be restored.
 pub fn restore(path: &Path) -> Result<(String, bool)> {
     let Ok(dir) = Dir::open(path) else {
         return Ok((format!("{}: no daemon has run\n", path.display()), true));

@@ -75,7 +75,7 @@ impl Dir {
         Ok(Self { fd, path: path.to_owned(), public: false })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }

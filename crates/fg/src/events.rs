@@ -30,7 +30,7 @@ pub enum Event {
     Exit(i32),
     /// The kernel has heard us; the number is an error's, or 0.
     Answer(u32),
-    /// Some were lost: everything may have changed.
+    /// Some were lost: any process may have changed.
     Lost,
 }
 
@@ -135,7 +135,7 @@ impl Events {
         self.socket.as_fd()
     }
 
-    /// The next one that is there.
+    /// Returns the next pending event.
     pub fn next(&mut self) -> Option<Event> {
         loop {
             match recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer) {

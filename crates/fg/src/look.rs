@@ -13,22 +13,24 @@ use crate::proc::{self, LastId, OpenStat, Stat};
 use crate::values::Raise;
 use crate::{record, sys};
 
-/// How often everything is looked at: what has changed its session or its terminal long after it was started.
+/// Interval of looks at all processes: some change their session or terminal long after their
+/// start.
 const EVERYTHING: Duration = Duration::from_secs(10);
-/// How long a new process is looked at each time, in ticks: it will change its group or session at once, if it does.
+/// The time for which a new process is looked at each time, in ticks: it will change its group or
+/// session at once, if it does.
 const YOUNG: u64 = 60;
-/// How many raised and how many new processes are looked at each time.
+/// The number of raised and of new processes that are looked at each time.
 const AT_ONCE: usize = 16;
 /// More new ids than these are found by listing all processes.
 const NEW_IDS: i32 = 64;
-/// So many ids without a process are kept in view.
+/// The number of ids without a process that are kept in view.
 const PROMISED: usize = 128;
-/// How often changes are followed by another reading, for what was started meanwhile, before something else has its turn.
+/// The number of readings after changes, for new processes, before other work has its turn.
 const PASSES: usize = 8;
 /// The number of terminals of a user other than root that are looked at each time, each through a
-/// file that is kept open. Others are looked at with everything.
+/// file that is kept open. Others are looked at with all processes.
 const LEADERS: usize = 64;
-/// How long all is given back at most, and how long after it was a fork may come to light.
+/// The longest time of a restore, and the time after which a fork may still come to light.
 const RESTORING: Duration = Duration::from_secs(5);
 const UNDER_WAY: Duration = Duration::from_millis(50);
 
@@ -93,12 +95,12 @@ impl Looker {
         Self { terminals, ..self }
     }
 
-    /// Where its record is.
+    /// The directory of its record.
     pub fn dir(&self) -> &Dir {
         &self.dir
     }
 
-    /// Looks, and does what is to be done; whether something is left to be done soon.
+    /// Looks, and makes the changes; returns true if more work is due soon.
     pub fn look(&mut self, way: Way) -> Result<bool> {
         if self.everything.is_none_or(|last| last.elapsed() >= EVERYTHING) {
             self.all()?;
@@ -110,12 +112,12 @@ impl Looker {
         self.settle(way)
     }
 
-    /// This one is read at the next look.
+    /// Marks this process to be read at the next look.
     pub fn touch(&mut self, pid: i32) {
         self.dirty.insert(pid);
     }
 
-    /// Everything is read at the next look.
+    /// Marks all processes to be read at the next look.
     pub fn touch_all(&mut self) {
         self.everything = None;
     }
@@ -130,7 +132,7 @@ impl Looker {
         self.policy.is_raised(pid)
     }
 
-    /// Gives everything back. Says what could not be.
+    /// Restores all threads. Returns those that could not be restored, in words.
     pub fn restore(&mut self) -> Result<Vec<String>> {
         self.policy.halt();
         let begin = Instant::now();
@@ -179,7 +181,8 @@ impl Looker {
         Ok(())
     }
 
-    /// Notes which processes are raised, or were a moment ago. One that is no longer is looked at in vain until the next time.
+    /// Notes which processes are raised, or were a moment ago. A process that is no longer raised
+    /// is looked at in vain until the next time.
     fn watch(&mut self) {
         let now = sys::ticks();
         let known = self.policy.known().keys().copied();
@@ -305,7 +308,7 @@ impl Looker {
         Ok(!self.dirty.is_empty())
     }
 
-    /// Writes the record if it says something else than the last one.
+    /// Writes the record if it differs from the last one.
     fn write(&mut self) -> Result<()> {
         let memory = self.policy.memory();
         if memory != self.written {
@@ -328,7 +331,7 @@ impl Looker {
 
     /// Reads the changed processes, and the parents of new ones. If that fails, for want of a
     /// descriptor for example, all of it is still to be read: no process is taken for ended. A
-    /// process that this one may not look at (`hidepid=1`) is left as it is.
+    /// process that is invisible to this one (`hidepid=1`) is left as it is.
     fn read(&mut self) -> Result<Vec<Seen>> {
         let mut pids: Vec<i32> = std::mem::take(&mut self.dirty).into_iter().collect();
         let mut read: BTreeSet<i32> = pids.iter().copied().collect();

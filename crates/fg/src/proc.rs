@@ -28,11 +28,11 @@ pub struct Stat {
     pub foreground: i32,
     /// The nice value.
     pub nice: i32,
-    /// How many threads the process has.
+    /// Number of the process's threads.
     pub threads: u32,
-    /// When it began, in ticks since the machine was booted.
+    /// Its start time, in ticks since the machine was booted.
     pub start: u64,
-    /// Where its stack begins: another value after each `execve`, 0 where this may not be read.
+    /// The address of its stack: another value after each `execve`, 0 where this may not be read.
     pub stack: u64,
 }
 
@@ -98,7 +98,8 @@ pub fn stat_of(pid: i32) -> io::Result<Option<Stat>> {
     if_there(stat(pid))
 }
 
-/// Of a process. That of its main thread: the one of the whole process adds up all threads' times.
+/// Of a process. These are its main thread's: the file of the whole process adds up all threads'
+/// times.
 pub fn stat(pid: i32) -> io::Result<Stat> {
     read_stat(&format!("/proc/{pid}/task/{pid}/stat"))
 }
@@ -138,13 +139,13 @@ impl OpenStat {
 pub struct Thread {
     /// Its id.
     pub tid: i32,
-    /// When it began, in ticks.
+    /// Its start time, in ticks.
     pub start: u64,
     /// Its present values.
     pub values: Values,
 }
 
-/// How often a process is read that becomes another program meanwhile.
+/// The number of readings of a process that becomes another program meanwhile.
 const READINGS: usize = 4;
 
 /// A process with all threads that live. `None` if it ended meanwhile. Each thread is read, and
@@ -201,7 +202,7 @@ pub fn owner(pid: i32) -> Option<String> {
         .next()?
         .to_owned();
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    // The one of the second version, or the first of the first.
+    // The group of the second version, or the first of the first.
     let group =
         groups.lines().find(|line| line.starts_with("0::")).or(groups.lines().next()).unwrap_or_default();
     Some(format!("{uid} {group}"))

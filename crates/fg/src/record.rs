@@ -10,7 +10,7 @@ use crate::proc;
 
 const NAME: &str = "record";
 const DAEMON: &str = "daemon";
-/// So many bytes of each are read: root reads what users' daemons say of themselves.
+/// The most bytes of each that are read: root reads the files of users' daemons.
 const RECORD: u64 = 64 << 20;
 const ABOUT: u64 = 64 << 10;
 
@@ -25,7 +25,7 @@ fn boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Writes it, before anything is changed.
+/// Writes it, before any thread is changed.
 pub fn write(dir: &Dir, memory: Memory) -> Result<()> {
     let content = Content { boot: boot(), memory };
     dir.write(NAME, &serde_json::to_vec(&content).context("the record")?)
@@ -53,7 +53,7 @@ pub fn remove(dir: &Dir) {
 pub struct About {
     /// Its process.
     pub pid: i32,
-    /// When that began, in ticks.
+    /// The start time of that daemon, in ticks.
     pub start: u64,
     /// The events that wake it, in words.
     pub wakes: Vec<String>,

@@ -38,7 +38,7 @@ impl IoPriority {
         self == Self::NONE || self == Self::DEFAULT
     }
 
-    /// Real time: it goes before everything else of the machine.
+    /// Returns true for real time: it runs before all others of the machine.
     pub fn is_real_time(self) -> bool {
         self.0 >> 13 == 1
     }
@@ -108,7 +108,7 @@ impl fmt::Display for Values {
     }
 }
 
-/// How the foreground is raised.
+/// The values to which the foreground is raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Raise {
     /// Added to the nice value, as nice(1) does; below zero raises.

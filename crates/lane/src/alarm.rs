@@ -20,7 +20,7 @@ impl Alarm {
     /// An alarm that is not raised.
     ///
     /// # Errors
-    /// When the system gives no eventfd.
+    /// An error if the system gives no eventfd.
     pub fn new() -> io::Result<Alarm> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Alarm { raised: AtomicBool::new(false), wake })

@@ -1,4 +1,4 @@
-//! How a guest is signalled.
+//! Signals to a guest.
 
 use std::os::fd::OwnedFd;
 
@@ -19,7 +19,7 @@ impl Call {
         if is_socket { Call::Socket(fd) } else { Call::Event(fd) }
     }
 
-    /// Signals the guest. One that is full is readable already: the guest is going to look.
+    /// Signals the guest. A full descriptor is readable already: the guest is going to look.
     #[inline]
     pub(crate) fn signal(&self) {
         let one = 1u64.to_ne_bytes();

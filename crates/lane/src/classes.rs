@@ -16,7 +16,7 @@ pub const KINDS: usize = 4;
 /// The journal's place among them.
 pub const JOURNAL: usize = 3;
 
-/// Where a request is counted.
+/// The kind under which a request is counted.
 #[inline]
 pub(crate) fn kind(class: Class, ioprio: u32) -> usize {
     if Ioprio(ioprio) == Ioprio::JOURNAL { JOURNAL } else { class as usize }
@@ -26,7 +26,7 @@ pub(crate) fn kind(class: Class, ioprio: u32) -> usize {
 #[derive(Debug)]
 pub struct ClassBoard {
     origin: Instant,
-    /// When a request of each class was last seen; zero: never.
+    /// The time at which a request of each class was last seen; zero: never.
     seen: [AtomicU64; 3],
     /// More than one of them lately.
     is_mixed: AtomicBool,
@@ -89,7 +89,7 @@ fn bucket(nanos: Nanos) -> usize {
     (1 + 2 * octave as usize + usize::from(is_upper == 1)).min(BUCKETS - 1)
 }
 
-/// Where a bucket of a histogram ends, nanoseconds; the last one has no end.
+/// The end of a histogram's bucket, nanoseconds; the last one has no end.
 pub fn bucket_end(bucket: usize) -> Nanos {
     match bucket {
         0 => FIRST,
@@ -115,7 +115,7 @@ impl Times {
 }
 
 impl LaneClasses {
-    /// So many requests of a kind came.
+    /// Counts requests of a kind.
     pub(crate) fn count(&self, kind: usize, requests: u64) {
         add(&self.kinds[kind].requests, requests);
     }
@@ -130,7 +130,7 @@ impl LaneClasses {
         self.kinds[kind].device.record(nanos);
     }
 
-    /// So many turns took requests; after so many of them, all of the ring was in flight.
+    /// Counts turns that took requests, and those after which all of the ring was in flight.
     pub(crate) fn turns(&self, turns: u64, full: u64) {
         add(&self.turns, turns);
         add(&self.full, full);
@@ -255,7 +255,7 @@ pub struct ClassSnapshot {
     pub lanes: Vec<LaneWindow>,
 }
 
-/// How a lane is.
+/// The state of a lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LaneWindow {
     /// Requests that it may have at the device; none: as many as there are.
@@ -278,7 +278,7 @@ pub struct KindSnapshot {
 /// Times of requests: of all while classes are mixed, of one turn of sixty-four otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TimesSnapshot {
-    /// How many.
+    /// The count.
     pub count: u64,
     /// Their sum, nanoseconds.
     pub nanos: u64,

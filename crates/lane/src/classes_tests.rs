@@ -116,7 +116,7 @@ impl Guest {
         self.answered.iter().filter(|answered| **answered == ioprio).count()
     }
 
-    /// How many of the background are answered before an express request that is made now.
+    /// Number of background requests that are answered before an express request that is made now.
     fn passed(&mut self) -> usize {
         let (express, background) = (self.answered(EXPRESS), self.answered(BACKGROUND));
         self.submit(1, EXPRESS);
@@ -135,7 +135,7 @@ fn express_request_passes_hundreds_before_it() {
         guest.submit(290, BACKGROUND);
         guest.round(true);
         guest.passed();
-        // Until the device has run down, and the lane knows what it is like.
+        // Runs until the device has run down, and the lane knows its properties.
         guest.rounds_until(true, |guest| guest.answered.len() > 1200);
         let begin = Instant::now();
         let most = loop {
@@ -231,7 +231,7 @@ fn lane_with_full_window_sleeps() {
     guest.round(false);
     guest.round(false);
     assert!(!guest.lane.has_work() && !guest.lane.before_sleep(), "it would never sleep");
-    // One that waits in the ring cannot overtake anything.
+    // A request that waits in the ring cannot overtake others.
     let slot = guest.free.pop().unwrap();
     guest.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: EXPRESS }).unwrap();
     assert!(guest.driver.publish(), "no kick for an express request");

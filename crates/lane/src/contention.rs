@@ -13,7 +13,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 
 /// Rounds of work between two looks at the count, which cost a system call.
 const ROUNDS: u32 = 32;
-/// So many involuntary switches in that many rounds mean that the CPU is shared.
+/// The involuntary switches, in that many rounds, that mean that the CPU is shared.
 const SHARED: i64 = 4;
 /// For how long that is believed at first, and at most.
 const BELIEVED: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(640));
@@ -65,7 +65,7 @@ impl Contention {
     }
 }
 
-/// How often the kernel took this thread off its CPU while it could have gone on.
+/// Number of times that the kernel took this thread off its CPU while it had work.
 fn involuntary_switches() -> i64 {
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches())
 }

@@ -30,7 +30,7 @@ pub(crate) fn memory(arena: &Arena) -> Arc<GuestMemory> {
 
 pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue {
     let at = driver.layout();
-    // Where a fresh ring begins.
+    // The base of a fresh ring.
     let (layout, base) = match at.format {
         Format::Split => (RingFormat::Split, 0),
         Format::Packed => (RingFormat::Packed, 0x8000_8000),

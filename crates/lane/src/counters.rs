@@ -1,4 +1,4 @@
-//! A lane's counts. Written by its thread alone, a batch at a time; read by anybody. A lane
+//! A lane's counts. Written by its thread alone, a batch at a time; any thread may read. A lane
 //! continues the counts of the one before it on the same queue, so counters never go back.
 
 use std::sync::Arc;

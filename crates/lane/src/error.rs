@@ -7,7 +7,7 @@ use vlane_ring::QueueError;
 
 use crate::counters::Snapshot;
 
-/// Why a lane could not do what was asked.
+/// The reason why a lane could not do a request of control.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {

@@ -6,7 +6,8 @@
 //!
 //! * **Spread.** A thread may be busy nearly all the time ([`BUSY`]), with two or more lanes that
 //!   have work. It gives some of them to the thread with the most room, or to one without lanes.
-//! * **Even.** Of two threads that both have too much to do, one that has two lanes with work more than the other gives it one.
+//! * **Even.** Two threads may both have too much to do. If one has at least two more lanes with
+//!   work than the other, it gives it one.
 //! * **Gather.** Threads that are not worth half a CPU together ([`ROOM`]) become one. The two limits lie far enough apart for a load between
 //!   them to stay where it is.
 //! * **On trial.** The effect of a change is measured against the time before. The measures are
@@ -15,9 +16,9 @@
 //!   requests become fewer or dearer. A change that does not stay is undone, and not tried again
 //!   for a second, then two, up to a minute. Under a very different load it may be tried at once.
 //!
-//! "Busy" is the time in which a thread has work: a thread that looks for work is not busy. How
-//! long a request waits is half a round of its thread: it comes at any moment of one, and is seen
-//! in the next.
+//! "Busy" is the time in which a thread has work: a thread that looks for work is not busy. A
+//! request's wait is half a round of its thread: it comes at any moment of one, and is seen in the
+//! next.
 
 use std::time::Duration;
 
@@ -35,9 +36,11 @@ const OVER: Duration = Duration::from_millis(40);
 const LONG: Duration = Duration::from_millis(100);
 /// For how long threads have room for each other before that is believed.
 const UNDER: Duration = Duration::from_millis(200);
-/// How long a change may take to show: threads learn anew whether to poll, and the host where to run them.
+/// The time that a change may take to show: threads learn anew whether to poll, and the host where
+/// to run them.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How long it is measured then. On a host whose CPUs are all busy, less than this is noise.
+/// The time of the measurement after that. On a host whose CPUs are all busy, less than this is
+/// noise.
 const TRIAL: Duration = Duration::from_millis(200);
 /// For how long a change is waited for: storage that hangs can hold a lane where it is.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -51,11 +54,11 @@ const REGRET: Duration = Duration::from_secs(10);
 /// A thread's work during a period.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ThreadLook {
-    /// Time with something to do: neither asleep nor looking for work.
+    /// Time with work: neither asleep nor looking for work.
     pub(crate) busy: Duration,
     /// CPU time, looking for work included.
     pub(crate) cpu: Duration,
-    /// Rounds with something to do.
+    /// Rounds with work.
     pub(crate) rounds: u64,
 }
 
@@ -64,7 +67,7 @@ pub(crate) struct ThreadLook {
 pub(crate) struct LaneLook {
     /// Its queue's index.
     pub(crate) lane: u16,
-    /// Where it runs at the end of the period.
+    /// Its thread at the end of the period.
     pub(crate) thread: usize,
     /// Requests taken.
     pub(crate) requests: u64,
@@ -173,7 +176,7 @@ struct Trial {
     /// The work of all threads, in CPUs.
     busy: f64,
     since: Duration,
-    /// When the lanes were there.
+    /// The time at which the lanes had arrived.
     arrived: Option<Duration>,
     after: Cost,
 }
@@ -341,7 +344,7 @@ impl Governor {
         (is_worth && !steps.is_empty()).then_some(steps)
     }
 
-    /// A lane of a thread that has too much to do, for one that has too, but fewer lanes with work.
+    /// Moves a lane from an overloaded thread to another such thread with fewer working lanes.
     fn even(&self, held: &[Held], from: usize) -> Option<Step> {
         let many = held[from].working.len();
         let others = (0..held.len()).filter(|to| self.over[from] >= LONG && self.of_late[*to] > BUSY);

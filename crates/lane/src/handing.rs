@@ -452,7 +452,7 @@ fn ended_thread_takes_no_operations() {
             guest.submit(&mut dice, 40, 0, true);
             guest.submit(&mut dice, 10, EXPRESS, true);
             guest.show();
-            // In every second round it ends before anybody could know it.
+            // In every second round it ends before the others could know it.
             if step > 3 || (step < 2 && round % 2 == 0) {
                 guest.wait();
             }

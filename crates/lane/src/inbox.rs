@@ -1,4 +1,4 @@
-//! How control reaches a lane thread: messages, and a wake-up at the thread's one wait point.
+//! Messages from control to a lane thread, and the wake-up at the thread's one wait point.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;

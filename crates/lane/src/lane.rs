@@ -66,11 +66,12 @@ pub struct LaneConfig {
     pub serial: [u8; 20],
     /// Answer writes only when they are durable.
     pub write_through: bool,
-    /// Where the lane counts.
+    /// The lane's counters.
     pub counters: Arc<Counters>,
-    /// Where the lane tells what it cannot deal with.
+    /// The receiver of events that the lane cannot deal with.
     pub events: EventSender,
-    /// Where the lane writes down what the storage has to answer; none for storage that cannot hang.
+    /// The place where the lane writes down the storage's open requests; none for storage that
+    /// cannot hang.
     pub watch: Option<Arc<Watch>>,
     /// The volume's treatment of its requests' priorities.
     pub express: Express,
@@ -78,7 +79,7 @@ pub struct LaneConfig {
     pub classes: Option<Arc<ClassBoard>>,
 }
 
-/// How many requests, and how many bytes they move.
+/// A number of requests, and of the bytes that they move.
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     requests: usize,
@@ -122,7 +123,7 @@ pub(crate) struct Lane {
     decisions: Box<[Decisions]>,
     /// Default decisions, used when no policy applies.
     defaults: Decisions,
-    /// The last request's priority; and what the lane does about classes, if its volume does anything.
+    /// The last request's priority; and the state of classes, if the volume has them.
     ioprio: u32,
     classed: Option<Box<Classed>>,
     /// ... and looks at requests that come to the device or leave it.
@@ -148,7 +149,7 @@ pub(crate) struct Lane {
     /// Answers that the guest has not been shown.
     unpublished: usize,
     has_answered: bool,
-    /// Something happened since the counters were stored.
+    /// The counters have changed since they were stored.
     is_touched: bool,
     counters: Snapshot,
     observers: Observers,
@@ -166,7 +167,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// `place` is the lane's in its thread, `token` and the one after it are those of its wake-ups.
+    /// `place` is the lane's in its thread; `token` and the next number are those of its wake-ups.
     pub(crate) fn new(
         index: u16,
         place: u16,

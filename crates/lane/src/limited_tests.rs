@@ -208,7 +208,7 @@ fn new_limits_apply_to_waiting_requests() {
     assert!(lane.deadline().is_none());
 }
 
-/// One that counted with the time of the last request before it would have its burst once more.
+/// A request that counted with the time of the last one before it would have its burst once more.
 #[test]
 fn request_after_stall_pays_own_time() {
     let limits = Limits { iops: NonZeroU64::new(1), burst: 10 * EACH, ..Limits::default() };

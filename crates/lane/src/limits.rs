@@ -60,7 +60,7 @@ pub(crate) struct Budget {
     later: AtomicU64,
 }
 
-/// How often a volume's lanes waited for its limits, since these were set.
+/// The number of times that a volume's lanes waited for its limits, since these were set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waits {
     /// Times that a lane had to wait.
@@ -105,7 +105,7 @@ impl Budget {
         })
     }
 
-    /// How often lanes waited.
+    /// The number of the lanes' waits.
     pub(crate) fn waits(&self) -> Waits {
         Waits {
             count: self.waits.load(Ordering::Relaxed),
@@ -281,7 +281,7 @@ impl Limited {
         self.held.is_some()
     }
 
-    /// Until when.
+    /// The end of the wait.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let (_, until) = self.held?;
         self.budget.origin.checked_add(Duration::from_nanos(until.div_ceil(TICKS_PER_NS)))

@@ -6,7 +6,7 @@ use crate::sync::{Arc, AtomicBool, Ordering, Receiver, Sender, Wake, channel};
 struct Shared {
     /// Looked at by a thread that is awake; the wake-up is for one that sleeps. Both sides swap:
     /// the side that clears the other's flag sees the messages of all who raised it before. With
-    /// stores, that would hang on what the channel does inside.
+    /// stores, that would depend on the channel's internals.
     pending: AtomicBool,
     wake: Wake,
 }

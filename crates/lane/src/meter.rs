@@ -56,7 +56,8 @@ impl Meters {
     pub(crate) fn read(&self, thread: usize) -> Reading {
         let Some(meter) = self.threads.get(thread) else { return Reading::default() };
         let (mut since, mut idle) = (0, 0);
-        // Both of the same moment, unless the thread is quicker than this one again and again: then they are off by a short rest.
+        // Both of the same moment, unless the thread is quicker than the reader again and again:
+        // then they are off by a short rest.
         for _ in 0..4 {
             since = meter.idle_since.load(Ordering::Acquire);
             idle = meter.idle.load(Ordering::Acquire);
@@ -73,8 +74,9 @@ impl Meters {
         self.threads.get(thread).map_or(0, |meter| meter.tid.load(Ordering::Relaxed))
     }
 
-    /// From now on the next thread that has work wakes the calling one ([`std::thread::park`]). One that got some at this moment may not: look
-    /// again a moment later, before sleeping for longer.
+    /// From now on the next thread that has work wakes the calling one ([`std::thread::park`]). A
+    /// thread that got some at this moment may not: look again a moment later, before sleeping for
+    /// longer.
     pub(crate) fn wake_me(&self) {
         *self.looker.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
         self.asleep.store(true, Ordering::SeqCst);
@@ -119,7 +121,7 @@ impl Gauge {
         self.meters.threads.get(self.number)
     }
 
-    /// A round had something to do.
+    /// A round had work.
     #[inline]
     pub(crate) fn worked(&mut self) {
         self.rounds += 1;
@@ -136,7 +138,7 @@ impl Gauge {
         }
     }
 
-    /// If it rested, there is something to do again, perhaps.
+    /// If it rested, there may be work again.
     #[inline]
     pub(crate) fn goes_on(&mut self) {
         if self.since != 0 {

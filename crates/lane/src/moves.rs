@@ -254,7 +254,7 @@ impl Guest {
         self.out.iter().all(Option::is_none)
     }
 
-    /// Waits until everything is answered.
+    /// Waits until all requests are answered.
     fn wait(&mut self) {
         let begin = Instant::now();
         while !self.is_done() {
@@ -294,7 +294,7 @@ fn is_at(pool: &Pool, lane: u16, thread: usize) -> bool {
     pool.places().contains(&(lane, thread))
 }
 
-/// Something that happens while requests run.
+/// An event while requests run.
 #[derive(Debug, Clone, Copy)]
 enum Act {
     Submit {
@@ -339,7 +339,7 @@ enum Act {
         lane: usize,
         hold: bool,
     },
-    /// So many thousand requests per second; 0: no limits.
+    /// A limit of thousands of requests per second; 0: no limits.
     Limit {
         thousands: u64,
     },

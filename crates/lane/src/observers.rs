@@ -137,7 +137,8 @@ impl Observers {
     /// Answers of this turn were shown early; `is_empty` says whether the ring is.
     #[inline]
     pub(crate) fn shown_early(&mut self, is_empty: impl FnOnce() -> bool) {
-        // Where it depends on what comes, an earlier request of the guest's may still be the answer to an earlier signal.
+        // If the next request decides it, an earlier request of the guest's may still be the answer
+        // to an earlier signal.
         self.may_be_answer = self.hint.is_some() && (self.may_be_answer || is_empty());
     }
 

@@ -152,7 +152,7 @@ impl Polling {
         }
     }
 
-    /// The thread slept from `begin` on, when it was that one's turn.
+    /// The thread slept from `begin` on, in that turn.
     pub(crate) fn slept_since(&mut self, turn: Turn, begin: Instant) {
         self.now = Instant::now();
         self.slept(turn, self.now - begin);

@@ -31,7 +31,7 @@ use crate::workers::{Birth, Workers};
 pub struct PoolConfig {
     /// Threads and their CPUs.
     pub topology: Topology,
-    /// When a thread looks for work before it sleeps.
+    /// The mode that decides when a thread looks for work before it sleeps.
     pub poll: PollMode,
     /// The longest time that it does; zero: it sleeps at once.
     pub poll_max: Duration,
@@ -123,9 +123,9 @@ impl Pool {
 
     /// Moves the lane of queue `index`, if it runs, to another thread. It goes as soon as the
     /// storage works on none of its requests, and until then takes no more of them. Does not wait.
-    /// Where [`Topology::adapts`], it may not stay there.
+    /// A pool that adapts ([`Topology::adapts`]) may move it again.
     pub fn move_lane(&self, index: u16, thread: usize) {
-        // Where there is no such thread, it stays.
+        // Without such a thread, it stays.
         if self.workers.make(thread).is_ok() {
             self.routes.move_lane(index, thread);
         }

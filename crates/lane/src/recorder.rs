@@ -25,7 +25,7 @@ const BATCH: usize = 256;
 /// Requests taken together that have one time.
 pub(crate) const CLOCK_EVERY: usize = 8;
 
-/// How to record.
+/// A recording's options.
 #[derive(Debug, Clone, Copy)]
 pub struct RecorderConfig {
     /// The trace's time zero.
@@ -110,7 +110,7 @@ impl Recorder {
         self.begun = vec![Begun::default(); slots.into()].into();
         (self.seq, self.completed, self.shown, self.now) = (0, 0, 0, None);
         let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX);
-        // With the one before still untold, everything since is lost to the same gap.
+        // With an earlier count still unrecorded, all later entries are lost to the same gap.
         self.lost += std::mem::take(&mut self.lost_after_start);
         self.start = Some(Entry::Start { lane: self.lane, time: self.clock(), in_flight });
         self.catch_up();

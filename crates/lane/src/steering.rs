@@ -41,7 +41,7 @@ impl Steering {
     /// Steers the lanes of a pool of so many threads.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// An error if the system gives no thread.
     pub(crate) fn start(threads: usize, routes: Arc<Routes>, meters: Arc<Meters>) -> io::Result<Steering> {
         let shared = Arc::new(Shared { routes, meters, ended: AtomicBool::new(false) });
         let looking = Arc::clone(&shared);
@@ -112,7 +112,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a thread has something to do.
+    /// Sleeps until a thread has work.
     fn sleep(&self) {
         let counted =
             || self.routes.running().iter().map(|lane| lane.counters.snapshot().requests()).sum::<u64>();
@@ -187,7 +187,7 @@ impl Seen {
         let cpu = if is_used { self.cpu_time(meters.tid(number)) } else { None };
         let used = cpu.zip(self.cpu).map(|(now, before)| now.saturating_sub(before));
         self.cpu = cpu;
-        // Where the system does not tell, looking for work is free.
+        // If the system does not report CPU time, looking for work is free.
         ThreadLook { busy, cpu: used.unwrap_or(busy), rounds }
     }
 

@@ -49,7 +49,7 @@ pub(crate) struct Thread {
     turn: Turn,
     /// The kernel's refusal was reported.
     complained: bool,
-    /// Until the next look at lanes without a kick descriptor.
+    /// The time until the next look at lanes without a kick descriptor.
     look: Duration,
     next_token: u32,
     exit: bool,
@@ -152,7 +152,7 @@ impl Thread {
         !has_work
     }
 
-    /// One round: everything that is there to do now. Returns whether there was anything.
+    /// One round: all work that is there now. Returns true if there was any.
     #[inline]
     fn work(&mut self) -> bool {
         let Thread { lanes, uring, contention, .. } = self;
@@ -275,7 +275,7 @@ impl Thread {
             }
             Event::Unwatchable { token, errno } => self.cannot_wait(token, errno),
             Event::Wake { token, armed } => {
-                // One that belongs to no lane is the echo of a watch that ended.
+                // A completion that belongs to no lane is the echo of a watch that ended.
                 if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token | 1 == token | 1) {
                     lane.woken(&mut self.uring, token, armed);
                 }

@@ -9,11 +9,11 @@ use rustix::thread::CpuSet;
 pub const MAX_QUEUES: u16 = 256;
 
 /// The queues that a volume offers by default, at least. A front end wants as many as its VM has
-/// vCPUs, however many CPUs the host has. One that finds fewer does not run. A queue that is not
-/// used costs some hundred bytes.
+/// vCPUs, however many CPUs the host has. A front end that finds fewer does not run. A queue that
+/// is not used costs some hundred bytes.
 pub const USUAL_QUEUES: u16 = 64;
 
-/// Which CPUs the threads run on.
+/// The CPUs that the threads run on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum CpuChoice {
     /// Wherever the scheduler likes, within the process's own affinity. The default: several vlane processes on a host
@@ -26,13 +26,13 @@ pub enum CpuChoice {
     List(Vec<usize>),
 }
 
-/// How many threads there are.
+/// The number of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ThreadChoice {
     /// One for each queue, but no more than the host has CPUs.
     #[default]
     PerQueue,
-    /// So many.
+    /// This number.
     Number(u32),
     /// As many as pay, measured while they work; no more than the process may use CPUs, or than are listed for them.
     Auto,

@@ -51,7 +51,7 @@ fn hung_lane_continues_after_timed_stop() {
     // As without the request.
     ask(1);
     begun(2);
-    // Its end would wait for the storage: it has none. Where it can be reached, or it would count as lost.
+    // Its end would wait for the storage: it has none. Kept reachable, or it would count as lost.
     static KEPT: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
     KEPT.lock().unwrap().push(pool);
 }

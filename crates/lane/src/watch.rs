@@ -57,7 +57,7 @@ pub struct Waiting {
     pub sector: u64,
 }
 
-/// Where all lanes of a volume write down what they wait for.
+/// The place where all lanes of a volume write down the requests that they wait for.
 #[derive(Debug, Default)]
 pub struct Watch {
     lanes: Mutex<Vec<Arc<Plate>>>,

@@ -19,7 +19,7 @@ use crate::thread::Thread;
 /// Submissions that fit into a thread's io_uring at a time; more are submitted in parts.
 const URING_ENTRIES: u32 = 1024;
 
-/// Everything that makes a thread.
+/// The parts from which a thread is made.
 pub(crate) struct Birth {
     pub(crate) number: usize,
     pub(crate) cpu: Option<usize>,

@@ -26,7 +26,7 @@ fn work(seat: &mut Seat, to: usize, plan: Plan) {
     let mut guests = Vec::new();
     let mut sent = 0u64;
     for number in 1..=plan.hands_over {
-        // One that is not sent is done by the thread itself.
+        // An operation that is not sent is done by the thread itself.
         sent |= u64::from(seat.send(to, [number; crate::seats::WORDS], number)) << number;
     }
     let mut answered = 0u64;

@@ -113,7 +113,7 @@ impl Lane {
                 self.placer.end(slot);
                 left -= 1;
             }
-            // As a lane's thread waits: it sleeps unless it has something to do, reads the eventfd, and looks.
+            // As a lane's thread waits: it sleeps unless it has work, reads the eventfd, and looks.
             if left > 0 {
                 if !self.placer.is_freed() {
                     self.doorbell.wait();

@@ -144,7 +144,7 @@ fn sync(flushes: &Arc<Flushes>, disk: &Disk, ends: &[End]) {
 pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]], first_fails: bool) {
     let flushes = Flushes::new();
     let numbers = |last: u64| array::from_fn(|at| AtomicU64::new(if at == LANES { last } else { 0 }));
-    // The one before has written something, and is gone.
+    // The earlier user has written data, and is gone.
     let disk =
         Arc::new(Disk { cached: numbers(1), shown: numbers(1), stable: array::from_fn(|_| Plain::new(0)) });
     let syncs = thread::spawn({

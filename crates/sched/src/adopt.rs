@@ -18,7 +18,7 @@ pub(crate) fn find(vcpu: &VcpuThreads, tid: u32) -> Result<Thread> {
     Ok(thread)
 }
 
-/// The same for one that is open.
+/// The same for an open thread.
 ///
 /// # Errors
 ///

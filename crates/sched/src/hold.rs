@@ -6,9 +6,9 @@
 //! depends on no directory and no network namespace, and the kernel drops it however the scheduler
 //! ends.
 //!
-//! Anybody may read that file, and thus lock it. The kernel names the holder (`/proc/locks`), so a
+//! Any user may read that file, and thus lock it. The kernel names the holder (`/proc/locks`), so a
 //! lock counts only if its holder could be a scheduler. Such a holder has CAP_SYS_NICE in the same
-//! user namespace, and not by the file that it runs. A lock outlives `exec`, and so anybody can
+//! user namespace, and not by the file that it runs. A lock outlives `exec`, and so any user can
 //! make a set-user-ID program hold one. Others' locks are passed over with a warning.
 
 use std::fs;
@@ -74,7 +74,7 @@ fn holder(file: &impl AsFd) -> io::Result<Option<u32>> {
 fn holder_in(locks: &str, file: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let mut words = line.split_ascii_whitespace().skip(1);
-        // One that waits for the lock has an arrow before its kind.
+        // A waiter for the lock has an arrow before its kind.
         let is_held = words.next()? == "FLOCK";
         let (pid, of) = (words.nth(2)?, words.next()?);
         (is_held && of == file).then(|| pid.parse().ok()).flatten()

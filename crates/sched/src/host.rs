@@ -16,7 +16,7 @@ pub fn kernel(root: &Path) -> (String, (u32, u32)) {
     (release, version)
 }
 
-/// Which of these capabilities this process lacks; none if the kernel does not tell.
+/// Returns those of these capabilities that this process lacks; none if the kernel does not tell.
 pub fn missing_capabilities(root: &Path, wanted: &[(&'static str, u32)]) -> Vec<&'static str> {
     let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

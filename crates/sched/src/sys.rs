@@ -32,7 +32,7 @@ impl Class {
         }
     }
 
-    /// The one with this number.
+    /// The class with this number.
     pub const fn of(number: u32) -> Self {
         match number {
             0 => Self::Other,
@@ -43,14 +43,14 @@ impl Class {
         }
     }
 
-    /// Runs before everything that is not real-time.
+    /// Runs before all threads that are not real-time.
     pub const fn is_real_time(self) -> bool {
         // FIFO, RR, DEADLINE.
         matches!(self.number(), 1 | 2 | 6)
     }
 }
 
-/// How a thread is scheduled.
+/// A thread's scheduling attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
     /// Its policy.
@@ -91,14 +91,14 @@ const SIZE: u32 = 48;
 const _: () = assert!(size_of::<Raw>() == SIZE as usize);
 
 fn target(tid: u32) -> io::Result<libc::pid_t> {
-    // 0 would be the caller, negative numbers mean something else: neither is ever what was meant.
+    // 0 would be the caller, and negative numbers have another meaning: neither is ever intended.
     libc::pid_t::try_from(tid)
         .ok()
         .filter(|&tid| tid > 0)
         .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))
 }
 
-/// How a thread is scheduled.
+/// Reads a thread's scheduling attributes.
 ///
 /// # Errors
 ///

@@ -43,8 +43,8 @@ pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
 
-/// A thread's state and start time, out of `/proc/PID/stat`: fields 3 and 22, counted after the name, which may hold
-/// anything.
+/// A thread's state and start time, out of `/proc/PID/stat`: fields 3 and 22, counted after the
+/// name, which may hold any bytes.
 fn parse_stat(text: &[u8]) -> Option<(u8, u64)> {
     let after = text.iter().rposition(|&byte| byte == b')')? + 1;
     let rest = std::str::from_utf8(text.get(after..)?).ok()?;
@@ -56,7 +56,7 @@ fn parse_stat(text: &[u8]) -> Option<(u8, u64)> {
 
 /// The process that a thread belongs to, and its (real) user.
 pub(crate) fn process_of(tid: u32) -> io::Result<(u32, u32)> {
-    // Its name is in it, too, which may be anything.
+    // Its name is in it, too, with any bytes.
     let status = std::fs::read(format!("/proc/{tid}/status"))?;
     let status = String::from_utf8_lossy(&status);
     let first = |key: &str| {
@@ -149,7 +149,7 @@ impl Thread {
         std::os::fd::AsFd::as_fd(&self.stat)
     }
 
-    /// When it was started, clock ticks after boot: with its number, its identity.
+    /// Its start time, clock ticks after boot: with its number, its identity.
     pub const fn start(&self) -> u64 {
         self.start
     }
@@ -176,8 +176,8 @@ impl Thread {
         }
     }
 
-    /// Says whether it has ended, by the system's word: one that cannot be read for another reason
-    /// has not.
+    /// Returns true if it has ended, by the system's word: a thread that cannot be read for another
+    /// reason has not.
     pub fn has_ended(&self) -> bool {
         self.clock().is_err_and(|error| is_gone(&error))
     }

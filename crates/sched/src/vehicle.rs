@@ -8,8 +8,8 @@ use crate::Result;
 use crate::live::state::BudgetState;
 use crate::thread::Thread;
 
-/// So many threads of one vCPU are scheduled. Each boost takes some system calls for each of them,
-/// and a User-Mode Linux has as many children as its owner likes.
+/// The most threads of one vCPU that are scheduled. Each boost takes some system calls for each of
+/// them, and a User-Mode Linux has as many children as its owner likes.
 pub const MAX_THREADS: usize = 32;
 
 /// The host's threads that make up one vCPU.
@@ -17,7 +17,7 @@ pub const MAX_THREADS: usize = 32;
 pub struct VcpuThreads {
     /// The process of the virtual machine.
     pub pid: u32,
-    /// Which vCPU of the machine, from 0.
+    /// Index of the vCPU in its machine, from 0.
     pub index: u32,
     /// Its threads: one with QEMU and its relatives; with User-Mode Linux the kernel's and those that run its processes.
     pub tids: Vec<u32>,
@@ -73,7 +73,8 @@ pub trait Vehicle: Send {
     /// The vCPU is gone, or the system refuses.
     fn served(&mut self, id: VcpuId, now: u64, response_ns: u64) -> Result<()>;
 
-    /// Does what is due: ends boosts that have had their time, and the accounting. When to call it next.
+    /// Does what is due: ends boosts that have had their time, and the accounting. Returns the time
+    /// of the next call.
     ///
     /// # Errors
     ///
@@ -116,6 +117,6 @@ pub trait Vehicle: Send {
 pub struct Counter {
     /// Its name, in `snake_case`, with its unit if it has one.
     pub name: &'static str,
-    /// How many.
+    /// The count.
     pub value: u64,
 }

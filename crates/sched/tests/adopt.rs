@@ -1,4 +1,5 @@
-//! Which threads the realtime vehicle takes, and what a refusal for one of them means for the others.
+//! Tests of the threads that the realtime vehicle takes, and of the effect of one refusal on the
+//! others.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

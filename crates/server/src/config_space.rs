@@ -57,7 +57,8 @@ impl ConfigSpace {
         self.bytes.get(start..end)
     }
 
-    /// The driver writes; only the write cache's switch can be changed. Returns false for anything else.
+    /// The driver writes; only the write cache's switch can be changed. Returns false for any other
+    /// field.
     pub fn write(&mut self, offset: u32, bytes: &[u8]) -> bool {
         if offset as usize != WRITEBACK || bytes.len() != 1 || bytes[0] > 1 {
             return false;

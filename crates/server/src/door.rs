@@ -33,7 +33,7 @@ pub(crate) struct Door {
 
 impl Door {
     /// # Errors
-    /// When the system gives no eventfd.
+    /// An error if the system gives no eventfd.
     pub(crate) fn new(socket: UnixListener) -> io::Result<Door> {
         let let_in = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Door { socket, next: Mutex::default(), let_in })
@@ -127,7 +127,7 @@ impl<'a> Silence<'a> {
         if self.is_stuck { PollFlags::empty() } else { PollFlags::IN }
     }
 
-    /// How long to wait for that at most.
+    /// The longest time to wait for that.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let left = self.waiting.as_ref().map(|(_, since)| PATIENCE.saturating_sub(since.elapsed()));
         if self.is_stuck { Some(LOOK) } else { left }

@@ -88,8 +88,8 @@ pub(crate) fn in_the_way(wanted: u64, geometry: &Geometry) -> u64 {
     wanted & !(offered(geometry) | bygone)
 }
 
-/// Why a guest with these features, which are [`in_the_way`], is not served. `front_end` is its
-/// process.
+/// The reason why a guest with these features, which are [`in_the_way`], is not served. `front_end`
+/// is its process.
 pub(crate) fn refusal(features: u64, geometry: &Geometry, front_end: &str) -> String {
     let named = names(features).join(", ");
     let named = if named.is_empty() { format!("{features:#x}") } else { format!("{named} ({features:#x})") };

@@ -20,14 +20,14 @@ use crate::volume::Volume;
 /// The form of what is handed over.
 pub const FORMAT: u32 = 1;
 
-/// Why a process cannot take over.
+/// The reason why a process cannot take over.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandoverError {
-    /// The process before and this one do not understand each other.
+    /// The process before and this one have different formats.
     #[error("what the process before handed over is not what was expected: {0}")]
     Nonsense(&'static str),
-    /// The system refused something.
+    /// The system refused a call.
     #[error("cannot take over {what}")]
     System {
         /// The purpose.
@@ -55,18 +55,18 @@ impl Descriptors {
     /// Adds a copy of one; its place.
     ///
     /// # Errors
-    /// When the system gives no descriptor.
+    /// An error if the system gives no descriptor.
     pub fn put(&mut self, descriptor: impl AsFd) -> io::Result<usize> {
         self.0.push(descriptor.as_fd().try_clone_to_owned()?);
         Ok(self.0.len() - 1)
     }
 
-    /// As [`Descriptors::put`], of one that may be missing.
+    /// As [`Descriptors::put`], of a descriptor that may be missing.
     pub(crate) fn put_some(&mut self, descriptor: Option<&impl AsFd>) -> io::Result<Option<usize>> {
         descriptor.map(|descriptor| self.put(descriptor)).transpose()
     }
 
-    /// How many there are.
+    /// The number of descriptors.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -92,7 +92,7 @@ impl Arrived {
         Arrived(descriptors.into_iter().map(Some).collect())
     }
 
-    /// The one at a place; each can be taken once.
+    /// Takes the descriptor at a place; each can be taken once.
     ///
     /// # Errors
     /// [`HandoverError::Nonsense`].

@@ -50,7 +50,7 @@ impl Stopper {
 
     /// Ends the present session, drained, and then the listener.
     pub fn stop(&self) {
-        // First: a session that begins from now on sees it before anything else.
+        // First: a session that begins from now on sees it before any message.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         let current = self.current().clone();
         if let Some(Current { stream, session }) = current {
@@ -67,7 +67,7 @@ impl Stopper {
 }
 
 impl Listener {
-    /// Makes the socket; one that a dead server left behind is replaced.
+    /// Makes the socket; a dead server's is replaced.
     ///
     /// # Errors
     /// [`ListenError`].

@@ -18,20 +18,22 @@ use crate::volume::Volume;
 
 /// Entries that a lane's ring holds: 4.5 MiB, and 50 ms of 1.3 million requests a second.
 const RING: usize = 64 * 1024;
-/// How full a ring should be when it is emptied: a load that rises sixteenfold meanwhile still fits.
+/// The fill of a ring at which it should be emptied: a load that rises sixteenfold meanwhile still
+/// fits.
 const WANTED: usize = RING / 16;
 /// Bytes that are given to the reader together.
 const CHUNK: usize = 64 * 1024;
 /// Chunks that may wait for the reader: 4 MiB, and what the socket holds.
 const CHUNKS: usize = 64;
-/// How long the recorder sleeps between two looks at the rings, at least and at most.
+/// The recorder's sleep between two looks at the rings, at least and at most.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(50);
-/// How long lanes may take to let go of their recorders.
+/// The time that lanes may take to let go of their recorders.
 const LET_GO: Duration = Duration::from_secs(2);
-/// How long a recording that ends may keep the next one waiting: its last sleep, the lanes, and writing down what is left.
+/// The time that an ending recording may delay the next one: its last sleep, the lanes, and writing
+/// down the rest.
 const ENDING: Duration = Duration::from_secs(3);
-/// How long it may take until a reader that has hung up is missed.
+/// The time until a reader that has hung up is missed.
 const MISSED: Duration = Duration::from_millis(100);
 
 /// Reasons why no trace is recorded.

@@ -12,19 +12,19 @@ use crate::volume::Volume;
 /// Front ends start their queues one after the other: their number is reported after a pause of
 /// this length.
 const SETTLED: Duration = Duration::from_millis(300);
-/// How long a front end that starts the device may take to give the guest's memory. It is the next
-/// thing that it says.
+/// The time in which a front end that starts the device has to give the guest's memory. It is the
+/// next thing that it says.
 const GIVES_MEMORY: Duration = Duration::from_secs(1);
-/// When it is looked whether requests arrive at all, after the first queue began to run. A guest
-/// that is idle for longer is not reported.
+/// The times of checks for missing requests, after the first queue began to run. A guest that is
+/// idle for longer is not reported.
 const LOOKS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(10), Duration::from_secs(30)];
 /// Bytes at the start of each region that a running guest has not left all zero.
 const LOOKED_AT: u64 = 64 << 10;
 
-/// How a VM's memory is shared.
+/// Advice on sharing a VM's memory.
 pub(crate) const SHARE: &str = "Give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=...,share=on \
                                 -machine memory-backend=mem; Cloud Hypervisor: --memory shared=on)";
-/// How memory is plugged in that is shared.
+/// Advice on plugging in shared memory.
 pub(crate) const PLUG: &str = "Memory that is plugged in as memory-backend-ram is not shared: unplug it, and plug in \
                                memory-backend-memfd with share=on";
 
@@ -50,7 +50,7 @@ fn wanted_by(words: &[&str]) -> Option<u32> {
         value(smp).or_else(|| smp.split_once("cpus=").and_then(|(_, rest)| value(rest)))
     };
     let most = disks.iter().copied().filter_map(named).max();
-    // One that does not say a number has as many as vCPUs.
+    // A disk without a number has as many as vCPUs.
     match disks.iter().all(|disk| named(disk).is_some()) && !disks.is_empty() {
         true => most,
         false => vcpus().max(most),
@@ -59,7 +59,7 @@ fn wanted_by(words: &[&str]) -> Option<u32> {
 
 /// A process, for people. Its name is its own choice, and cannot be more than a word in a line.
 pub(crate) fn process(pid: Option<i32>) -> String {
-    // 0 is a process that this one cannot see (another PID namespace).
+    // 0 is a process that is invisible here (another PID namespace).
     let Some(pid) = pid.filter(|pid| *pid > 0) else { return "of an unknown process".to_owned() };
     match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("pid {pid} ({})", name.trim_end_matches('\n').escape_debug()),
@@ -85,11 +85,11 @@ pub(crate) struct Said {
     /// Running queues, as last reported.
     told: usize,
     running: usize,
-    /// When they changed last.
+    /// The time of their last change.
     changed: Option<Instant>,
-    /// Kicks and requests before the session: the first kick may come before anybody looks.
+    /// Kicks and requests before the session: the first kick may come before any look.
     before: (u64, u64),
-    /// When the first queue began to run.
+    /// The time at which the first queue began to run.
     began: Option<Instant>,
     looks: usize,
     /// Since when memory lacks.
@@ -114,7 +114,7 @@ impl Said {
         }
     }
 
-    /// When there is something to look at, from now.
+    /// The time until the next look.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let settled = self.changed.map(|at| at + SETTLED);
         let look = self.began.and_then(|at| LOOKS.get(self.looks).map(|after| at + *after));

@@ -24,7 +24,7 @@ impl SchedulerSession {
             Schedulers::Usual => (default_sockets(), false),
             Schedulers::At(path) => (vec![path.clone()], true),
         };
-        // 0 is a process that this one cannot see (another PID namespace).
+        // 0 is a process that is invisible here (another PID namespace).
         let pid = pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
         let process = ProcessId::of(pid).ok()?;
         let guest = Guest {
@@ -38,12 +38,12 @@ impl SchedulerSession {
         Some(SchedulerSession { volume: Arc::clone(volume), client })
     }
 
-    /// Readable when there is something to do.
+    /// Readable when there is work.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.client.fd()
     }
 
-    /// When there is something to do at the latest, from now.
+    /// The time until the next action, at the latest.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         self.client.deadline().map(|at| at.saturating_duration_since(Instant::now()))
     }

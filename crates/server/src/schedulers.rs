@@ -8,8 +8,8 @@ pub enum Schedulers {
     /// None.
     #[default]
     None,
-    /// One that listens where schedulers usually do, if there is one, now or later.
+    /// A scheduler at the usual place, if there is one, now or later.
     Usual,
-    /// The one at this socket.
+    /// The scheduler at this socket.
     At(PathBuf),
 }

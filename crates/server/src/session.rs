@@ -3,8 +3,8 @@
 //! The order of messages is the front end's choice, and front ends differ. A ring runs as soon as
 //! it has a size, addresses, a kick, is enabled, and its features are known, in any order. Memory
 //! may be added while rings run; a call descriptor may come late. Every message is checked; a
-//! message that makes no sense is refused, and too many of them end the session. Rings that run are
-//! drained before anything that they use goes away.
+//! message that makes no sense is refused, and too many of them end the session. Running rings are
+//! drained before any of their parts goes away.
 
 use std::fs::File;
 use std::io;
@@ -48,7 +48,7 @@ use tracking::Tracking;
 /// Refused messages after which a session ends.
 const MAX_REFUSED: u32 = 64;
 
-/// How a session ended.
+/// The end of a session.
 #[derive(Debug)]
 pub enum End {
     /// The front end closed the connection.
@@ -61,7 +61,7 @@ pub enum End {
     Failed(Error),
 }
 
-/// How far a session has come.
+/// A session's progress.
 struct Standing {
     number: u64,
     /// The front end's process.
@@ -82,7 +82,7 @@ impl Session {
     /// Makes a session on `volume` without a front end yet.
     ///
     /// # Errors
-    /// When the system gives no eventfd.
+    /// An error if the system gives no eventfd.
     pub fn new(volume: Arc<Volume>) -> io::Result<Session> {
         let (sender, events) = event_channel()?;
         let state = Arc::new(Mutex::new(State::new(Arc::clone(&volume), sender)));
@@ -300,7 +300,7 @@ impl Session {
     }
 
     /// # Errors
-    /// When a lane is lost, and the session with it.
+    /// An error if a lane is lost, and the session with it.
     fn handle_events(&self) -> Result<()> {
         while let Some(event) = self.events.next() {
             let name = &self.volume.config.name;
@@ -400,7 +400,7 @@ struct State {
     vrings: Vec<Vring>,
     config: ConfigSpace,
     backend_channel: Option<OwnedFd>,
-    /// Where the front end keeps what is in flight, if it does.
+    /// The front end's memory of requests in flight, if it has one.
     tracking: Option<Tracking>,
     /// By queue, what its lanes counted in this session.
     totals: Vec<Snapshot>,
@@ -408,7 +408,7 @@ struct State {
     ended: bool,
     /// No ring starts: the guest has another image.
     is_barred: bool,
-    /// A ring has run since everything was written to the storage.
+    /// A ring has run since all data were written to the storage.
     has_run: bool,
     /// True if the write cache was switched on; none if it was not mentioned.
     switched: Option<bool>,
@@ -642,7 +642,7 @@ impl State {
     /// Drains and stops the ring's lane; afterwards its base says where to continue.
     ///
     /// # Errors
-    /// When the lane is lost: the base is that of a start long ago.
+    /// An error if the lane is lost: the base is that of a start long ago.
     fn stop(&mut self, index: u16) -> Result<()> {
         self.stop_or_suspend(index, false)
     }

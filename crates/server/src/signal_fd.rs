@@ -1,4 +1,4 @@
-//! Which descriptors a front end may give for kicks, calls and errors.
+//! Checks the descriptors that a front end gives for kicks, calls and errors.
 
 use std::fs::File;
 use std::io;

@@ -14,7 +14,8 @@ const BODY: u32 = 8;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 
-/// Takes the next message off the stream if it is this one and has come as a whole. Returns the queue's index.
+/// Takes the next message off the stream if it is of this kind and has come as a whole. Returns the
+/// queue's index.
 pub(crate) fn take(stream: &UnixStream) -> Option<u32> {
     let mut message = [0; MESSAGE];
     let (_, seen) =

@@ -15,7 +15,7 @@ use vlane_lane::{Waiting, Watch};
 
 /// The time that a request may wait for the storage before that is reported.
 pub const STALLED: Duration = Duration::from_secs(5);
-/// How often is looked.
+/// Interval of the looks.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// A request that the storage has not answered.
@@ -54,7 +54,7 @@ impl Stalls {
     /// Begins to look at the volume of that name.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// An error if the system gives no thread.
     pub(crate) fn start(name: &str) -> std::io::Result<Stalls> {
         let shared = Arc::new(Shared {
             watch: Arc::default(),
@@ -68,7 +68,7 @@ impl Stalls {
         Ok(Stalls { shared, thread: Some(thread) })
     }
 
-    /// Where lanes write down what they wait for.
+    /// The place where lanes write down the requests that they wait for.
     pub(crate) fn watch(&self) -> Arc<Watch> {
         Arc::clone(&self.shared.watch)
     }
@@ -78,7 +78,7 @@ impl Stalls {
         self.shared.count.load(Ordering::Relaxed)
     }
 
-    /// Everything that waits now, the oldest first.
+    /// All waiting requests, the oldest first.
     pub(crate) fn unanswered(&self) -> Vec<Unanswered> {
         self.shared.look()
     }
@@ -161,7 +161,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until there is something again.
+    /// Sleeps until there is a request again.
     fn sleep(&self) {
         self.watch.wake_me();
         // A request that came at that moment is there a moment later.

@@ -27,7 +27,7 @@ pub struct VolumeConfig {
     pub serial: String,
     /// Queues, threads, CPUs.
     pub topology: Topology,
-    /// When threads poll.
+    /// The polling mode of threads.
     pub poll: PollMode,
     /// Longest busy polling; zero: none.
     pub poll_max: Duration,
@@ -46,7 +46,7 @@ impl VolumeConfig {
     }
 }
 
-/// Why a volume cannot be made.
+/// The reason why a volume cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VolumeError {
@@ -55,7 +55,7 @@ pub enum VolumeError {
     Threads {
         /// The volume.
         name: String,
-        /// Why.
+        /// The reason.
         #[source]
         source: LaneError,
     },
@@ -114,7 +114,7 @@ pub struct Volume {
     stalls: Option<Stalls>,
     sessions: AtomicU64,
     session: Mutex<Option<SessionFacts>>,
-    /// Which image it is, if it is one.
+    /// The identity of the image, if it is one.
     identity: Option<Identity>,
     /// A guest that had another disk may continue with it.
     may_be_another: bool,
@@ -205,7 +205,7 @@ impl Volume {
         self
     }
 
-    /// Which image it is, if it is one.
+    /// The identity of the image, if it is one.
     pub(crate) fn identity(&self) -> Option<Identity> {
         self.identity
     }
@@ -267,8 +267,8 @@ impl Volume {
         self.engine.lost_write()
     }
 
-    /// Does something, once, when writes are lost: in a thread of the volume's, which may take its time. Only the first one that is given
-    /// counts.
+    /// Sets the function to call, once, when writes are lost: in a thread of the volume's, which
+    /// may take its time. Only the first function counts.
     pub fn on_lost_write(&self, what: impl Fn() + Send + Sync + 'static) {
         self.watch.on_loss(Box::new(what));
     }
@@ -319,9 +319,9 @@ impl Volume {
     }
 }
 
-/// Descriptors that a volume needs beside its queues and threads. They are files, sockets, and
-/// those of the user. A message also brings some (at most 32 memory regions, for as long as they
-/// are mapped).
+/// Descriptors that a volume needs in addition to its queues and threads. They are files, sockets,
+/// and those of the user. A message also brings some (at most 32 memory regions, for as long as
+/// they are mapped).
 const OTHERS: u64 = 64;
 
 /// Of each thread: an io_uring and an inbox, its CPU time if a client asks for it, and a bell if

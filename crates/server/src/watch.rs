@@ -216,7 +216,7 @@ struct Teller {
     since: Option<Instant>,
     /// All failures up to the last look, even those reported in another way.
     failed: u64,
-    /// Something failed until the last look.
+    /// A request failed before the last look.
     is_busy: bool,
     /// The reason why the storage takes no writes, as it was reported.
     refusal: Option<String>,

@@ -26,7 +26,7 @@ use Step::{Addresses, Base, Call, Enable, Features, Kick, Num};
 
 const STEPS: [Step; 8] = [Features, Step::Memory, Num, Addresses, Base, Kick, Call, Enable];
 
-/// How memory comes.
+/// The way in which memory comes.
 #[derive(Debug, Clone, Copy)]
 enum Way {
     Table,
@@ -72,8 +72,9 @@ fn connect(server: &Server) -> Wire {
     wire
 }
 
-/// Says everything in this order. The ring must run then, unless a message was refused that may be:
-/// ENABLE before the features that have it, which ends the session, and BASE for a ring that runs.
+/// Sends all messages in this order. The ring must run then, unless a message was refused that may
+/// be: ENABLE before the features that have it, which ends the session, and BASE for a ring that
+/// runs.
 fn starts(server: &Server, order: &[Step], way: Way, features: u64) {
     let wire = connect(server);
     let memory = Memory::new(0x10_0000, 0x20_0000);

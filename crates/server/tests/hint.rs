@@ -30,7 +30,7 @@ fn now() -> u64 {
     vlane_hint::now()
 }
 
-/// Waits until the link says something.
+/// Waits for the link's next notice.
 fn notice(link: &mut Link) -> Notice {
     let limit = Instant::now() + LIMIT;
     loop {
@@ -316,7 +316,7 @@ fn malformed_registration_is_refused_harmlessly() {
     let hostile = Hostile::connect(&path);
     rustix::net::send(&hostile.0, b"GET / HTTP/1.1", rustix::net::SendFlags::empty()).unwrap();
     refused(&mut link, &hostile, "protocol");
-    // One that is silent does not keep the others from being heard.
+    // A silent back end does not keep the others from being heard.
     let _silent = Hostile::connect(&path);
     assert!(link.poll().unwrap().is_empty());
     assert!(link.deadline().is_some());
@@ -358,7 +358,7 @@ fn only_one_scheduler_listens_at_a_socket() {
     );
     drop(first);
     assert!(!path.exists());
-    // One that was killed leaves its socket behind.
+    // A killed scheduler leaves its socket behind.
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&socket, 1).unwrap();

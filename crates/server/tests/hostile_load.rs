@@ -43,7 +43,7 @@ enum Load {
     Zeroes { unmap: bool },
 }
 
-/// How the flooded queue is stopped.
+/// The way in which the flooded queue is stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// GET_VRING_BASE.
@@ -77,7 +77,7 @@ impl Flood {
     const PIECE: u32 = (MAX_REQUEST / MAX_BUFFERS as u64) as u32;
     const TABLE: usize = (MAX_BUFFERS + 2) * 16;
     const HEADER: usize = 64;
-    /// Where the header has its status byte.
+    /// The place of the status byte in the header.
     const STATUS: usize = 16;
     const ARENA: usize = FLOOD * (Flood::TABLE + Flood::HEADER) + Flood::PIECE as usize + (64 << 10);
 
@@ -245,7 +245,7 @@ impl Bystander {
     }
 }
 
-/// How long everything took.
+/// The times of all waits.
 #[derive(Default)]
 struct Waits {
     said: String,

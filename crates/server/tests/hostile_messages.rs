@@ -119,7 +119,7 @@ fn server_stops_with_unread_answers() {
     wire.stream.set_nonblocking(true).unwrap();
     let question = Wire::message(code::GET_FEATURES, 0, &[]);
     let begin = Instant::now();
-    // Until neither takes anything any more.
+    // Flood until neither side takes any more.
     while begin.elapsed() < Duration::from_secs(1) {
         if wire.raw(&question, &[]).is_err() {
             std::thread::sleep(Duration::from_millis(50));

@@ -181,7 +181,7 @@ fn truncated_memory_stops_only_loaded_ring() {
         Some(null(Some(Duration::from_millis(1)))),
         mapped,
         file(Cache::Writeback),
-        // Only after the one before is closed: images are locked.
+        // Only after the earlier server is closed: images are locked.
         None,
     ];
     let truncate = |engine: Arc<dyn Engine>| {

@@ -43,7 +43,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// A guest of the volume that has written something.
+    /// A guest of the volume that has written data.
     fn after(engine: Arc<dyn Engine>) -> Kept {
         let server = Server::new(engine, 1, 1);
         let memory = memory();
@@ -108,7 +108,7 @@ fn insisting_front_end_gets_another_image() {
     let kept = Kept::after(file(&p));
     assert!(kept.goes_on(&Server::insisting(file(&q))));
     assert!(!is_empty(&q));
-    // From then on it is this one.
+    // From then on it is the new image.
     let kept = Kept { base: kept.base + 1, ..kept };
     assert!(!kept.goes_on(&Server::new(file(&p), 1, 1)));
 }
@@ -216,7 +216,7 @@ impl Channel for NotingChannel {
 }
 
 impl Noting {
-    /// How it is used by a lane that has answered since.
+    /// Returns true if a lane that has answered since writes through.
     fn is_write_through(&self, ring: &mut Ring<'_>) -> bool {
         ring.submit(0, OUT, 0, 4096);
         ring.wait(1);
@@ -358,7 +358,7 @@ fn repeated_memory_replaces_the_old() {
     ring.wait(1);
     assert_eq!(&ring.data(0, 9), b"serial-42");
     assert!(wire.get_base(0).is_some());
-    // Of another shape, and beside others.
+    // Of another shape, and in addition to others.
     let part = Memory::new(0x20_0000, 0x20_0000);
     let beside = Memory::new(0x80_0000, 0x1000);
     assert!(wire.add_memory(&beside) && wire.add_memory(&part));

@@ -112,7 +112,8 @@ fn memory_table_is_replaced_under_load() {
         assert!(wire.set_memory(table));
         ring.wait(8);
     }
-    // A table without the rings stops them, and says so. The next one that has them, and a restart, bring them back.
+    // A table without the rings stops them, and says so. The next table that has them, and a
+    // restart, bring them back.
     assert!(!wire.set_memory(&[&more]));
     ring.submit(0, IN, 0, 512);
     assert!(signalled(&ring.err, LIMIT), "the ring is broken");
@@ -320,7 +321,8 @@ fn stopped_ring_continues_from_its_base() {
     }
 }
 
-/// QEMU does not know how far the back end before came in a packed ring, and says where that one began.
+/// QEMU does not know the earlier back end's progress in a packed ring, and gives that back end's
+/// first position.
 #[test]
 fn packed_ring_continues_in_next_back_end() {
     let mut driven = Driven::new(Format::Packed, true);

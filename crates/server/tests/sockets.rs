@@ -78,7 +78,7 @@ fn only_dead_sockets_are_removed() {
         refused("a pipe");
         fs::remove_file(&path).unwrap();
 
-        // Also one that leads to a dead socket.
+        // Also a link to a dead socket.
         let there = dir.path().join("there");
         dead(&there, kind);
         for target in [Path::new("nowhere"), &there] {

@@ -6,7 +6,7 @@ use std::path::Path;
 use vlane_sched::host;
 use vlane_sched::{Error, ErrorKind, Result};
 
-/// From this one on the kernel's own signals all go through one function.
+/// From this version on the kernel's own signals all go through one function.
 const SINCE: (u32, u32) = (6, 8);
 /// Capabilities for loading tracing programs, and for reading the open files of another user's
 /// process; the numbers are those of `include/uapi/linux/capability.h`.

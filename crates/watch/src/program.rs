@@ -86,7 +86,8 @@ impl Program {
         if std::path::Path::new("/sys/module/kvm").exists() {
             match Self::load_with(boost_ns, true) {
                 Ok(program) => return Ok(program),
-                // Another KVM than is known here, or no types of modules for this user: all but that one.
+                // Another KVM than is known here, or no types of modules for this user: all but
+                // that source.
                 Err(error) => tracing::debug!("{}", describe(&error)),
             }
         }
@@ -125,7 +126,7 @@ impl Program {
         Ok(Self { _links: links, ring, taken, marks, machines, threads, counts, object })
     }
 
-    /// Readable when there is something to take.
+    /// Readable when there are reports to take.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.marks.as_fd()
     }
@@ -271,7 +272,7 @@ impl Unseen {
         let _ = self.0.delete(&machine.to_ne_bytes());
     }
 
-    /// How many there were.
+    /// The number of interrupts.
     pub(crate) fn count(&self, machine: u32) -> u64 {
         let bytes = self.0.lookup(&machine.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
         bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))

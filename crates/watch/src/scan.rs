@@ -93,7 +93,8 @@ fn look(machine: &mut Machine, table: &Eventfds) {
     for &id in machine.eventfds.difference(&now) {
         table.remove(id);
     }
-    // Also those that are known: one that was closed and made again meanwhile was taken out by the kernel's side.
+    // Also the known ones: one that was closed and made again meanwhile was taken out by the
+    // kernel's side.
     for &id in &now {
         if let Err(error) = table.add(id, pid) {
             if !std::mem::replace(&mut machine.told, true) {
@@ -165,7 +166,7 @@ mod tests {
             })
             .collect();
         assert_eq!(numbers.len(), 3);
-        // Other tests run beside this one.
+        // Other tests run in parallel.
         assert!(after.is_superset(&numbers) && before.is_disjoint(&numbers), "{before:?} {after:?}");
         assert_eq!(eventfds_in(Path::new("/proc"), 0x7fff_fff0).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

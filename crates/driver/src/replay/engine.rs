@@ -22,24 +22,24 @@ use crate::workload::Wait;
 /// Closer to a due time than this a replay does not sleep: waking up takes about as long.
 const SPIN_NS: u64 = 50_000;
 
-/// When requests go out.
+/// The times at which requests go out.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Timing {
     /// At their times in the trace, so many times as fast; 1 is the original speed.
     Original {
-        /// How many times as fast; positive.
+        /// The speed relative to the trace; positive.
         speed: f64,
     },
     /// As soon as the order and the queue depth allow.
     AsFast,
 }
 
-/// How a trace is replayed.
+/// Options of a replay.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
-    /// When requests go out.
+    /// The times at which requests go out.
     pub timing: Timing,
-    /// How the driver waits for completions.
+    /// The driver's way to wait for completions.
     pub wait: Wait,
     /// The CPU that the driver runs on; `None` does not pin.
     pub cpu: Option<usize>,
@@ -61,7 +61,7 @@ pub struct ReplayReport {
     pub device: BlkConfig,
     /// The result of the negotiation with the back end.
     pub negotiated: Negotiated,
-    /// How many times as fast as the trace the requests were due; absent if they were due at once.
+    /// The speed relative to the trace; absent if all requests were due at once.
     pub speed: Option<f64>,
     /// Most requests out at once, per queue.
     pub depth: u16,
@@ -87,7 +87,7 @@ pub struct ReplayReport {
     pub flushes: Option<ByKind>,
     /// Discards and write-zeroes alone.
     pub discards: Option<ByKind>,
-    /// How much later than due requests went out; empty with [`Timing::AsFast`].
+    /// The delay of requests relative to their due times; empty with [`Timing::AsFast`].
     pub late: Option<Latency>,
     /// Requests that were due and went out later because of the order.
     pub held_by_order: u64,
@@ -214,11 +214,11 @@ struct Lane<'a> {
     left: &'a [u32],
     out: Vec<Out>,
     idle: Vec<u16>,
-    /// Why the first of `left`, being due, has not gone out at the first look.
+    /// The reason why the first of `left`, being due, has not gone out at the first look.
     held: Option<Held>,
 }
 
-/// Why a request that is due does not go out.
+/// The reason why a due request does not go out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Held {
     ByOrder,
@@ -290,7 +290,7 @@ impl<'a> Replay<'a> {
         Ok(Self { lanes, calls, plan, state: plan.state(), options, shared, clock, stats, written: 0 })
     }
 
-    /// Submits everything and waits until it has come back.
+    /// Submits all requests and waits until they have come back.
     fn run(mut self) -> Result<Stats, Error> {
         precise_sleep();
         let cpu = thread_cpu();
@@ -323,7 +323,7 @@ impl<'a> Replay<'a> {
         Ok(self.stats)
     }
 
-    /// When a request is due, in ns of the replay.
+    /// The due time of a request, in ns of the replay.
     fn due(&self, place: u32) -> u64 {
         match self.options.timing {
             Timing::Original { speed } => scaled(self.plan.requests()[place as usize].at_ns, speed),
@@ -415,7 +415,7 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Takes back what has completed; returns whether something had.
+    /// Takes back completed requests; returns true if there were any.
     fn reap_all(&mut self, start: u64, done: &mut Vec<Completion>) -> Result<bool, Error> {
         let mut any = false;
         for lane in &mut self.lanes {
@@ -455,7 +455,7 @@ impl<'a> Replay<'a> {
         Ok(any)
     }
 
-    /// Returns when there may be something to take back, or to submit.
+    /// Returns when there may be a request to take back, or to submit.
     fn wait(&mut self, start: u64, next: Option<u64>) -> Result<(), Error> {
         if self.options.wait == Wait::Poll {
             std::hint::spin_loop();

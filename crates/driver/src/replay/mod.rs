@@ -20,8 +20,8 @@
 //!    the end are those of the last submission to each block.
 //!
 //! Reads wait for flushes only: their data are not looked at. No request waits, under rules 1 and
-//! 2, for one whose completion is not in the trace. Everything that a request waits for was
-//! submitted before it in the trace, so a replay cannot stop for good.
+//! 2, for one whose completion is not in the trace. All dependencies of a request were submitted
+//! before it in the trace, so a replay cannot stop for good.
 //!
 //! # Time
 //!
@@ -41,7 +41,8 @@ use serde::{Deserialize, Serialize};
 pub use engine::{ReplayOptions, ReplayReport, Timing, replay};
 pub use plan::ReplayPlan;
 
-/// How far a queue may be ahead of the trace's first request that has not been submitted, without timing.
+/// The distance by which a queue may be ahead of the trace's first unsubmitted request, without
+/// timing.
 pub const AHEAD: usize = 4096;
 
 /// The kind of a recorded request.
@@ -70,9 +71,9 @@ impl ReplayKind {
 /// One recorded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayRequest {
-    /// When it was submitted, in ns since the start of the trace.
+    /// The time of its submission, in ns since the start of the trace.
     pub at_ns: u64,
-    /// When it completed, on the same clock; `None` if the trace does not have it.
+    /// The time of its completion, on the same clock; `None` if the trace does not have it.
     pub done_ns: Option<u64>,
     /// The queue (lane) that it was submitted to.
     pub queue: u16,

@@ -23,11 +23,13 @@ const NO_RANK: u32 = u32::MAX;
 /// A request's dependencies, and its place among those that others wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Waits {
-    /// So many writes, the first by completion in the trace, must have completed (flushes only).
+    /// The number of writes, the first by completion in the trace, that must have completed
+    /// (flushes only).
     pub(super) writes: u32,
-    /// So many flushes, the first by completion in the trace, must have completed.
+    /// The number of flushes, the first by completion in the trace, that must have completed.
     pub(super) flushes: u32,
-    /// Where its earlier writes to the same blocks begin in [`ReplayPlan::earlier`], and how many there are.
+    /// The begin of its earlier writes to the same blocks in [`ReplayPlan::earlier`], and their
+    /// number.
     earlier: (u32, u32),
     /// Its place among the writes, or among the flushes, by completion.
     rank: u32,
@@ -195,7 +197,7 @@ impl ReplayPlan {
         self.requests.last().map_or(0, |request| request.at_ns)
     }
 
-    /// The first sector behind everything that is touched.
+    /// The first sector behind all touched ones.
     pub fn end_sector(&self) -> u64 {
         let ends = self.requests.iter().filter(|request| request.kind != ReplayKind::Flush);
         ends.map(|request| request.sector + u64::from(request.sectors)).max().unwrap_or(0)
@@ -230,7 +232,7 @@ impl ReplayPlan {
         self.queues.get(queue).map_or(&[], Vec::as_slice)
     }
 
-    /// A replay's progress, before anything has completed.
+    /// A replay's progress, before the first completion.
     pub(super) fn state(&self) -> State<'_> {
         State {
             plan: self,
@@ -276,7 +278,7 @@ impl State<'_> {
     }
 }
 
-/// How many of the first have all completed.
+/// The number of the first ones that have all completed.
 #[derive(Debug)]
 struct Prefix {
     done: Vec<bool>,

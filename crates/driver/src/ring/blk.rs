@@ -1,4 +1,4 @@
-//! virtio-blk requests on a queue, with everything that can be built once built once.
+//! virtio-blk requests on a queue, with all parts built once that can be.
 //!
 //! A [`BlkQueue`] has a fixed number of slots. A slot owns a header, a status byte, a data buffer
 //! and a bound chain over them. To issue a request in it means to write 16 bytes of header and one
@@ -75,7 +75,7 @@ pub struct Request {
 /// A request that came back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// Where it was issued.
+    /// The slot that issued it.
     pub slot: u16,
     /// 0 OK, 1 I/O error, 2 unsupported, [`STATUS_NONE`] none written.
     pub status: u8,
@@ -110,7 +110,7 @@ impl BlkOptions {
     /// The queue size that will be used.
     ///
     /// # Errors
-    /// [`Error::QueueSize`] if no legal size suffices, or the one asked for does not.
+    /// [`Error::QueueSize`] if no legal size suffices, or the requested one does not.
     pub fn queue_size(&self) -> Result<u16, Error> {
         let per_slot = if self.indirect { 1 } else { self.chain_len() };
         let needed = u32::from(self.depth.max(1)) * per_slot;
@@ -215,7 +215,7 @@ impl BlkQueue {
         Ok(new)
     }
 
-    /// Where the device finds the queue.
+    /// The queue's addresses for the device.
     pub fn layout(&self) -> Layout {
         self.queue.layout()
     }

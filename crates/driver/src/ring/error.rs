@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Why a driver-side operation failed.
+/// The reason why a driver-side operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused the memory.
@@ -47,7 +47,7 @@ pub enum Error {
     /// Every descriptor (or buffer id) is in use: reap first.
     #[error("the queue is full")]
     Full,
-    /// The chain named is not one that may be submitted now.
+    /// The named chain may not be submitted now.
     #[error("chain {0} is unknown or already with the device")]
     NotIdle(u16),
     /// A request that the slot cannot carry.
@@ -63,7 +63,7 @@ pub enum Error {
     Device(#[from] Violation),
 }
 
-/// How a device broke a virtqueue's rules.
+/// A device's violation of a virtqueue's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// It returned a chain that it did not hold.

@@ -1,4 +1,4 @@
-//! How a virtqueue lies in memory, and what its chains are made of.
+//! The layout of a virtqueue in memory, and the parts of its chains.
 
 /// VIRTQ_DESC_F_NEXT: the chain continues.
 pub(super) const F_NEXT: u16 = 1;
@@ -48,7 +48,7 @@ pub struct Used {
     pub len: u32,
 }
 
-/// How a virtqueue lies in memory.
+/// The format of a virtqueue in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Descriptor table, avail ring, used ring (virtio 1.2, 2.7).
@@ -57,7 +57,7 @@ pub enum Format {
     Packed,
 }
 
-/// Where a device finds a queue: guest physical addresses.
+/// The queue's addresses for a device: guest physical addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Split or packed.

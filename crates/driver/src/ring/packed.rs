@@ -112,7 +112,7 @@ impl PackedQueue {
         })
     }
 
-    /// Where the device finds the queue.
+    /// The queue's addresses for the device.
     pub fn layout(&self) -> Layout {
         self.layout
     }

@@ -39,7 +39,7 @@ impl Queue {
         })
     }
 
-    /// Where the device finds the queue.
+    /// The queue's addresses for the device.
     pub fn layout(&self) -> Layout {
         either!(self, q => q.layout())
     }

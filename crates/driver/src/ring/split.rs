@@ -116,7 +116,7 @@ impl SplitQueue {
         })
     }
 
-    /// Where the device finds the queue.
+    /// The queue's addresses for the device.
     pub fn layout(&self) -> Layout {
         self.layout
     }

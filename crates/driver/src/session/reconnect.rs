@@ -52,7 +52,7 @@ impl Session {
         };
         let begin = Instant::now();
         loop {
-            // One that dies in the middle of this is one more that is gone.
+            // A back end that dies in the middle of this counts as gone, too.
             let why = match self.try_again() {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),

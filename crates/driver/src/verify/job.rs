@@ -90,7 +90,8 @@ impl<'a> VerifyJob<'a> {
         }
     }
 
-    /// Runs until the time is over, the count is reached or all blocks are read; then until everything has come back, and flushes.
+    /// Runs until the time is over, the count is reached or all blocks are read; then until all
+    /// requests have come back, and flushes.
     pub(super) fn run(
         mut self,
         shared: &Shared,

@@ -61,7 +61,7 @@ pub struct VerifyOptions {
     pub offset: u64,
     /// Length of the region in bytes; `None` takes 64 MiB, or what there is.
     pub size: Option<u64>,
-    /// When the load ends, if the back end does not end it.
+    /// The end of the load, if the back end does not end it.
     pub limit: Limit,
     /// Reads among a hundred requests.
     pub read_percent: u8,
@@ -69,7 +69,7 @@ pub struct VerifyOptions {
     pub flush_every: u32,
     /// Determines the addresses.
     pub seed: u64,
-    /// How jobs wait.
+    /// The jobs' way to wait.
     pub wait: Wait,
     /// Job i runs on the CPU at place i (modulo the length); empty does not pin.
     pub cpus: Vec<usize>,
@@ -142,7 +142,7 @@ impl VerifyState {
         state::load(path)
     }
 
-    /// Writes the state to a file, replacing one that is there, in one step.
+    /// Writes the state to a file, replacing an existing one, in one step.
     ///
     /// # Errors
     /// [`ErrorKind::State`] if it cannot be written.
@@ -207,7 +207,7 @@ pub struct VerifyReport {
     pub backend_gone: bool,
     /// Back ends that came after others which had hung up ([`SessionOptions::reconnect`](crate::SessionOptions::reconnect)).
     pub reconnects: u64,
-    /// How long it took, in seconds.
+    /// The elapsed time, in seconds.
     pub seconds: f64,
 }
 
@@ -316,7 +316,7 @@ fn go(
         Some(error) => Err(error),
         None if report.backend_gone => Ok(report),
         None => match session.stop() {
-            // Everything had come back and was flushed.
+            // All requests had come back and were flushed.
             Err(error) if error.is_gone() => {
                 report.backend_gone = true;
                 Ok(report)

@@ -30,7 +30,7 @@ impl Block {
         self.issued
     }
 
-    /// The write that went out last was acknowledged. (One that failed leaves both old and new possible.)
+    /// The last write was acknowledged. (A failed one leaves both old and new possible.)
     pub(super) fn acknowledge(&mut self, durable: bool) {
         self.floor = self.issued;
         self.acked = self.issued;

@@ -26,7 +26,7 @@ pub(super) fn save(state: &VerifyState, path: &Path) -> Result<(), Error> {
         }
     }
     bytes.extend(twox_hash::XxHash3_64::oneshot(&bytes).to_le_bytes());
-    // Never half a state: into a file beside it, then renamed over it.
+    // Never half a state: into a second file, then renamed over it.
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.new", std::process::id()));
     let failed = |e| {

@@ -41,8 +41,8 @@ impl Raised {
         raised
     }
 
-    /// Says whether a process in the foreground is raised; it counts from then on. One that has
-    /// become too large for its user is not any more.
+    /// Returns true if a process in the foreground is raised; it counts from then on. A process
+    /// that has become too large for its user is not raised any more.
     pub(super) fn admits(&mut self, seen: &Seen) -> bool {
         let (pid, user) = (seen.stat.pid, user(seen.owner.as_deref()));
         if user == ROOT {

@@ -73,7 +73,7 @@ fn ended_process_frees_its_room() {
     assert_eq!(policy.decide(std::slice::from_ref(&full), 100, Way::Look).len(), THREADS);
     let next = seen(20_000, 1000, 34816, 1);
     assert!(policy.decide(std::slice::from_ref(&next), 101, Way::Look).is_empty());
-    // One that was raised and grows beyond what its user may have is given back.
+    // A process that was raised and grows beyond its user's limit is restored.
     assert!(
         policy.decide(&[seen(10_000, 1000, 34816, THREADS + 1)], 102, Way::Look).iter().all(|c| !c.raise)
     );

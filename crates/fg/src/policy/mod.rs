@@ -21,11 +21,13 @@ pub use bound::{ROOT, user_of};
 pub use origin::Span;
 use origin::{Ghost, UNDER_WAY, inherited};
 
-/// How long what has ended is remembered, in ticks of 1/100 s: a process that it has started is seen long before.
+/// The time for which ended threads are remembered, in ticks of 1/100 s: a process that it has
+/// started is seen long before.
 const REMEMBERED: u64 = 6000;
-/// So long after its start, in ticks, a process that has a part of what was set has it from nice(1).
+/// The time after its start, in ticks, in which a process that has a part of the raise has it from
+/// nice(1).
 const YOUTH: u64 = 50;
-/// How many pasts of a process, and ended processes, are remembered.
+/// The number of pasts of a process, and of ended processes, that are remembered.
 const PASTS: usize = 8;
 const GHOSTS: usize = 256;
 /// The number of children from process events whose parents are remembered.
@@ -65,13 +67,13 @@ pub struct Entry {
     pub set: Values,
     /// The ticks between which it was raised.
     begin: (u64, u64),
-    /// When its restoring began.
+    /// The start of its restoring.
     ending: Option<u64>,
     /// The program that it ran when it was last seen with what was set.
     seen: Option<Image>,
     /// The event that woke this program then.
     pub way: Way,
-    /// Why it could not be restored.
+    /// The reason why it could not be restored.
     pub stuck: Option<String>,
 }
 
@@ -97,7 +99,7 @@ pub struct Known {
     pub name: String,
     owner: Option<String>,
     threads: BTreeMap<i32, KnownThread>,
-    /// When it was raised before: what it started then has inherited that.
+    /// The earlier times in which it was raised: children started then have inherited that.
     past: Vec<Span>,
 }
 
@@ -154,7 +156,7 @@ impl Entry {
     /// program that has set both values back has restored the raised one, and has added no change.
     fn absorb(&mut self, now: Values, image: &Image, is_nice: bool, is_young: bool, tick: u64) {
         if now == self.set && self.begin.1 == u64::MAX {
-            // Raised by one that was killed before it could note when.
+            // Raised by a daemon that was killed before it could note the time.
             self.begin.1 = tick;
         }
         if now.nice != self.set.nice {
@@ -189,7 +191,7 @@ pub struct Change {
     pub pid: i32,
     /// It.
     pub tid: i32,
-    /// When it began: another one with its number is left alone.
+    /// Its start time: another one with its number is left alone.
     pub start: u64,
     /// Its values at the decision; with other values it is left alone.
     pub from: Values,
@@ -202,9 +204,9 @@ pub struct Change {
 /// The result of a change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Why the nice value could not be set.
+    /// The reason why the nice value could not be set.
     pub nice: Option<String>,
-    /// Why the I/O priority could not be set.
+    /// The reason why the I/O priority could not be set.
     pub io: Option<String>,
     /// The thread has ended, or has other values by now.
     pub gone: bool,

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::{Policy, Seen};
 use crate::values::{Values, clamp};
 
-/// How long a fork can be under way, in ticks: a child has its parent's values of an earlier time than its own start.
+/// The longest time of a fork, in ticks: a child has its parent's values of an earlier time than
+/// its own start.
 pub(super) const UNDER_WAY: u64 = 50;
 
 /// A time in which a thread was raised.
@@ -65,7 +66,7 @@ impl Span {
         Some(if copied_before { Values { nice: self.old.nice, ..own } } else { own })
     }
 
-    /// Hardly anybody but this program sets just that.
+    /// Hardly any other program sets just that.
     fn is_telling(&self) -> bool {
         self.set.io != self.old.io || (self.set.nice < 0 && self.set.nice < self.old.nice)
     }
@@ -136,7 +137,7 @@ impl Policy {
         None
     }
 
-    /// By having exactly what was set for one that is near.
+    /// Decides by values that are exactly those set for a related process.
     fn orphan(&self, seen: &Seen, now: Values) -> Option<Values> {
         let stat = &seen.stat;
         let nearness = |session: i32, group: i32, owner: &Option<String>| {

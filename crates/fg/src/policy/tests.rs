@@ -191,7 +191,8 @@ impl World {
         panic!("it does not come to an end");
     }
 
-    /// A daemon that is killed before it has made all of these changes, and another one that finds its record.
+    /// A daemon that is killed before it has made all of these changes, and the next one, which
+    /// finds its record.
     fn kill(&mut self, changes: &[Change], made: usize) {
         let record = serde_json::to_string(&self.policy.memory()).unwrap();
         self.apply(&changes[..made.min(changes.len())]);

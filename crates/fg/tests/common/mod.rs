@@ -19,10 +19,10 @@ use rustix::pty::OpenptFlags;
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_vlane-fg");
 
-/// How long something may take on a busy machine.
+/// The time limit on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Waits until something is there.
+/// Waits for a result.
 #[track_caller]
 pub fn until<T>(what: &str, found: impl FnMut() -> Option<T>) -> T {
     until_every(Duration::from_millis(4), what, found)
@@ -40,7 +40,8 @@ fn until_every<T>(pause: Duration, what: &str, mut found: impl FnMut() -> Option
     }
 }
 
-/// Waits for its end. One that does not end is killed, and fails its test unless that fails already.
+/// Waits for its end. A child that does not end is killed, and fails its test unless that fails
+/// already.
 fn wait_or_kill(child: &mut Child) {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
@@ -264,7 +265,7 @@ impl Shell {
         self.said.lock().unwrap().clone()
     }
 
-    /// Types a line that prints something, and gives what it printed.
+    /// Types a line that prints text, and returns that text.
     #[track_caller]
     pub fn answer(&mut self, line: &str) -> String {
         self.commands += 1;

@@ -21,7 +21,7 @@ use crate::classes::{ClassBoard, kind};
 const TIMED: u32 = 64;
 /// ... and so many turns are published together.
 const TOLD: u64 = 8;
-/// How exactly it is known when a class was last seen.
+/// The precision of the times at which classes were last seen.
 const SEEN_EVERY: Nanos = 50_000_000;
 
 /// In the time at which a request was begun: it is counted at the device in its class.
@@ -125,7 +125,7 @@ impl Classed {
         self.express.mode.hands_over()
     }
 
-    /// Where requests of the next run are counted.
+    /// The class under which requests of the next run are counted.
     pub(super) fn class_of(&self, ioprio: u32) -> Class {
         self.express.classes.of(Ioprio(ioprio))
     }
@@ -161,7 +161,7 @@ impl Classed {
         self.board.mixes(now);
     }
 
-    /// Does what the volume does. So many requests are `there`, at the device.
+    /// Does what the volume does. The number of requests at the device is `there`.
     #[inline]
     fn follow(&mut self, there: usize) {
         let is_mixed = self.board.is_mixed();
@@ -286,7 +286,7 @@ impl Lane {
         }
     }
 
-    /// A request was taken whose priority is another one than that of the one before it.
+    /// A request was taken whose priority differs from that of the one before it.
     #[cold]
     #[inline(never)]
     pub(super) fn changes_priority(&mut self, slot: Slot) {
@@ -330,7 +330,8 @@ impl Lane {
         }
     }
 
-    /// One that waited in that list is begun next; `waits` is which ones had some until now.
+    /// A request that waited in that list is begun next; `waits` marks the lists that had some
+    /// until now.
     pub(super) fn begins_waited(&mut self, slot: Slot, list: Class, waits: Each<bool>) {
         let (class, ioprio) =
             (self.decisions[usize::from(slot.0)].class, self.queue.request(slot).priority().0);
@@ -401,7 +402,7 @@ impl Lane {
     }
 }
 
-/// Which classes something waits of.
+/// The classes that have waiting requests.
 impl crate::lists::Waiting {
     pub(super) fn waits(&self) -> Each<bool> {
         Each(Class::ALL.map(|class| self.has(class)))

@@ -8,14 +8,14 @@ use vlane_ring::Broken;
 use crate::mail::{Listener, Teller, news};
 use crate::sync::Wake;
 
-/// Something that the session must know.
+/// An event that the session must know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneEvent {
     /// The driver broke the rules; the lane takes no more requests.
     Broken {
         /// The queue's index.
         index: u16,
-        /// Which rule.
+        /// The broken rule.
         reason: Broken,
     },
     /// A request was answered with an error, because a buffer of it is not in guest memory;
@@ -45,7 +45,7 @@ pub struct EventReceiver(Listener<LaneEvent>);
 /// A channel for lane events that can be waited for together with other descriptors.
 ///
 /// # Errors
-/// When the system gives no eventfd.
+/// An error if the system gives no eventfd.
 pub fn event_channel() -> io::Result<(EventSender, EventReceiver)> {
     let (teller, listener) = news(Wake::new()?);
     Ok((EventSender(teller), EventReceiver(listener)))

@@ -19,7 +19,7 @@ use crate::limits::Budget;
 use crate::polling::{PollMode, Polling};
 use crate::routes::Routes;
 
-/// Where a thread is.
+/// The place of a thread in its loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     /// About to do a round.
@@ -52,11 +52,11 @@ impl std::fmt::Debug for Threads {
 /// The kind of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// A round in which there was something to do.
+    /// A round with work.
     Works,
     /// One in which there was not.
     Finds,
-    /// It asked for kicks, and goes to sleep; or found something instead.
+    /// It asked for kicks, and goes to sleep; or found a request instead.
     AsksForKicks(bool),
     /// It woke up.
     Wakes,
@@ -81,7 +81,7 @@ impl Threads {
     /// Threads without lanes.
     ///
     /// # Errors
-    /// When the system gives no descriptors.
+    /// An error if the system gives no descriptors.
     pub fn new(threads: usize, queues: u16) -> Result<Threads, LaneError> {
         let pairs = (0..threads).map(|_| pair()).collect::<Result<Vec<_>, _>>()?;
         let (outboxes, inboxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
@@ -98,7 +98,7 @@ impl Threads {
         Ok(Threads { routes, threads: stepped, limits: (Limits::default(), None) })
     }
 
-    /// How many there are.
+    /// The number of threads.
     pub fn count(&self) -> usize {
         self.threads.len()
     }
@@ -117,12 +117,13 @@ impl Threads {
             || thread.deadline().is_some_and(|deadline| deadline <= Instant::now())
     }
 
-    /// When a thread that sleeps wakes by itself.
+    /// The time at which a thread that sleeps wakes by itself.
     pub fn deadline(&self, thread: usize) -> Option<Instant> {
         self.threads[thread].thread.deadline()
     }
 
-    /// Lets a thread do what it does next. One that dies is to be [buried](Threads::die) with all others.
+    /// Lets a thread take its next step. A dead thread is to be [buried](Threads::die) with all
+    /// others.
     pub fn step(&mut self, thread: usize) -> Step {
         let stepped = &mut self.threads[thread];
         match catch_unwind(AssertUnwindSafe(|| stepped.step())) {

@@ -1,4 +1,4 @@
-//! Which host threads are the vCPUs of a virtual machine.
+//! Finds the host threads that are the vCPUs of a virtual machine.
 //!
 //! Hypervisors name the threads of their vCPUs (`names`). User-Mode Linux has no such threads: its
 //! kernel's process and the tasks that run guest processes are its one vCPU (`uml`). QEMU names its
@@ -25,8 +25,8 @@ use self::plugged::{Asked, Named};
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind, Result};
 
-/// So many vCPUs of a process are scheduled, the first by their numbers: a process makes as many
-/// threads, and calls them what it likes.
+/// The most vCPUs of a process that are scheduled, the first by their numbers: a process makes as
+/// many threads, and names them, as it likes.
 pub const MAX_VCPUS: usize = 512;
 
 /// A machine whose vCPUs are known. Cheap to look at again: threads of User-Mode Linux come and go.

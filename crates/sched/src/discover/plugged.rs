@@ -61,7 +61,7 @@ type Answer = Arc<OnceLock<Option<Vec<VcpuThreads>>>>;
 pub(super) struct Asked {
     path: PathBuf,
     asked: Instant,
-    /// When it was asked.
+    /// The time of the last question.
     threads: Option<u64>,
     /// It was asked, and has not answered.
     stale: bool,

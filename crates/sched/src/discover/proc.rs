@@ -8,7 +8,7 @@ use vlane_hint::{HintError, ProcessId};
 use crate::thread::is_gone;
 use crate::{Error, ErrorKind, Result};
 
-/// So many threads of a process are looked at.
+/// The most threads of a process that are looked at.
 const MAX_THREADS: usize = 32_768;
 
 /// A thread.
@@ -53,7 +53,8 @@ pub(super) fn has_thread(process: ProcessId, tid: u32) -> bool {
     fs::exists(format!("/proc/{}/task/{tid}", process.pid)).unwrap_or(true)
 }
 
-/// How many threads a process has: the kernel counts them as links of their directory, with `.` and `..`.
+/// Number of a process's threads: the kernel counts them as links of their directory, with `.` and
+/// `..`.
 pub(super) fn thread_count(process: ProcessId) -> Result<u64> {
     let pid = process.pid;
     let directory = fs::metadata(format!("/proc/{pid}/task")).map_err(|error| unread(pid, error))?;
@@ -69,7 +70,7 @@ pub(super) fn threads(process: ProcessId) -> Result<Vec<Thread>> {
         let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let name = match fs::read(entry.path().join("comm")) {
             Ok(name) => String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
-            // One that has ended since.
+            // A thread that has ended since.
             Err(error) if is_gone(&error) => continue,
             // A thread that is left out here would be taken for one that has ended.
             Err(error) => return Err(unread(pid, error)),

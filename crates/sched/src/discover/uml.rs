@@ -14,7 +14,7 @@ use super::proc;
 use crate::Result;
 use crate::thread::is_gone;
 
-/// So many children are looked at, fifty times a second.
+/// The most children that are looked at, fifty times a second.
 const MAX_CHILDREN: usize = 256;
 
 /// Returns true if a process is a User-Mode Linux kernel.

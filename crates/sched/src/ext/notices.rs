@@ -42,7 +42,7 @@ impl Told {
 }
 
 impl Exit {
-    /// Why there is no scheduler any more, and what became of the threads.
+    /// The reason why the scheduler has ended, and the fate of the threads.
     pub(crate) fn error(&self) -> Error {
         let why = match self.kind {
             STALL => "a vCPU did not get a CPU for too long, and the kernel's watchdog ended it; tasks of SCHED_OTHER or \

@@ -22,7 +22,7 @@ pub(crate) const MAX_VCPUS: u32 = 4096;
 /// `MAX_CPUS` there.
 const MAX_CPUS: usize = 1024;
 
-/// Where `struct sched_ext_ops` has its flags in `bpf/kernel.h`: after 15 operations.
+/// The place of the flags of `struct sched_ext_ops` in `bpf/kernel.h`: after 15 operations.
 const FLAGS_AT: usize = 15 * 8;
 
 /// The flag with which the kernel asks the scheduler also about threads that may not change their CPU for the moment: Linux 6.14 and later

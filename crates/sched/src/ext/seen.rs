@@ -19,9 +19,9 @@ pub(crate) struct Seen {
     pub(crate) charged_ns: u64,
     /// The rest of the current boost; 0: there is none.
     pub(crate) boost_left_ns: u64,
-    /// When it began to wait for a CPU, `CLOCK_MONOTONIC`; 0: it does not.
+    /// The time since when it waits for a CPU, `CLOCK_MONOTONIC`; 0: it does not.
     pub(crate) waits_since: u64,
-    /// How many of its threads run now, and how many run or wait.
+    /// The number of its threads that run now, and that run or wait.
     pub(crate) running: u32,
     pub(crate) runnable: u32,
     pub(crate) tids: Vec<u32>,

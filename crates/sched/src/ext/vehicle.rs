@@ -12,7 +12,8 @@ use crate::thread::is_same;
 use crate::vehicle::Counter;
 use crate::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
-/// So long without a CPU, while the vCPUs together get next to none: tasks above sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
+/// A vCPU without a CPU for so long starves, while the vCPUs together get next to none: tasks above
+/// sched_ext keep them from it. Well before the kernel's watchdog (10 s) throws the scheduler out.
 const STARVES_NS: u64 = 500 * MS;
 /// The time without a CPU after which a vCPU counts as stuck. It applies to a vCPU with more than
 /// half of its most credits, which comes before all others. Its thread is in the own queue of a CPU
@@ -64,7 +65,7 @@ struct Given {
     tid: u32,
     /// With its number, its identity: clock ticks after boot.
     start: u64,
-    /// How it was scheduled before.
+    /// Its policy and priority before.
     before: (i32, i32),
 }
 
@@ -77,7 +78,7 @@ pub struct SchedExt {
     members: Vec<Option<Member>>,
     options: Options,
     next_accounting: u64,
-    /// When the last accounting was.
+    /// The time of the last accounting.
     accounted: u64,
     /// Of the host.
     cpus: u64,
@@ -186,7 +187,8 @@ impl SchedExt {
 
     /// Gives one thread to the scheduler.
     fn adopt(&self, vcpu: &VcpuThreads, tid: u32, id: VcpuId) -> Result<Given> {
-        // A number may have become another thread's: it has to be this one, before and after.
+        // A number may have become another thread's: it has to be the same thread, before and
+        // after.
         let thread = adopt::find(vcpu, tid)?;
         let start = thread.start();
         let before = sys::policy_of(tid).map_err(|e| refused(&vcpu.name, tid, e))?;

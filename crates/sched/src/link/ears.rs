@@ -29,7 +29,7 @@ const PAUSE_NS: u64 = 1_000_000;
 /// One whose eventfd the system cannot watch, for want of memory for example, is looked at so
 /// often.
 const UNWATCHED_NS: u64 = 20_000_000;
-/// So many lanes are looked at for the price of one mark.
+/// Lanes that are looked at for the price of one mark.
 const LANES: u64 = 64;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -126,10 +126,10 @@ impl Drop for Ear {
 pub struct Ears {
     epoll: OwnedFd,
     ears: BTreeMap<u64, Ear>,
-    /// Those with something to collect.
+    /// Sessions with marks to collect.
     ready: BTreeSet<u64>,
     users: HashMap<u32, Allowance>,
-    /// Until when which sessions are paused.
+    /// Paused sessions, each with the end of its pause.
     until: BTreeSet<(u64, u64)>,
     marks: Vec<(SessionId, u16, Mark)>,
     pauses: u64,
@@ -155,8 +155,8 @@ impl Ears {
         })
     }
 
-    /// Listens to one more. One that the system cannot watch for the moment is looked at later, and
-    /// tried again then.
+    /// Listens to one more session. A session that the system cannot watch for the moment is looked
+    /// at later, and then retried.
     pub fn add(&mut self, session: SessionId, ear: Ear) {
         if watch(&self.epoll, &ear.wake, session.0).is_err() {
             self.until.insert((vlane_hint::now() + UNWATCHED_NS, session.0));
@@ -183,7 +183,8 @@ impl Ears {
         }
     }
 
-    /// When [`Ears::look`] has something to do, if the descriptor does not say so before; `CLOCK_MONOTONIC`, ns.
+    /// The next time for [`Ears::look`], unless the descriptor is readable before;
+    /// `CLOCK_MONOTONIC`, ns.
     pub fn deadline(&self) -> Option<u64> {
         self.until.first().map(|&(until, _)| until)
     }
@@ -324,7 +325,7 @@ mod tests {
         ears.add(SessionId(1), Ear::new(5, wake.try_clone().unwrap(), watch));
         ears.arm(SessionId(1), Classes::ALL);
         let begin = vlane_hint::now();
-        // Until it has used up what it may.
+        // Flood until its allowance is used up.
         let mut now = begin;
         while ears.deadline().is_none() {
             rustix::io::write(&wake, &1_u64.to_ne_bytes()).unwrap();

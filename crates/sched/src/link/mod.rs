@@ -66,8 +66,8 @@ impl Adoption {
     }
 }
 
-/// Says whether there is room for one more session of a user, beside `all` sessions of which `same`
-/// are that user's. `own`: the scheduler's user.
+/// Returns true if there is room for one more session of a user, in addition to `all` sessions of
+/// which `same` are that user's. `own`: the scheduler's user.
 fn has_room(all: usize, same: usize, user: u32, own: u32) -> bool {
     if user == 0 || user == own {
         return all < MAX_SESSIONS;
@@ -82,7 +82,7 @@ pub struct SessionId(pub u64);
 /// A session that tells of completions from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registered {
-    /// Which.
+    /// The session.
     pub session: SessionId,
     /// The virtual machine's process.
     pub process: ProcessId,
@@ -106,14 +106,14 @@ pub enum Notice {
     Joined(Registered),
     /// A session has ended, or its back end died, or broke the rules. No more events come from it.
     Left {
-        /// Which.
+        /// The session.
         session: SessionId,
-        /// Why, for people.
+        /// The reason, for people.
         why: String,
     },
     /// A back end was turned away.
     Refused {
-        /// Why, for people.
+        /// The reason, for people.
         why: String,
     },
 }
@@ -124,7 +124,7 @@ struct Session {
     /// The back end's process and user.
     pid: u32,
     uid: u32,
-    /// Until it has identified itself.
+    /// The stage of its introduction.
     stage: Stage,
 }
 
@@ -196,7 +196,7 @@ impl Link {
     /// socket that a dead scheduler left is replaced.
     ///
     /// # Errors
-    /// Another scheduler listens there, something else is there, or the system refuses.
+    /// Another scheduler listens there, another file is there, or the system refuses.
     pub fn bind(path: &Path, mode: u32) -> Result<Link> {
         Self::bind_for(path, Access::Exactly { mode, group: None })
     }
@@ -241,12 +241,12 @@ impl Link {
         (self.door, self.ears, self.file)
     }
 
-    /// Readable when [`Link::poll`] has something to do.
+    /// Readable when [`Link::poll`] has work.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// When [`Link::poll`] has something to do, if the descriptor does not say so before.
+    /// The next time for [`Link::poll`], unless the descriptor is readable before.
     pub fn deadline(&self) -> Option<Instant> {
         let heard = self
             .ears
@@ -296,7 +296,7 @@ impl Door {
         self.named.insert(machine);
     }
 
-    /// Readable when [`Door::poll`] has something to do.
+    /// Readable when [`Door::poll`] has work.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -306,7 +306,7 @@ impl Door {
         std::mem::take(&mut self.ears)
     }
 
-    /// When [`Door::poll`] has something to do, if the descriptor does not say so before.
+    /// The next time for [`Door::poll`], unless the descriptor is readable before.
     pub fn deadline(&self) -> Option<Instant> {
         let silent = self.sessions.values().filter_map(|session| match session.stage {
             Stage::Silent { until } => Some(until),
@@ -398,7 +398,7 @@ impl Door {
         }
     }
 
-    /// A back end says something, or hangs up.
+    /// Handles a back end's message, or its hang-up.
     fn hear(&mut self, id: u64, notices: &mut Vec<Notice>) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let heard = Message::receive(&session.socket);
@@ -465,7 +465,7 @@ fn watch(epoll: &OwnedFd, fd: &impl AsFd, token: u64) -> rustix::io::Result<()> 
     epoll::add(epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
 }
 
-/// Why a back end is not let in.
+/// The reason to refuse a back end.
 enum Refusal {
     /// This user's machines were not offered.
     NotAdopted {

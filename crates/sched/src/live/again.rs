@@ -48,7 +48,7 @@ impl Again {
         self.unserved.remove(&id);
     }
 
-    /// When there is something to tell again.
+    /// The time of the next repeat.
     pub(super) fn deadline(&self) -> Option<u64> {
         self.unserved.values().map(|unserved| unserved.next).min()
     }

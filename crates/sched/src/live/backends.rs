@@ -62,7 +62,7 @@ struct Tracked {
 #[derive(Debug)]
 struct Joined {
     user: u32,
-    /// How many threads it may have.
+    /// The most threads that it may have.
     room: usize,
     threads: Vec<Arc<Thread>>,
 }
@@ -82,7 +82,7 @@ pub struct Backends {
     classes: Classes,
     claims: Claims,
     machines: BTreeMap<ProcessId, Tracked>,
-    /// Which token a lane's marks are for.
+    /// The token of each lane's marks.
     lanes: HashMap<(SessionId, u16), u64>,
     /// As the loop has it.
     sent_lanes: HashMap<(SessionId, u16), u64>,
@@ -181,7 +181,8 @@ impl Backends {
         }
     }
 
-    /// How many more threads a user may have scheduled, beside those of the vCPU with this token.
+    /// Returns how many more threads a user may have scheduled, in addition to those of the vCPU
+    /// with this token.
     fn room(&self, user: u32, token: u64) -> usize {
         if user == 0 {
             return discover::MAX_THREADS;

@@ -15,7 +15,7 @@ use crate::{Error, ErrorKind};
 /// The first pause; the others are twice as long each, up to the longest.
 const FIRST_NS: u64 = 250_000_000;
 const LONGEST_NS: u64 = 32_000_000_000;
-/// How often a join is tried again.
+/// The most retries of a join.
 const TIMES: u32 = 10;
 
 /// The refused action: a source's vCPU is there, or its threads are others now.
@@ -39,7 +39,7 @@ struct Failed {
 #[derive(Debug, Default)]
 pub(super) struct Joins {
     failed: BTreeMap<(usize, u64), Failed>,
-    /// How often each was refused, while it is tried.
+    /// The number of refusals of each join, while it is retried.
     trying: BTreeMap<(usize, u64), u32>,
 }
 
@@ -85,7 +85,7 @@ impl Joins {
         self.failed.remove(&(source, token)).map(|failed| failed.join)
     }
 
-    /// When there is something to try again.
+    /// The time of the next retry.
     pub(super) fn deadline(&self) -> Option<u64> {
         self.failed.values().map(|failed| failed.next).min()
     }

@@ -42,13 +42,13 @@ use joins::{Join, Joins};
 
 /// The interval at which the state is published and ended threads are looked for.
 const SECOND_NS: u64 = 1_000_000_000;
-/// The shortest time for which a source that has something to say is left alone.
+/// The shortest time for which a source with pending marks is left alone.
 const MOMENT_NS: u64 = 1_000_000;
 /// Names of descriptors in the epoll set; sources count from 0.
 const STOP: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
-/// Why the daemon ended.
+/// The reason why the daemon ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// It was asked to stop.
@@ -150,7 +150,7 @@ impl Daemon {
         self
     }
 
-    /// Where its state can be read while it runs.
+    /// Its state, to be read while it runs.
     pub fn hub(&self) -> Arc<Hub> {
         Arc::clone(&self.hub)
     }
@@ -229,7 +229,7 @@ impl Daemon {
         self.vcpus.iter().find(|(_, vcpu)| vcpu.threads.tids.contains(&tid)).map(|(&id, _)| id)
     }
 
-    /// How many vCPUs there are.
+    /// Number of vCPUs.
     pub fn vcpus(&self) -> usize {
         self.vcpus.len()
     }
@@ -260,8 +260,8 @@ impl Daemon {
         self.vehicle.remove(id)
     }
 
-    /// Makes the calling thread real-time, as the loop has to be: one that waits behind those it boosted cannot end their
-    /// boosts. Children of it are not.
+    /// Makes the calling thread real-time, as the loop has to be: it could not end the boosts of
+    /// threads that it waits behind. Children of it are not.
     ///
     /// # Errors
     ///
@@ -443,7 +443,7 @@ impl Daemon {
                 Ok(())
             }
             Mark::Changed { token, vcpu } => {
-                // One that could not join yet joins as what it is now.
+                // A vCPU that could not join yet joins in its present form.
                 let claim = self.joins.forget(source, token).and_then(|join| join.claim);
                 self.join(Join { source, token, vcpu, claim }, opened);
                 Ok(())

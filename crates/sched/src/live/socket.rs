@@ -23,7 +23,7 @@ const LONGEST: u64 = 256;
 /// A client that does not read for so long is let go.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Where the newest state is.
+/// The place of the newest state.
 #[derive(Debug, Default)]
 pub struct Hub {
     latest: Mutex<(u64, Arc<Snapshot>)>,

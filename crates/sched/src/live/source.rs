@@ -1,4 +1,4 @@
-//! Where the daemon hears of I/O: sources, each with a file descriptor that becomes readable.
+//! Sources of the daemon's knowledge of I/O, each with a file descriptor that becomes readable.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use crate::thread::Thread;
 use crate::vehicle::{Counter, VcpuThreads};
 use crate::{Error, ErrorKind, Result};
 
-/// Something that a source has to say. A token names a vCPU; the source chooses it, and each source has its own.
+/// A source's report. A token names a vCPU; the source chooses it, and each source has its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mark {
     /// A vCPU is there.
@@ -26,46 +26,47 @@ pub enum Mark {
     },
     /// Its threads are others now.
     Changed {
-        /// Which vCPU.
+        /// The vCPU.
         token: u64,
         /// Its threads.
         vcpu: VcpuThreads,
     },
     /// It is not to be scheduled any more.
     Left {
-        /// Which vCPU.
+        /// The vCPU.
         token: u64,
     },
     /// An I/O of it has completed.
     Event {
-        /// Which vCPU.
+        /// The vCPU.
         token: u64,
     },
     /// It has taken the event.
     Served {
-        /// Which vCPU.
+        /// The vCPU.
         token: u64,
-        /// How long after the event, ns.
+        /// Time since the event, ns.
         response_ns: u64,
     },
 }
 
-/// Where marks come from. Called by the event loop, which is real-time: no method may wait.
+/// A source of marks. Called by the event loop, which is real-time: no method may wait.
 pub trait Source: Send {
     /// Its name, for messages.
     fn name(&self) -> &str;
 
-    /// Readable when there is something to collect.
+    /// Readable when there are marks to collect.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Appends everything that is there, in its order, and makes the descriptor unreadable until there is more.
+    /// Appends all pending marks, in their order, and makes the descriptor unreadable until there
+    /// are more.
     ///
     /// # Errors
     ///
     /// The source is broken: it is not asked again.
     fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()>;
 
-    /// When it has something to say although the descriptor does not tell, `CLOCK_MONOTONIC` ns.
+    /// The time at which it has marks although the descriptor does not tell, `CLOCK_MONOTONIC` ns.
     fn deadline(&self) -> Option<u64> {
         None
     }

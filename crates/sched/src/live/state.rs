@@ -41,7 +41,7 @@ impl Completions {
 
 /// Name and version of the format. The number rises when a reader of the older one would misunderstand the newer.
 pub const SCHEMA: &str = "vlane-sched-state/1";
-/// So many of a vCPU's last responses are kept for their percentiles.
+/// The last responses of a vCPU that are kept for their percentiles.
 const KEPT: usize = 1024;
 
 /// The daemon's state.
@@ -56,7 +56,7 @@ pub struct DaemonState {
     /// Its process.
     #[serde(default)]
     pub pid: u32,
-    /// How boosts are given: `realtime` or `sched_ext`.
+    /// The means of boosts: `realtime` or `sched_ext`.
     pub vehicle: String,
     /// The policy that chooses the boosted vCPUs.
     pub policy: String,
@@ -68,7 +68,8 @@ pub struct DaemonState {
     pub daemon_cpu: f64,
     /// The vehicle's counters.
     pub counters: BTreeMap<String, u64>,
-    /// Real-time budgets: that of all boosts first, then those of users and machines that were asked for something lately.
+    /// Real-time budgets: that of all boosts first, then those of users and machines with recent
+    /// boosts.
     #[serde(default)]
     pub budgets: Vec<BudgetState>,
     /// The vCPUs.
@@ -125,11 +126,13 @@ pub struct VcpuState {
     pub left_ms: f64,
     /// Its debt of it.
     pub debt_ms: f64,
-    /// How fast it spends loans, parts per million of a CPU (the paper's cm); 0: not known yet.
+    /// The rate at which it spends loans, parts per million of a CPU (the paper's cm); 0: not known
+    /// yet.
     pub cm_ppm: u64,
-    /// How much of its allotment redeems loans, parts per thousand.
+    /// The part of its allotment that redeems loans, parts per thousand.
     pub redemption_permille: u64,
-    /// How long one of its boosts may last, ms of CPU time; 0: from a scheduler that does not tell.
+    /// The longest time of one of its boosts, ms of CPU time; 0: from a scheduler that does not
+    /// tell.
     #[serde(default)]
     pub boost_max_ms: f64,
     /// I/O events seen.
@@ -144,7 +147,7 @@ pub struct VcpuState {
     pub response_p50_us: f64,
     /// Their 99th percentile.
     pub response_p99_us: f64,
-    /// How many of them there are (at most 1024).
+    /// The number of them (at most 1024).
     pub responses: usize,
     /// CPU time in the last second, percent of one CPU.
     pub cpu_percent: f64,
@@ -164,7 +167,7 @@ pub(crate) struct Responses(Arc<Last>);
 #[derive(Debug)]
 struct Last {
     values: Box<[AtomicU64]>,
-    /// How many there have been.
+    /// The number of responses so far.
     count: AtomicU64,
 }
 
@@ -186,7 +189,7 @@ impl Responses {
         self.0.count.store(count + 1, Ordering::Release);
     }
 
-    /// How many, and two percentiles in microseconds.
+    /// Returns the number, and two percentiles in microseconds.
     pub(crate) fn percentiles(&self) -> (usize, f64, f64) {
         let count = usize::try_from(self.0.count.load(Ordering::Acquire)).unwrap_or(KEPT).min(KEPT);
         let values = self.0.values.iter().take(count);

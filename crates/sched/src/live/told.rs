@@ -18,7 +18,8 @@ use crate::thread::Thread;
 use crate::vehicle::Counter;
 use crate::{Error, ErrorKind, Result};
 
-/// So many vCPUs join before events have their turn again: each takes some system calls per thread.
+/// The vCPUs that join before events have their turn again: each takes some system calls per
+/// thread.
 const JOINS: usize = 2;
 
 /// Orders to the loop.
@@ -41,7 +42,7 @@ pub(super) enum Order {
 pub(super) struct Orders {
     sender: Sender<Order>,
     bell: Arc<OwnedFd>,
-    /// Something was sent since the bell was rung.
+    /// An order was sent since the bell was rung.
     sent: Cell<bool>,
 }
 
@@ -52,7 +53,7 @@ impl Orders {
         self.sent.set(true);
     }
 
-    /// Wakes the loop, if there is anything for it.
+    /// Wakes the loop, if there are orders for it.
     pub(super) fn ring(&self) {
         if self.sent.take() {
             let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());

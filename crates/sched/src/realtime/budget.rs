@@ -52,7 +52,7 @@ impl Budget {
         Ok(Self::new(limit * u64::from(percent) / 100 * cpus as u64))
     }
 
-    /// So many parts per million of one CPU.
+    /// A budget of `rate_ppm` parts per million of one CPU.
     pub const fn new(rate_ppm: u64) -> Self {
         Self { rate_ppm, left_ns: 0, filled: None }
     }
@@ -72,7 +72,7 @@ impl Budget {
         self.has_some(now) && self.left_ns >= self.most()
     }
 
-    /// True if hardly anything of it was used lately. The clock is not read for that.
+    /// True if it was hardly used lately. The clock is not read for that.
     pub fn is_hardly_used(&self) -> bool {
         self.left_ns >= self.most() / 100 * 99
     }
@@ -96,7 +96,7 @@ impl Budget {
         self.left_ns > 0
     }
 
-    /// So much real-time CPU time was used.
+    /// Charges real-time CPU time that was used.
     pub fn used(&mut self, ns: u64) {
         self.left_ns = self.left_ns.saturating_sub_unsigned(ns);
     }

@@ -26,12 +26,12 @@ use crate::{Error, ErrorKind, Result};
 
 /// A daemon that has not said that it lives for so long stands still.
 const STALLED_NS: u64 = 1_000_000_000;
-/// How often the guard looks.
+/// Interval of the guard's looks.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long a new guard may take to be ready.
+/// The time in which a new guard has to be ready.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
-/// How to start a guard: `program args... TABLE`.
+/// The command that starts a guard: `program args... TABLE`.
 #[derive(Debug, Clone)]
 pub struct GuardCommand {
     /// The program.

@@ -43,7 +43,7 @@ pub mod priority {
     pub const GUARD: u32 = 3;
 }
 
-/// How often a boost that has had no CPU yet (others were boosted before it) is prolonged.
+/// The most prolongations of a boost that has had no CPU yet (others were boosted before it).
 const PROLONGED: u32 = 20;
 /// Boosts pause for so long after a guard could not be started.
 const GUARD_AGAIN_NS: u64 = 1_000_000_000;
@@ -54,13 +54,13 @@ pub(crate) fn own_cpu_ns() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// The system's time that everything here counts in, ns.
+/// The system's time in which all times here are counted, ns.
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// How a vCPU that owes is held back.
+/// The way in which an indebted vCPU is held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldBack {
     /// `SCHED_IDLE`: has the weight 3 against 1024.
@@ -82,7 +82,7 @@ pub struct Settings {
     pub rt_percent: u8,
     /// Percent of that for the machines of one user, root's and the scheduler's own excepted; and for one machine.
     pub rt_shares: Shares,
-    /// How a vCPU that owes is held back.
+    /// The way in which an indebted vCPU is held back.
     pub hold_back: HoldBack,
     /// It is held back when it owes more CPU time than this, ns.
     pub owes_ns: u64,
@@ -325,7 +325,7 @@ impl RealTime {
         if runnable { Doing::Waiting } else { Doing::Blocked }
     }
 
-    /// How a thread is scheduled when it is not boosted.
+    /// A thread's attributes when it is not boosted.
     const fn base(&self, was: Attr, held_back: bool) -> Attr {
         match self.settings.hold_back {
             HoldBack::Idle if held_back => Attr { class: Class::Idle, nice: 0, priority: 0, ..was },
@@ -334,7 +334,8 @@ impl RealTime {
         }
     }
 
-    /// Sets all threads of a vCPU to what it is to be now: also those after one that the system refuses to change.
+    /// Sets all threads of a vCPU to its present attributes: also those after one that the system
+    /// refuses to change.
     fn apply(&mut self, id: VcpuId) -> Result<()> {
         let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else { return Ok(()) };
         let boosted = managed.boost.is_some();
@@ -651,7 +652,8 @@ impl Vehicle for RealTime {
         let managed = self.managed(id)?;
         let known: Vec<u32> = managed.members.iter().map(|member| member.thread.tid()).collect();
         let threads = adopt::first_of(vcpu);
-        // A thread that was made by one that was held back has that from it: it was meant to be like the others.
+        // A thread that was made by a held-back one has its attributes: it was meant to be like the
+        // others.
         let first = managed.members.first().map(|member| member.was);
         let leaves: Vec<Member> =
             managed.members.extract_if(.., |member| !threads.contains(&member.thread.tid())).collect();

@@ -30,7 +30,7 @@ pub(super) struct Payer {
     pub(super) machine: u32,
 }
 
-/// Which budget is used up.
+/// The budget that is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lack {
     User,
@@ -78,7 +78,7 @@ impl Payers {
         (!user.has_some(now)).then_some(Lack::User)
     }
 
-    /// So much real-time CPU time was used.
+    /// Charges real-time CPU time that was used.
     pub(super) fn used(&mut self, payer: Payer, ns: u64) {
         // It may have been tidied away since the boost began.
         self.machines.entry(payer.machine).or_insert_with(|| Budget::new(self.machine_ppm)).used(ns);

@@ -1,7 +1,7 @@
 //! Repairs threads that ended schedulers have left changed.
 //!
-//! A list has to be one that may be believed (`trusted.rs`). An entry is carried out only if a
-//! scheduler could have written it: ordinary policies, for a thread with the noted start time.
+//! Only a trusted list is read (`trusted.rs`). An entry is carried out only if a scheduler could
+//! have written it: ordinary policies, for a thread with the noted start time.
 
 use std::ffi::OsStr;
 use std::io;

@@ -23,7 +23,7 @@ fn left(entries: &[Entry]) -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-/// A process, with an entry that makes it something.
+/// A process, with an entry that changes it.
 struct Victim(std::process::Child);
 
 impl Victim {

@@ -37,7 +37,7 @@ pub struct Entry {
     pub tid: u32,
     /// Its start time (clock ticks after boot), so that another one with this number is left alone.
     pub start: u64,
-    /// How it was scheduled.
+    /// Its attributes before.
     pub was: Attr,
 }
 
@@ -84,7 +84,8 @@ impl Entry {
         })
     }
 
-    /// Schedules the thread as it was; whether something had to be changed. A thread that is gone is left alone.
+    /// Schedules the thread as before; returns true if that was a change. A thread that is gone is
+    /// left alone.
     ///
     /// # Errors
     ///
@@ -211,7 +212,7 @@ impl Table {
         self.file.write_all_at(&now.to_le_bytes(), 0)
     }
 
-    /// How often the guard has restored threads because the daemon stood still.
+    /// Number of times that the guard has restored threads because the daemon stood still.
     pub fn interventions(&self) -> u64 {
         read_u64(&self.file, 8).unwrap_or(0)
     }
@@ -279,12 +280,12 @@ impl Reader {
         Ok(reader)
     }
 
-    /// One that is open.
+    /// The table in an open file.
     pub(super) fn of(file: File, path: &Path) -> Self {
         Self { file, path: path.to_path_buf() }
     }
 
-    /// When the daemon was last alive.
+    /// The time at which the daemon was last alive.
     ///
     /// # Errors
     ///

@@ -59,14 +59,16 @@ impl RealTime {
         let tried = sys::set(tid, &Attr::round_robin(priority::BOOST)).and_then(|()| sys::set(tid, &was));
         if let Err(error) = tried {
             let error = refused(name, &member.thread, error);
-            // Which of the two was refused makes no difference: it is as it was, or stays written down.
+            // A refusal of either step makes no difference: the thread is as it was, or stays
+            // written down.
             let _ = self.give_back(member);
             return Err(error);
         }
         Ok(member)
     }
 
-    /// Restores a thread, and strikes it out. One that the system refuses to restore stays in the table, and is tried again.
+    /// Restores a thread, and strikes it out. A thread that the system refuses to restore stays in
+    /// the table, and is retried.
     pub(super) fn give_back(&mut self, member: Member) -> Result<()> {
         let tid = member.thread.tid();
         // Its number may be another's now.
@@ -84,7 +86,7 @@ impl RealTime {
         self.table.strike(member.slot).map_err(table_failed)
     }
 
-    /// A thread that has what it is from one that was held back was meant to be like the vCPU's first.
+    /// A thread with the attributes of a held-back one was meant to be like the vCPU's first.
     pub(super) fn like_the_first(&mut self, mut member: Member, first: Option<Attr>) -> Result<Member> {
         let Some(first) = first.filter(|&first| first != member.was) else { return Ok(member) };
         let held_back = self.base(first, true);

@@ -16,7 +16,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 /// A list is no longer than this: 64 bytes per thread.
 const LONGEST: i64 = 16 << 20;
 
-/// Why something is not believed, in words for people.
+/// Returns the reason for distrust, in words for people.
 fn distrust(what: &str, stat: &Stat) -> Option<String> {
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != 0 && stat.st_uid != own {
@@ -44,7 +44,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Opens one that may be believed.
+    /// Opens a trusted list.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())?;

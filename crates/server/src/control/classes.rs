@@ -58,11 +58,12 @@ pub(super) struct Times {
     p50_ns: Option<u64>,
     /// The same of 99 of 100.
     p99_ns: Option<u64>,
-    /// The histogram: how many took less than so many nanoseconds, and no less than the one before. Only those that have any.
+    /// The histogram: the number of requests that took less than so many nanoseconds, and no less
+    /// than the bucket before. Empty buckets are omitted.
     buckets: Vec<[u64; 2]>,
 }
 
-/// How a lane is now.
+/// The state of a lane.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LaneInfo {
     /// Requests that it may have at the device, but for express ones, which may be as many again; null: as many as there are.

@@ -17,10 +17,10 @@ use super::error::{ApiError, Problem};
 /// Counters, by name. All of them only ever rise, across sessions too.
 type Counted = BTreeMap<&'static str, u64>;
 
-/// Everything that is counted.
+/// All counters.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct CountersInfo {
-    /// When they were read: nanoseconds of the system's monotonic clock (CLOCK_MONOTONIC).
+    /// The time of reading them: nanoseconds of the system's monotonic clock (CLOCK_MONOTONIC).
     monotonic_ns: u64,
     process: ProcessInfo,
     /// The sum of all lanes: reads, read_bytes, writes, written_bytes, flushes, others, refused, failed, no_space, short,

@@ -6,12 +6,12 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Why a request was not answered.
+/// The reason why a request was not answered.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Problem {
     /// The failed action, and its object.
     what: String,
-    /// Why.
+    /// The reason.
     why: String,
     /// The advice.
     advice: String,

@@ -52,7 +52,7 @@ pub(super) struct JournalInfo {
 /// Reads and writes around the page cache.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Direct {
-    /// Why no journal is, if none can be.
+    /// The reason why no journal is direct, if none can be.
     refusal: Option<String>,
     /// Start and length of each region, in bytes.
     ranges: Vec<[u64; 2]>,
@@ -60,9 +60,9 @@ pub(super) struct Direct {
     is_changing: bool,
     /// Bytes written to regions.
     written_bytes: u64,
-    /// How often the regions have changed.
+    /// Number of changes of the regions.
     changes: u64,
-    /// How often a change was put off: the regions stayed as they were.
+    /// Number of changes that were put off: the regions stayed as they were.
     put_off: u64,
     /// Start and length of what is not direct any more, because another program of the host used it through the page cache.
     given_up: Vec<[u64; 2]>,

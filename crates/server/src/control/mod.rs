@@ -36,7 +36,7 @@ use crate::volume::Volume;
 use error::ApiError;
 use vlane_socket::{Access, ListenError, Place, SocketFile};
 
-/// How long clients that are still reading may keep the end waiting.
+/// The time that clients that are still reading may delay the end.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The handlers' context.
@@ -47,14 +47,14 @@ struct Context {
     document: Arc<str>,
 }
 
-/// Why the control socket cannot be had.
+/// The reason why there is no control socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
     /// Not at that path.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Not the one of the process before.
+    /// Not the socket of the process before.
     #[error(transparent)]
     TakeOver(#[from] HandoverError),
     /// The system gives no thread, or no way to wait.

@@ -33,7 +33,7 @@ pub(super) struct VolumeInfo {
     /// Threads that have ended by a fault; their queues are not served until vlane is started
     /// again.
     lost_threads: Vec<usize>,
-    /// When threads poll: `latency`, `balanced` or `off`.
+    /// The polling mode of threads: `latency`, `balanced` or `off`.
     poll: &'static str,
     /// The longest busy polling, in microseconds; 0: none.
     poll_us: u64,

@@ -279,8 +279,8 @@ impl VhostUserBackendReqHandlerMut for State {
         //# the back-end device must map in.
         let region = region(spec, fd)?;
         let memory = match self.running().is_empty() {
-            // A front end that begins anew at the same connection, with another device, does not
-            // take away what the one before it had added.
+            // A front end that begins anew at the same connection, with another device, keeps the
+            // regions that the earlier one had added.
             true => self.memory.replacing(region),
             false => self.memory.with(region).map_err(refuse)?,
         };

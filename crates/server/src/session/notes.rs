@@ -14,8 +14,8 @@ use super::{State, refuse, refuse_told};
 use crate::config_change;
 use crate::features;
 
-/// Where a split or packed ring begins: at its first entry, with both wrap counters set if it has
-/// some.
+/// The base at which a split or packed ring begins: its first entry, with both wrap counters set if
+/// it has some.
 const BEGINNINGS: [u32; 3] = [0, 0x8000, 0x8000_8000];
 
 impl State {
@@ -45,8 +45,8 @@ impl State {
     /// SET_INFLIGHT_FD: the front end gives what the back ends before have left with it.
     ///
     /// # Errors
-    /// When that is another image's. No ring of the session starts then: it would write what
-    /// belongs there.
+    /// An error if the notes are another image's. No ring of the session starts then: it would
+    /// write what belongs there.
     pub(super) fn use_tracking(&mut self, tracking: Tracking) -> Result<()> {
         self.is_barred = false;
         let notes = tracking.notes();

@@ -23,7 +23,7 @@ use crate::handover::{
 use crate::volume::Volume;
 use crate::vring::{Addresses, Vring};
 
-/// How long the requests under way may take to be answered before it is given up.
+/// The time that requests in progress have to be answered before the handover is given up.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The file and range of SET_LOG_BASE.
@@ -260,7 +260,8 @@ impl Session {
         Ok(())
     }
 
-    /// A session that another process has begun, on a volume like that one's; its rings run when this returns.
+    /// Restores a session that another process has begun, on a volume like that process's; its
+    /// rings run when this returns.
     ///
     /// # Errors
     /// [`HandoverError`].

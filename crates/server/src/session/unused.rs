@@ -1,5 +1,5 @@
-//! Why a front end left without using its volume: it cannot say so itself, and its guest waits for
-//! a disk in silence.
+//! The reason why a front end left without using its volume: it cannot say so itself, and its guest
+//! waits for a disk in silence.
 
 use std::sync::PoisonError;
 
@@ -8,11 +8,11 @@ use crate::said;
 use crate::unused::Unused;
 
 impl State {
-    /// Why no ring ran, as far as the messages show it.
+    /// The reason why no ring ran, as far as the messages show it.
     pub(super) fn unused(&self) -> Option<Unused> {
         // QEMU asks for the in-flight memory when it starts the device, just before it gives the
-        // guest's memory. One that looks at the configuration, or whose guest has no driver for the
-        // disk, does not come so far.
+        // guest's memory. A front end that looks at the configuration, or whose guest has no driver
+        // for the disk, does not come so far.
         if self.is_negotiated && self.tracking.is_some() && !self.had_memory {
             return Some(Unused::NoMemory);
         }

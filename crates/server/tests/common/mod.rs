@@ -85,7 +85,7 @@ pub mod code {
     pub const REM_MEM_REG: u32 = 38;
 }
 
-/// A null device of 1 GiB; with a latency, one that works on many requests at a time.
+/// A null device of 1 GiB; with a latency, it works on many requests at a time.
 pub fn null(latency: Option<Duration>) -> Arc<NullEngine> {
     Arc::new(NullEngine::new(NullConfig { size: 1 << 30, latency, parallelism: 64 }).unwrap())
 }
@@ -109,7 +109,7 @@ impl Server {
         Server::telling(engine, queues, threads, poll_max, Schedulers::None)
     }
 
-    /// One that tells a vCPU scheduler.
+    /// A server that reports to a vCPU scheduler.
     pub fn telling(
         engine: Arc<dyn Engine>,
         queues: u16,
@@ -121,7 +121,7 @@ impl Server {
         Server::with(engine, topology, poll_max, schedulers, Mode::Off)
     }
 
-    /// One that tells a vCPU scheduler and has classes.
+    /// A server that reports to a vCPU scheduler and has classes.
     pub fn classifying(engine: Arc<dyn Engine>, mode: Mode, schedulers: Schedulers) -> Server {
         let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
         Server::with(engine, topology, Duration::ZERO, schedulers, mode)
@@ -146,7 +146,7 @@ impl Server {
         Server::serving(directory, volume, listener)
     }
 
-    /// One that another one can take over from.
+    /// A server from which another one can take over.
     pub fn relievable(engine: Arc<dyn Engine>) -> (Server, Relief) {
         let directory = Arc::new(TempDir::with_prefix("vlane-server-").unwrap());
         let listener = Listener::bind(&directory.path().join("s")).unwrap();
@@ -461,7 +461,7 @@ impl Wire {
         self.ask(code::GET_VRING_BASE, &halves(&[index, 0])).map(|body| half(&body, 4))
     }
 
-    /// Everything that a ring needs, in QEMU's order.
+    /// Sends all that a ring needs, in QEMU's order.
     pub fn start(&self, index: u32, ring: &Ring<'_>) -> bool {
         self.start_at(index, ring, 0)
     }
@@ -476,7 +476,7 @@ impl Wire {
             && self.vring(code::SET_VRING_ENABLE, index, 1)
     }
 
-    /// Everything that a ring of the driver's needs.
+    /// Sends all that a ring of the driver's needs.
     pub fn start_driven(&self, index: u32, arena: &Arena, layout: Layout, base: u32, door: &Door) -> bool {
         let mut addresses = halves(&[index, 0]);
         let parts = [layout.desc, layout.device, layout.driver].map(|part| arena.to_user(part));
