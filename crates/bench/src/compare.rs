@@ -137,7 +137,7 @@ pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<S
         };
         if !then.load.is_same_as(&now.load) {
             let context = format!(
-                "load `{}` is not what it was in the saved run, so they cannot be compared: {}; save a new run",
+                "load `{}` differs from the saved run, so they cannot be compared: {}; save a new run",
                 now.load.name,
                 difference(&then.load, &now.load)
             );

@@ -47,7 +47,7 @@ fn extract_bytes(image: &[u8]) -> std::result::Result<Vec<u8>, String> {
     let start = (setup_sectors + 1) * 512 + word(0x248)?;
     let payload = field(start, word(0x24c)?)?;
     let elf = compressed::unpack(payload)?;
-    if elf.starts_with(b"\x7fELF") { Ok(elf) } else { Err("what it holds is no ELF file".into()) }
+    if elf.starts_with(b"\x7fELF") { Ok(elf) } else { Err("its content is not an ELF file".into()) }
 }
 
 #[cfg(test)]

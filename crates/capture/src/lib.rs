@@ -327,7 +327,7 @@ impl Trace {
     pub fn what_is_missing(&self) -> Option<String> {
         match &self.damage {
             Some(damage) => {
-                Some(format!("the trace is damaged, and only what is before the damage was used: {damage}"))
+                Some(format!("the trace is damaged, and only the part before the damage was used: {damage}"))
             }
             None if !self.is_complete => {
                 Some("the trace has no end: it was cut off, or the recording broke off".to_owned())

@@ -300,8 +300,7 @@ impl Control {
         let mut response = httparse::Response::new(&mut headers);
         let parsed = response.parse(&head).context(ErrorKind::Format, || {
             format!(
-                "{}: whoever listens there does not speak HTTP, so it is no control socket; a volume has one if it is served with \
-                 --control PATH",
+                "{}: the process that listens there does not speak HTTP, so this is not a control socket; serve the volume with --control PATH",
                 self.path.display()
             )
         })?;
@@ -334,7 +333,7 @@ impl Control {
                     Error::caused_by(ErrorKind::Missing, context, error)
                 }
                 io::ErrorKind::PermissionDenied => {
-                    let context = format!("{path}: the control socket is for the user who serves the volume");
+                    let context = format!("{path}: only the user of the server may use this control socket; run the command as that user, or as root");
                     Error::caused_by(ErrorKind::Io, context, error)
                 }
                 _ => Error::caused_by(ErrorKind::Io, format!("{path}: cannot connect"), error),

@@ -141,7 +141,7 @@ impl Output {
     }
 
     fn exists(&self) -> Error {
-        self.no("exists already; choose another name, or say --force to replace it")
+        self.no("exists already; choose another name, or use --force to replace it")
     }
 
     /// The present content, if it may be replaced.
@@ -165,7 +165,7 @@ impl Output {
         let real = match there.is_symlink() {
             false => path.clone(),
             true => std::fs::canonicalize(path)
-                .map_err(|_| self.no("is a symbolic link to nothing; choose another name"))?,
+                .map_err(|_| self.no("is a broken symbolic link; choose another name"))?,
         };
         let there = std::fs::metadata(&real).context(ErrorKind::Io, || self.cannot())?;
         let kind = there.file_type();
@@ -181,7 +181,7 @@ impl Output {
         }
         let user = vlane_engine::file::user_of(&real).context(ErrorKind::Io, || {
             format!(
-                "{}: exists, and cannot be read to find out whether it is in use; choose another name",
+                "{}: exists, and cannot be checked for use by others; choose another name",
                 path.display()
             )
         })?;

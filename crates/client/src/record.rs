@@ -227,6 +227,6 @@ fn killed() -> Error {
 fn damaged(error: vlane_trace::Error) -> Error {
     match error.kind() {
         vlane_trace::ErrorKind::Io => Error::caused_by(ErrorKind::Io, "the recording broke off", error),
-        _ => Error::caused_by(ErrorKind::Format, "the server sends what is no trace", error),
+        _ => Error::caused_by(ErrorKind::Format, "the server sent data that are not a trace", error),
     }
 }

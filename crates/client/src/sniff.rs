@@ -109,7 +109,7 @@ impl Found {
             Self::ControlSocket(_) => "the control socket of a volume".into(),
             Self::VhostUserSocket(_) => "the vhost-user socket of a volume".into(),
             Self::OtherSocket => "a socket".into(),
-            Self::Unknown => "nothing that vlane knows".into(),
+            Self::Unknown => "an unknown format".into(),
         }
     }
 }
@@ -147,7 +147,7 @@ pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
         }
         (Found::Trace, Wanted::Report) => format!("make one of it: vlane analyze {name} --html NEW.html"),
         (Found::Trace, Wanted::VhostUserSocket | Wanted::ControlSocket) => {
-            format!("vlane analyze {name} says what is in it")
+            format!("vlane analyze {name} shows its content")
         }
         (Found::SavedRun, _) => format!("vlane bench --compare {name} compares a new run with it"),
         (Found::Report, _) => format!("vlane report {name} shows it"),

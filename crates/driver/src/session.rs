@@ -541,7 +541,7 @@ fn open(socket: &Path) -> Result<UnixStream, Error> {
         let why = match e.kind() {
             io::ErrorKind::NotFound => "there is no such socket; start the back end first",
             io::ErrorKind::ConnectionRefused => {
-                "nobody listens on this socket; the back end that made it has ended"
+                "no process listens on this socket; the back end that made it has ended"
             }
             io::ErrorKind::PermissionDenied => "no permission to connect to this socket",
             io::ErrorKind::InvalidInput => "not a possible socket path (107 bytes are the most)",

@@ -59,14 +59,14 @@ impl FromStr for Pattern {
             "rw" => Mix::ReadPercent(match percent {
                 None => 50,
                 Some(text) => {
-                    text.parse().ok().filter(|p| *p <= 100).ok_or(format!("`{text}` is no percentage"))?
+                    text.parse().ok().filter(|p| *p <= 100).ok_or(format!("`{text}` is not a percentage"))?
                 }
             }),
             "trim" | "discard" => Mix::Discard,
             "zero" => Mix::WriteZeroes,
             _ => {
                 return Err(format!(
-                    "`{text}` is no pattern; read, write, rw, trim and zero are, with `rand` before them for random addresses"
+                    "`{text}` is not a known pattern; use read, write, rw, trim or zero, with `rand` before them for random addresses"
                 ));
             }
         };
@@ -195,19 +195,19 @@ impl Workload {
         }
         if self.idle >= negotiated.queues {
             return invalid(format!(
-                "{} of {} queues idle: nobody is left to work",
+                "{} of {} queues idle: no queue is left to work",
                 self.idle, negotiated.queues
             ));
         }
         if self.flush_every == Some(0) {
-            return invalid("a flush after every 0 writes makes no sense".into());
+            return invalid("a flush after every 0 writes is impossible; give at least 1".into());
         }
         if self.flush_every.is_some() && !negotiated.flush {
             return unsupported("flush requests");
         }
         if let Some(Rate { per_second, .. }) = self.rate {
             if !(per_second.is_finite() && per_second > 0.0) {
-                return invalid(format!("a rate of {per_second} requests per second makes no sense"));
+                return invalid(format!("a rate of {per_second} requests per second is impossible"));
             }
             if matches!(self.limit, Limit::Count(_)) {
                 return invalid("a rate goes with a time, not with a number of requests".into());

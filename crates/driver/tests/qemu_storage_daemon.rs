@@ -80,7 +80,7 @@ fn broken_sockets_have_distinct_errors() {
     let long = dir.path().join("x".repeat(120));
     for (path, says) in [
         (dir.path().join("none"), "no such socket"),
-        (dead, "nobody listens"),
+        (dead, "no process listens"),
         (file, "not a socket"),
         (long, "no such socket"),
     ] {
@@ -184,7 +184,7 @@ fn flushed_data_survives_a_kill() {
     let report = verify_check(session, &mut state, &mut going_on).unwrap();
     assert_eq!(report.mismatches, 3, "{report:?}");
     let words: Vec<_> = report.first.iter().map(ToString::to_string).collect();
-    let belongs = format!("belongs at offset {}", moved + 512);
+    let belongs = format!("the data of offset {}", moved + 512);
     for says in [belongs.as_str(), "writes were lost", "checksum"] {
         assert!(words.iter().any(|text| text.contains(says)), "{says}: {words:?}");
     }

@@ -203,7 +203,7 @@ fn write<W: Write>(mut writer: Writer<W>, entries: &Receiver<Entry>) -> Result<(
             (entry, None) => {
                 failed = writer.write(&entry).err();
                 if let Some(error) = &failed {
-                    tracing::error!("the record of what reaches the storage cannot be written: {error}");
+                    tracing::error!("the record of the storage's writes cannot be written: {error}");
                 }
             }
         }

@@ -105,7 +105,7 @@ fn time(text: &str) -> Result<Duration, String> {
 fn terminal(path: &str) -> Result<i32, String> {
     let metadata = std::fs::metadata(path).map_err(|error| error.to_string())?;
     if !metadata.file_type().is_char_device() {
-        return Err("it is no terminal".to_owned());
+        return Err("not a terminal".to_owned());
     }
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
     Ok(((minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12)).cast_signed())

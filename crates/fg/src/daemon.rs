@@ -56,9 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("a daemon runs already in {} (vlane-fg status)", dir.path().display());
     };
     if of_root(&options.dir).is_some() {
-        bail!(
-            "root's daemon runs already, and raises what you have in the foreground: none of yours is needed"
-        );
+        bail!("root's daemon already raises your foreground jobs; no other daemon is needed");
     }
     let (signal, from_signal) = UnixStream::pair()?;
     for number in [libc::SIGTERM, libc::SIGINT] {

@@ -138,7 +138,7 @@ impl Dir {
         // Not its size: it may grow while it is read.
         File::from(fd).take(most + 1).read_to_string(&mut content).with_context(what)?;
         if content.len() as u64 > most {
-            bail!("{}: it has more than {most} bytes: it is no file of this program's, remove it", what());
+            bail!("{}: it has more than {most} bytes: not a file of this program; remove it", what());
         }
         Ok(Some(content))
     }

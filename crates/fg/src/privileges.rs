@@ -23,7 +23,11 @@ pub fn try_out(asked: Raise) -> Result<Possible> {
         if let Err(error) = sys::set_io_priority(0, io) {
             bail!(
                 "I/O priority {io} cannot be set ({error}): {}",
-                if io.is_real_time() { "rt needs CAP_SYS_NICE; be/0 needs nothing" } else { "take be/0" }
+                if io.is_real_time() {
+                    "rt needs CAP_SYS_NICE; be/0 needs no privilege"
+                } else {
+                    "take be/0"
+                }
             );
         }
         sys::set_io_priority(0, before)?;

@@ -36,7 +36,7 @@ pub fn read(dir: &Dir) -> Result<Memory> {
     let Some(text) = dir.read(NAME, RECORD)? else { return Ok(Memory::default()) };
     let content: Content = serde_json::from_str(&text).with_context(|| {
         format!(
-            "{}/{NAME} is no record of this version: what it says is lost if you remove it",
+            "{}/{NAME} is not a record of this version; removing it loses its content",
             dir.path().display()
         )
     })?;

@@ -44,7 +44,7 @@ fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {
         None if memory.is_clean() => writeln!(text, "{}: no daemon runs", path.display()),
         None => writeln!(
             text,
-            "{}: no daemon runs, and one that was killed has left this raised (vlane-fg restore gives it back)",
+            "{}: no daemon runs, and a killed one left these processes raised; run vlane-fg restore",
             path.display()
         ),
     };

@@ -167,7 +167,7 @@ impl Client {
                     self.state = State::Joined { socket, board: Arc::clone(&board) };
                 }
                 (self.told, self.appear, self.patience) = (None, None, RETRY_REFUSED);
-                tracing::info!("{}: the vCPU scheduler at {} is told", self.guest.name, path.display());
+                tracing::info!("{}: notifies the vCPU scheduler at {}", self.guest.name, path.display());
                 Some(Change::Joined(board, Arc::new(wake)))
             }
             Err(unreached) => self.goes_without(before, unreached, now),
@@ -320,7 +320,7 @@ fn answer(socket: &OwnedFd) -> Result<Option<OwnedFd>, Unwelcome> {
             false => nonsense("the scheduler sent no eventfd"),
         },
         Some((Message::Refused(why), _)) => Err(Unwelcome::Refused(printable(&why).to_string())),
-        Some(_) => nonsense("the scheduler said something that makes no sense"),
+        Some(_) => nonsense("the scheduler sent an invalid message"),
     }
 }
 

@@ -174,7 +174,7 @@ impl Message {
         let message = Message::decode(&bytes[..received.bytes])?;
         let fd = fds.pop();
         match (&message, fd.is_some()) {
-            (Message::Refused(_), true) => Err(HintError::Protocol("a descriptor that nobody wants")),
+            (Message::Refused(_), true) => Err(HintError::Protocol("an unexpected descriptor")),
             (Message::Hello(_) | Message::Welcome, false) => Err(HintError::Protocol("no descriptor")),
             _ => Ok(Some((message, fd))),
         }

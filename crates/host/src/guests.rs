@@ -99,7 +99,7 @@ pub fn wait(guest: &mut Guest, key: &str, limit: Duration, interrupt: &Interrupt
             return Err(trouble(guest, "the guest has ended"));
         }
         if Instant::now() > deadline {
-            return Err(trouble(guest, &format!("the guest says nothing of `{key}`")));
+            return Err(trouble(guest, &format!("the guest did not report `{key}`")));
         }
     }
 }

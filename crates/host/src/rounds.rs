@@ -75,7 +75,7 @@ impl Rounds {
 /// one.
 pub fn missing(what: &str, whole: usize, wanted: usize, error: &Error) -> String {
     let were = if whole == 1 { " was" } else { "s were" };
-    format!("PARTIAL: {whole} of {wanted} {what}{were} measured, the next one broke off: {error}")
+    format!("PARTIAL: {whole} of {wanted} {what}{were} measured, the next one failed: {error}")
 }
 
 #[cfg(test)]

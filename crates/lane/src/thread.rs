@@ -446,7 +446,7 @@ impl Thread {
 #[cold]
 fn complain(complained: &mut bool, error: &std::io::Error) {
     if !std::mem::replace(complained, true) {
-        tracing::error!("io_uring_enter: {error}; trying again, this is told once");
+        tracing::error!("io_uring_enter: {error}; retrying (logged once)");
     }
     std::thread::sleep(Duration::from_millis(1));
 }

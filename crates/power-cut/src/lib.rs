@@ -323,7 +323,7 @@ fn read(path: &Path) -> Result<History> {
         false => Ok(history),
         true => Err(Error::new(
             ErrorKind::Invalid,
-            "the image lies in memory, where nothing is ever durable; give a directory on a disk",
+            "the image lies in memory, which is never durable; give a directory on a disk",
         )),
     }
 }

@@ -14,7 +14,7 @@ pub enum RingFormat {
 #[non_exhaustive]
 pub enum QueueError {
     /// Zero, beyond 32768, or not a power of two in a split ring.
-    #[error("{size} is no legal size of a {layout:?} virtqueue")]
+    #[error("{size} is not a legal size of a {layout:?} virtqueue")]
     Size {
         /// The size given.
         size: u16,
@@ -70,8 +70,7 @@ pub enum Broken {
     Loop,
     /// The front end does not know how far the last back end came, and the ring does not show it.
     #[error(
-        "the front end says that this packed ring stands at {index} (wrap counter {}), and it does not: the last back end \
-         was killed with requests in flight, and nobody knows which; reset the guest. Split rings (packed=off in QEMU) go on",
+        "the front end gives {index} (wrap counter {}) as this packed ring's position, which is wrong: the last back end was killed with unknown requests in flight; reset the guest. Split rings (packed=off in QEMU) continue",
         u8::from(*wrap)
     )]
     PlaceLost {
@@ -82,7 +81,7 @@ pub enum Broken {
     },
     /// The back end before this one left marks of what was in flight, and they cannot be read.
     #[error(
-        "what was in flight when the last back end ended is not known: {0}; none of it is done again, and the guest waits for it: reset the guest"
+        "the requests in flight when the last back end ended are unknown: {0}; they are not repeated, and the guest waits for them; reset the guest"
     )]
     InflightLost(Lost),
     /// More buffers than any request needs.

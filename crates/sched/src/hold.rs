@@ -51,7 +51,7 @@ pub fn take(thread: &Thread, name: &str) -> Result<()> {
         holder => {
             let who = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
             let text = format!(
-                "{name}: another scheduler{who} has thread {tid}: left alone; end that one first (`vlane sched status` shows it)"
+                "{name}: another scheduler{who} has thread {tid}: left alone; end that scheduler first (`vlane sched status` shows it)"
             );
             Err(Error::new(ErrorKind::Invalid, text))
         }
@@ -59,7 +59,7 @@ pub fn take(thread: &Thread, name: &str) -> Result<()> {
 }
 
 fn failed(thread: &Thread, name: &str, error: io::Error) -> Error {
-    let text = format!("{name}: cannot find out whether another scheduler has thread {}", thread.tid());
+    let text = format!("{name}: cannot check for another scheduler of thread {}", thread.tid());
     Error::caused_by(ErrorKind::Io, text, error)
 }
 

@@ -25,7 +25,7 @@ pub const FORMAT: u32 = 1;
 #[non_exhaustive]
 pub enum HandoverError {
     /// The process before and this one have different formats.
-    #[error("what the process before handed over is not what was expected: {0}")]
+    #[error("the previous process handed over unexpected data: {0}")]
     Nonsense(&'static str),
     /// The system refused a call.
     #[error("cannot take over {what}")]
@@ -37,7 +37,7 @@ pub enum HandoverError {
         source: io::Error,
     },
     /// The present session cannot continue.
-    #[error("the session cannot go on here: {0}")]
+    #[error("the session cannot continue here: {0}")]
     Session(String),
 }
 

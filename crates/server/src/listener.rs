@@ -148,7 +148,7 @@ impl Listener {
         if let Some(restored) = self.restored.lock().unwrap_or_else(PoisonError::into_inner).take()
             && let Err(error) = self.run_restored(restored, relief.as_ref())
         {
-            tracing::warn!("{}: cannot go on with a session: {error}", self.file.path().display());
+            tracing::warn!("{}: cannot continue a session: {error}", self.file.path().display());
         }
         let path = self.file.path().display();
         let mut shortage = Shortage::new(format!("{path}: no connection is accepted"));

@@ -54,14 +54,14 @@ impl SchedulerSession {
             None => {}
             Some(Change::Left) => {
                 tracing::info!(
-                    "{}: the vCPU scheduler is gone; it is told of completed I/O no more",
+                    "{}: the vCPU scheduler is gone; it is no longer notified of completed I/O",
                     self.volume.config.name
                 );
                 self.tell_lanes(|_| None);
             }
             Some(Change::Joined(board, wake)) => {
                 tracing::info!(
-                    "{}: a vCPU scheduler joined; it is told of completed I/O",
+                    "{}: a vCPU scheduler joined; it is notified of completed I/O",
                     self.volume.config.name
                 );
                 self.tell_lanes(|index| LaneHint::new(Arc::clone(&board), index, Arc::clone(&wake)));

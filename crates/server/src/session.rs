@@ -145,7 +145,7 @@ impl Session {
         let how = match &end {
             End::HungUp => "front end hung up".to_owned(),
             End::Stopped => "stopped".to_owned(),
-            End::Silent => format!("front end said nothing for {PATIENCE:?} while another one waited"),
+            End::Silent => format!("front end sent no message for {PATIENCE:?} while another one waited"),
             End::Failed(error) => format!("front end failed: {error}"),
         };
         match &end {
@@ -309,7 +309,7 @@ impl Session {
                     let shared = self.lock().memory.to_string();
                     tracing::warn!(
                         "{name}: queue {index}: a request has a buffer at {hole:#x}, which is not in the memory that the front end shares \
-                         ({shared}); it is answered with an error, and so are others like it, of which nothing is told. {}",
+                         ({shared}); this and similar requests are answered with an error, and only the first is logged. {}",
                         said::PLUG
                     );
                 }
@@ -556,8 +556,7 @@ impl State {
         match error {
             LaneError::Gone => {
                 tracing::error!(
-                    "{}: the thread of queue {index} has ended by a fault of its own; this session ends, and the queues \
-                     of that thread are not served until vlane is started again",
+                    "{}: the thread of queue {index} has ended by a fault; this session ends, and the queues of that thread are not served until vlane is restarted",
                     self.volume.config.name
                 );
                 Error::BackendInternalError
@@ -604,7 +603,7 @@ impl State {
         let vring = &self.vrings[usize::from(index)];
         if queue.went_on() {
             tracing::info!(
-                "{}: queue {index} goes on where the last back end stopped ({:#x}), not where the front end says ({:#x})",
+                "{}: queue {index} continues where the last back end stopped ({:#x}), not where the front end expects ({:#x})",
                 self.volume.config.name,
                 queue.base(),
                 queue.config().base

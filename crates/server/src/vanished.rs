@@ -58,8 +58,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 fn tell(path: &Path) {
     tracing::warn!(
-        "{}: the socket's file was removed or replaced: nobody can connect there any more; who is connected is served on. Start vlane \
-         again to have it back",
+        "{}: the socket's file was removed or replaced: new front ends cannot connect; the present one is still served. Restart vlane to make the socket again",
         path.display()
     );
 }

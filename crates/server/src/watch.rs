@@ -180,11 +180,10 @@ impl Shared {
             let stops = self.on_loss.get().is_some();
             let then = match stops {
                 true => "stopping, as --on-lost-write stop says",
-                false => "from now on writes and flushes are answered with an error; reads go on",
+                false => "from now on writes and flushes are answered with an error; reads continue",
             };
             tracing::error!(
-                "{}: writes that were answered are lost, nobody knows which: {lost}; {then}. See the kernel's log, mend the storage or \
-                 make room on it, then serve the image again and let the guest check its file systems",
+                "{}: writes that were answered are lost, and it is unknown which: {lost}; {then}. See the kernel's log, repair the storage or make room on it, then serve the image again and let the guest check its file systems",
                 self.name
             );
         }
@@ -250,7 +249,7 @@ impl Teller {
                     )
                 }
                 _ => format!(
-                    "{what}: {} failed; {advice}; more are told every {} s",
+                    "{what}: {} failed; {advice}; more are logged every {} s",
                     requests(more),
                     INTERVAL.as_secs()
                 ),

@@ -110,7 +110,7 @@ fn shortened_memory_prevents_handover() {
     memory.file.set_len(memory.size - 0x1000).unwrap();
     for slot in 1..3 {
         let why = relief.refused();
-        assert!(why.contains("memory region") && why.contains("could not go on"), "{why}");
+        assert!(why.contains("memory region") && why.contains("could not continue"), "{why}");
         works(slot);
     }
     memory.file.set_len(memory.size).unwrap();

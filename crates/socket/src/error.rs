@@ -52,7 +52,7 @@ pub enum ListenError {
         path: PathBuf,
     },
     /// The group that is to use it cannot be given the file.
-    #[error("{}: cannot be given to group {group}; run as root, or as a user who is in that group", path.display())]
+    #[error("{}: cannot be given to group {group}; run as root, or as a member of that group", path.display())]
     Group {
         /// As given.
         path: PathBuf,

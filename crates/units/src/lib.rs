@@ -13,7 +13,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     if number.is_empty() {
-        return Err(format!("`{text}` is no size; write it like 4096, 4k, 1M or 2G"));
+        return Err(format!("`{text}` is not a size; write it like 4096, 4k, 1M or 2G"));
     }
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
@@ -21,9 +21,9 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "m" | "mb" | "mib" => 20,
         "g" | "gb" | "gib" => 30,
         "t" | "tb" | "tib" => 40,
-        _ => return Err(format!("`{text}`: `{unit}` is no unit of size; k, M, G and T are")),
+        _ => return Err(format!("`{text}`: `{unit}` is not a unit of size; use k, M, G or T")),
     };
-    let bad = || format!("`{text}` is no size; write it like 4096, 4k, 1M or 2G");
+    let bad = || format!("`{text}` is not a size; write it like 4096, 4k, 1M or 2G");
     let too_big = || format!("`{text}` is more than 64 bits can hold");
     if !number.contains('.') {
         let n: u64 = number.parse().map_err(|_| bad())?;
@@ -63,7 +63,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     if number.is_empty() {
-        return Err(format!("`{text}` is no time; write it like 5, 0.5, 250ms or 2m"));
+        return Err(format!("`{text}` is not a time; write it like 5, 0.5, 250ms or 2m"));
     }
     let scale = match unit {
         "" | "s" => 1.0,
@@ -71,9 +71,9 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "us" => 1e-6,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("`{text}`: `{unit}` is no unit of time; us, ms, s, m and h are")),
+        _ => return Err(format!("`{text}`: `{unit}` is not a unit of time; use us, ms, s, m or h")),
     };
-    let bad = || format!("`{text}` is no time; write it like 5, 0.5, 250ms or 2m");
+    let bad = || format!("`{text}` is not a time; write it like 5, 0.5, 250ms or 2m");
     let n: f64 = number.parse().map_err(|_| bad())?;
     Duration::try_from_secs_f64(n * scale).map_err(|_| bad())
 }
@@ -89,7 +89,7 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
         _ => (text, 1.0),
     };
     let rate = number.parse::<f64>().ok().map(|n| n * scale).filter(|n| *n > 0.0 && *n <= 1e12);
-    rate.ok_or_else(|| format!("`{text}` is no rate; write it like 500, 20k or 1.5M"))
+    rate.ok_or_else(|| format!("`{text}` is not a rate; write it like 500, 20k or 1.5M"))
 }
 
 /// Parses an I/O priority into a request's ioprio field: `none`, `rt/0` to `rt/7`, `be/0` to `be/7`, `idle`.
@@ -97,7 +97,7 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
 /// # Errors
 /// A sentence that names what is wrong with the text.
 pub fn parse_ioprio(text: &str) -> Result<u16, String> {
-    let bad = || format!("`{text}` is no I/O priority; none, rt/0 to rt/7, be/0 to be/7 and idle are");
+    let bad = || format!("`{text}` is not an I/O priority; use none, rt/0 to rt/7, be/0 to be/7 or idle");
     let (class, level) = match text.split_once('/') {
         Some((class, level)) => (class, level.parse::<u16>().ok().filter(|l| *l < 8).ok_or_else(bad)?),
         None => (text, 0),

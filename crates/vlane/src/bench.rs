@@ -209,7 +209,7 @@ impl BenchArgs {
     fn may_overwrite(&self, socket: &Path, what: &str) -> anyhow::Result<()> {
         if !self.yes_overwrite {
             bail!(
-                "{what} writes, and destroys what {} stores; say --yes-overwrite if that may be",
+                "{what} writes, and destroys the content of {}; give --yes-overwrite to allow this",
                 socket.display()
             );
         }
@@ -343,11 +343,11 @@ struct Given<'a, T> {
 
 /// The line above a partial result.
 fn interrupted_line(partial: bool) -> &'static str {
-    if partial { "INTERRUPTED: only what was measured until then\n" } else { "" }
+    if partial { "INTERRUPTED: partial result\n" } else { "" }
 }
 
 fn partial_error(what: &str) -> anyhow::Error {
-    exit::Partial(format!("interrupted after {what}: the result is of that time only")).into()
+    exit::Partial(format!("interrupted after {what}: the result covers that time only")).into()
 }
 
 /// Runs something that tells how far it is, and shows that on a terminal; SIGINT, SIGTERM and

@@ -210,7 +210,7 @@ fn watch(mut child: Child, mut backend: Backend, ended: &AtomicBool) -> Result<(
         None => stop(backend)?,
     }
     if !status.success() {
-        bail!("QEMU ended with {status}; what it printed is above");
+        bail!("QEMU ended with {status}; its output is above");
     }
     Ok(())
 }
@@ -251,7 +251,9 @@ fn demonstration(
         Ok(parts) => parts,
         Err(e) if matches!(e.kind(), ErrorKind::Missing | ErrorKind::Install) => {
             println!("No guest can be booted here: {e}.");
-            println!("`vlane boot --demo --install` gets what is missing, as root on Debian or Ubuntu.");
+            println!(
+                "`vlane boot --demo --install` installs the missing programs, as root on Debian or Ubuntu."
+            );
             println!(
                 "The built-in driver takes the guest's place: the same rings, the same back end, no Linux above."
             );
@@ -325,7 +327,7 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
         "  vlane serve DISK.raw --socket /run/d.sock  a volume for a QEMU, libvirt or Cloud Hypervisor of your own"
     );
     println!("  vlane boot DISK.raw --dry-run              the command lines, to copy from");
-    println!("The README goes on from here, under \"Use it\".");
+    println!("The README continues under \"Use it\".");
 }
 
 /// Prints the command lines without running them.

@@ -151,7 +151,7 @@ fn parse_mode(text: &str) -> Result<String, String> {
 fn parse_job(text: &str) -> Result<Job, String> {
     let names = Job::ALL.iter().map(|job| job.name());
     values::one_of(text, "job", names)?;
-    Job::named(text).ok_or_else(|| format!("`{text}` is no job"))
+    Job::named(text).ok_or_else(|| format!("`{text}` is not a known job"))
 }
 
 fn parse_mib(text: &str) -> Result<u64, String> {

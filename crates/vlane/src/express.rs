@@ -180,7 +180,7 @@ pub(crate) fn parse_program(text: &str) -> Result<Program, String> {
 fn named<T: Copy>(text: &str, what: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
     values::one_of(text, what, all.iter().map(|one| name(*one)))?;
     let found = all.iter().find(|one| name(**one) == text);
-    found.copied().ok_or_else(|| format!("`{text}` is no {what}"))
+    found.copied().ok_or_else(|| format!("`{text}` is not a known {what}"))
 }
 
 /// The distinct values, in order.

@@ -54,7 +54,7 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     let findings = examine(&mut image, size);
     if let Some((offset, error)) = image.unread {
         let name = args.image.display();
-        tracing::warn!("{name}: cannot be read at byte {offset} ({error}); what lies there is not known");
+        tracing::warn!("{name}: cannot be read at byte {offset} ({error}); the content there is unknown");
     }
     show(&args.image, size, &findings);
     if let Some(output) = output {
@@ -87,7 +87,7 @@ fn show(path: &Path, size: u64, findings: &Findings) {
     for place in &findings.places {
         let name = place_in_words(place);
         match &place.content {
-            Content::Unknown => println!("{name}: nothing that is known"),
+            Content::Unknown => println!("{name}: no known partition table or file system"),
             Content::Other(other) => println!("{name}: {other}, which is not looked into"),
             Content::FileSystem { name: filesystem, journal: Err(why) } => {
                 println!("{name}: {filesystem}\n  no journal found: {why}");

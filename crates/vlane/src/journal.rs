@@ -66,7 +66,7 @@ pub fn run(args: &JournalArgs) -> Result<()> {
     if let Some(keep) = &args.keep
         && !keep.is_dir()
     {
-        bail!("{}: is no directory; make it first", keep.display());
+        bail!("{}: is not a directory; make it first", keep.display());
     }
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;

@@ -20,7 +20,7 @@ pub fn waiting(status: &str, extension: Duration) {
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => send(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::debug!("the service manager is not told: no clock: {error}"),
+        Err(error) => tracing::debug!("the service manager is not notified: no clock: {error}"),
     }
 }
 
@@ -32,6 +32,6 @@ pub fn stopping() {
 fn send(states: &[NotifyState<'_>]) {
     // A manager that does not listen is no reason not to serve.
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!("NOTIFY_SOCKET: the service manager cannot be told: {error}");
+        tracing::warn!("NOTIFY_SOCKET: the service manager cannot be notified: {error}");
     }
 }

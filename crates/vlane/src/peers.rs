@@ -99,7 +99,7 @@ pub fn parse_also(text: &str) -> Result<Also, String> {
                 format!("no options of `vlane serve`: {}", line.trim_start_matches("error: "))
             })
         }
-        _ => Err(format!("`{text}` is no option of `vlane serve`; write it like \"--poll-max 0\"")),
+        _ => Err(format!("`{text}` is not an option of `vlane serve`; write it like \"--poll-max 0\"")),
     }
 }
 

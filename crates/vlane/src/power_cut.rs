@@ -160,6 +160,6 @@ pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     match bad.is_empty() {
         true => shown,
         // It counts for more than a report that is partial, or a file that could not be written.
-        false => bail!("not as it should be: {}; the report says what", bad.join(", ")),
+        false => bail!("broken states: {}; see the report", bad.join(", ")),
     }
 }

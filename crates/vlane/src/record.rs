@@ -75,12 +75,12 @@ pub fn run(args: &RecordArgs) -> Result<()> {
         recorded.elapsed.as_secs_f64()
     );
     if recorded.requests == 0 {
-        println!("nothing was recorded: no guest asked for anything meanwhile");
+        println!("no requests were recorded: no guest sent any meanwhile");
     }
     let Some(why) = broken else { return Ok(()) };
     let file = args.output.display();
     Err(Partial(format!(
-        "{file}: PARTIAL: {why}; the trace has what came until then, and an unknown number of requests is missing"
+        "{file}: PARTIAL: {why}; the trace has the requests until then, and an unknown number of requests is missing"
     ))
     .into())
 }

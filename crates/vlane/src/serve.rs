@@ -424,7 +424,7 @@ fn unwritten(args: &ServeArgs, volume: &Volume) -> String {
         Some(_) => {
             format!("{image}: writes that were answered are lost; the guest must check its file systems")
         }
-        None => format!("{image}: cannot write everything to the device; what was not flushed may be lost"),
+        None => format!("{image}: cannot write everything to the device; unflushed data may be lost"),
     }
 }
 
@@ -523,7 +523,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     // After the last thing that is in it.
     let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
     let recorded =
-        recorded.context("the record of what reaches the storage (--danger-record-storage) is not complete");
+        recorded.context("the record of the storage's writes (--danger-record-storage) is not complete");
     let synced = synced.with_context(|| unwritten(args, &volume));
     all_of([astray::at_the_end(&volume_name(args), image.as_ref()), synced, recorded, result])
 }
@@ -634,9 +634,9 @@ fn resizer(
                 Ok(true) => {
                     let now = file.geometry().sectors * 512;
                     match now > before {
-                        true => tracing::info!("{name}: grew from {before} to {now} bytes; the guest is told"),
+                        true => tracing::info!("{name}: grew from {before} to {now} bytes; the guest is notified"),
                         false => tracing::warn!(
-                            "{name}: shrank from {before} to {now} bytes; the guest is told, and what it asks for beyond that is refused"
+                            "{name}: shrank from {before} to {now} bytes; the guest is notified, and requests beyond that are refused"
                         ),
                     }
                     listener.size_changed();

@@ -31,7 +31,7 @@ pub fn time_in<T: TryFrom<u64>>(
     move |text| {
         let bare = text.bytes().all(|c| c.is_ascii_digit());
         if !bare && text.bytes().all(|c| c.is_ascii_digit() || c == b'.') {
-            return Err(format!("`{text}` is no whole number of {unit}; a fraction needs its unit"));
+            return Err(format!("`{text}` is not a whole number of {unit}; a fraction needs its unit"));
         }
         let count = match bare {
             true => digits(text, unit)?,
@@ -43,7 +43,7 @@ pub fn time_in<T: TryFrom<u64>>(
                     _ => 1_000_000_000,
                 };
                 if !time.as_nanos().is_multiple_of(ns) {
-                    return Err(format!("`{text}` is no whole number of {unit}"));
+                    return Err(format!("`{text}` is not a whole number of {unit}"));
                 }
                 u64::try_from(time.as_nanos() / ns).map_err(|_| format!("`{text}` is too large"))?
             }
@@ -56,7 +56,7 @@ pub fn time_in<T: TryFrom<u64>>(
 /// Parses a file's mode, in octal digits.
 pub fn mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| format!("{text:?} is no file mode: up to three octal digits, as 660"))
+    mode.ok_or_else(|| format!("{text:?} is not a file mode: up to three octal digits, as 660"))
 }
 
 /// Parses a group, by name or number.
@@ -91,9 +91,7 @@ pub fn time_between(
     move |text| {
         let time = signed(text).and_then(|()| parse_duration(text))?;
         match time {
-            _ if time.is_zero() && !low.is_zero() => {
-                Err(format!("`{text}` is no time at all; at least {low:?}"))
-            }
+            _ if time.is_zero() && !low.is_zero() => Err(format!("`{text}` is not a time; at least {low:?}")),
             _ if time < low => Err(format!("`{text}` is too short: at least {low:?}")),
             _ if time > high => Err(format!("`{text}` is too long: at most {} s", high.as_secs())),
             _ => Ok(time),
@@ -123,7 +121,7 @@ pub fn mebibytes(
             true => digits(text, "MiB")?,
             false => match parse_size(text)? {
                 bytes if bytes % MIB == 0 => bytes / MIB,
-                _ => return Err(format!("`{text}` is no whole number of MiB")),
+                _ => return Err(format!("`{text}` is not a whole number of MiB")),
             },
         };
         let count = within(count, low, high).map_err(|why| format!("{why} (MiB)"))?;
@@ -135,7 +133,7 @@ pub fn mebibytes(
 pub fn factor(text: &str) -> Result<f64, String> {
     signed(text)?;
     let factor =
-        text.parse::<f64>().map_err(|_| format!("`{text}` is no factor; write it like 1, 0.5 or 10"))?;
+        text.parse::<f64>().map_err(|_| format!("`{text}` is not a factor; write it like 1, 0.5 or 10"))?;
     match (1e-6..=1e6).contains(&factor) {
         true => Ok(factor),
         false => Err(format!("`{text}` is not from 0.000001 to 1000000")),
@@ -182,7 +180,7 @@ pub fn one_of<N: Display>(
     let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
     match names.iter().any(|name| name == text) {
         true => Ok(text.to_owned()),
-        false => Err(format!("`{text}` is no {what}; there are {}", names.join(", "))),
+        false => Err(format!("`{text}` is not a known {what}; there are {}", names.join(", "))),
     }
 }
 
@@ -221,13 +219,13 @@ fn digits(text: &str, unit: &str) -> Result<u64, String> {
     signed(text)?;
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     match (&text[..end], &text[end..]) {
-        ("", _) => Err(format!("`{text}` is no number")),
+        ("", _) => Err(format!("`{text}` is not a number")),
         (number, "") => number.parse().map_err(|_| format!("`{text}` is too large")),
-        (_, rest) if rest.starts_with('.') => Err(format!("`{text}` is no whole number")),
+        (_, rest) if rest.starts_with('.') => Err(format!("`{text}` is not a whole number")),
         (number, rest) if unit.is_empty() => {
             Err(format!("`{text}`: `{rest}` does not belong there; give a bare number, as {number}"))
         }
-        _ => Err(format!("`{text}` is no whole number")),
+        _ => Err(format!("`{text}` is not a whole number")),
     }
 }
 

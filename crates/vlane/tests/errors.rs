@@ -53,7 +53,7 @@ fn unusable_image_is_named_with_remedy() {
         ("/dev/no-such-device".into(), &["no such device", "`lsblk` lists"]),
         ("/dev/disk/by-id/no-such-device".into(), &["no such device", "`lsblk` lists"]),
         ("/dev/shm/vlane-no-such-image.raw".into(), &["no such image", "truncate -s 10G"]),
-        (place.path("link"), &["is a symbolic link to", "gone.raw", "nothing is there"]),
+        (place.path("link"), &["is a symbolic link to", "gone.raw", "does not exist"]),
         (place.path("nowhere.raw"), &["no such image", "truncate -s 10G"]),
         (place.path("no/such/place.raw"), &["no such image"]),
         (file("empty.raw", 0), &["is empty", "truncate -s"]),
@@ -144,7 +144,7 @@ fn duplicate_paths_are_refused() {
 fn direct_io_on_memory_warns_of_no_effect() {
     let Some(place) = Place::in_memory(MIB) else { return skip("no /dev/shm") };
     let server = place.serve(&["--cache", "none"]);
-    let said = "lies in memory (tmpfs), where there is no direct I/O: --cache none changes nothing";
+    let said = "lies in memory (tmpfs), which has no direct I/O; --cache none has no effect";
     assert!(server.wait_log(said, LIMIT), "{}", server.log());
     stop(server);
     let server = place.serve(&["--cache", "auto"]);
@@ -155,7 +155,7 @@ fn direct_io_on_memory_warns_of_no_effect() {
 #[test]
 fn fully_allocated_image_warns_once_about_trim() {
     let place = Place::new(MIB);
-    let told = "fully allocated, and the guest's trim frees what it trims; --discard keep";
+    let told = "fully allocated, and the guest's trim frees parts of it; use --discard keep";
     let server = place.serve(&[]);
     assert!(!server.log().contains(told), "a sparse one");
     stop(server);

@@ -199,7 +199,7 @@ fn guest_sees_size_changed_around_restart() {
     signal(guest.0.id(), Signal::STOP);
     grow(image, 24 * MIB);
     signal(server.id(), Signal::HUP);
-    assert!(server.wait_log("the guest is told", LIMIT), "{}", server.log());
+    assert!(server.wait_log("the guest is notified", LIMIT), "{}", server.log());
     server.kill();
     signal(guest.0.id(), Signal::CONT);
     server = place.serve();
@@ -209,7 +209,7 @@ fn guest_sees_size_changed_around_restart() {
     monitor.execute(r#"{"execute":"stop"}"#);
     grow(image, 32 * MIB);
     signal(server.id(), Signal::HUP);
-    assert!(server.wait_log("the guest is told", LIMIT), "{}", server.log());
+    assert!(server.wait_log("the guest is notified", LIMIT), "{}", server.log());
     // QEMU has read the message by the time it answers twice.
     (0..2).for_each(|_| monitor.execute(r#"{"execute":"query-status"}"#));
     monitor.execute(r#"{"execute":"cont"}"#);

@@ -88,7 +88,10 @@ fn missing_journal_is_explained() {
     let place = Place::new(64 * MIB);
     let name = place.image.display().to_string();
     let text = said(&[&name]);
-    assert!(text.contains("nothing that is known") && text.contains("no journal found"), "{text}");
+    assert!(
+        text.contains("no known partition table or file system") && text.contains("no journal found"),
+        "{text}"
+    );
     if mkfs(&place.image, MIB, 60).is_none() {
         return;
     }
@@ -112,7 +115,7 @@ fn missing_journal_is_explained() {
         "partition 1, 61 MiB from byte 1048576",
         "journal: 8 MiB",
         "LVM",
-        "nothing that is known",
+        "no known partition table or file system",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -186,7 +186,8 @@ fn lost_write_fails_all_later_flushes() {
     let device = place.device.clone().unwrap();
     let ends = backend.stop(LIMIT).unwrap();
     assert_eq!(ends.status.code(), Some(1), "{}", ends.log);
-    let told = lines(&ends.log, &["ERROR", "are lost", device.to_str().unwrap(), "os error", "reads go on"]);
+    let told =
+        lines(&ends.log, &["ERROR", "are lost", device.to_str().unwrap(), "os error", "reads continue"]);
     assert_eq!(told.len(), 1, "{}", ends.log);
     drop(queues);
 

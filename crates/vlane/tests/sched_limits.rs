@@ -204,7 +204,7 @@ fn late_vcpu_names_cause_no_warning() {
     let pids = [later.pid(), never.pid()].map(|pid| pid.to_string());
     let run = Scheduler::start(&["env"], &["--pid", &pids[0], "--pid", &pids[1]]);
     wait("the one is scheduled", || run.vcpus() == 1);
-    wait("the other is told", || run.said().contains("no vCPU threads that are known"));
+    wait("the other is told", || run.said().contains("no known vCPU threads"));
     let said = run.end();
     assert!(said.contains(&format!("sleep ({})", pids[1])), "{said}");
     assert!(!said.contains(&format!("({}) has no vCPU", pids[0])), "{said}");

@@ -276,7 +276,7 @@ fn failed_takeover_leaves_old_server_serving() {
             "#!/bin/sh\necho '{\"format\":7,\"version\":\"9.9\"}'\n",
             "(version 9.9) takes over state of format 7",
         ),
-        ("#!/bin/sh\nexec true\n", "is no vlane that can"),
+        ("#!/bin/sh\nexec true\n", "install a vlane there that can"),
         ("#!/bin/sh\necho what is --takes-over >&2; exit 2\n", "what is --takes-over"),
         ("#!/nowhere/sh\n", "cannot be executed; put the new program there"),
     ];

@@ -56,7 +56,7 @@ fn probe_in(root: &Path) -> Result<()> {
     if !host::in_first_pid_namespace(root) {
         return no(
             ErrorKind::Unsupported,
-            "this process lives in a pid namespace of its own (a container), where process ids are not the kernel's; run vlane in the \
+            "this process is in a separate PID namespace (a container), with other process IDs than the kernel's; run vlane in the \
              host's pid namespace (docker: --pid=host)"
                 .into(),
         );

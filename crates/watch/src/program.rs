@@ -75,8 +75,7 @@ fn failed(what: &str) -> impl FnOnce(libbpf_rs::Error) -> Error + '_ {
 }
 
 fn wrong_object() -> Error {
-    let what =
-        format!("{WHOSE}: the BPF object does not fit to this program; make it again: cargo xtask bpf");
+    let what = format!("{WHOSE}: the BPF object does not match this program; rebuild it: cargo xtask bpf");
     Error::new(ErrorKind::Protocol, what)
 }
 
@@ -133,7 +132,7 @@ impl Program {
 
     /// Takes the reports since the last time.
     pub(crate) fn take(&self, told: &mut Vec<Told>) -> Result<()> {
-        self.ring.consume().map_err(failed("what the programs tell cannot be read"))?;
+        self.ring.consume().map_err(failed("the programs' reports cannot be read"))?;
         told.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
     }

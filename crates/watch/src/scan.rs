@@ -112,8 +112,7 @@ fn warn_of_unseen(machine: &mut Machine, count: u64) -> bool {
         return false;
     }
     tracing::warn!(
-        "process {}: {count} interrupts of its guest were raised by the process itself, without an eventfd: they are not seen, and boost \
-         nobody. QEMU's own disks need an iothread each for that (-object iothread,id=io1 -device virtio-blk-pci,iothread=io1,...), its \
+        "process {}: {count} interrupts of its guest were raised by the process itself, without an eventfd: they are invisible, and do not boost. QEMU's own disks need an iothread each for that (-object iothread,id=io1 -device virtio-blk-pci,iothread=io1,...), its \
          network vhost",
         machine.process.pid
     );

@@ -47,7 +47,7 @@ pub(super) fn notes(trace: &Trace) -> Vec<Note> {
     let mut notes = Vec::new();
     let mut warn = |text: String| notes.push(Note { severity: Severity::Warning, text });
     if let Some(damage) = &trace.damage {
-        warn(format!("The trace is damaged, only what is before the damage is used: {damage}."));
+        warn(format!("The trace is damaged, only the part before the damage is used: {damage}."));
     } else if !trace.is_complete {
         warn("The trace has no end: it was cut off, or the recording broke off.".to_owned());
     }

@@ -83,7 +83,7 @@ fn used_and_special_files_are_kept() {
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     refused(&socket, true, "a socket");
     symlink("nowhere", dir.path().join("dangling")).unwrap();
-    refused(&dir.path().join("dangling"), true, "a symbolic link to nothing");
+    refused(&dir.path().join("dangling"), true, "a broken symbolic link");
     refused(&dir.path().join("no/such/place"), true, "no directory");
     if let Some(device) = (0..8).map(|n| PathBuf::from(format!("/dev/loop{n}"))).find(|path| path.exists()) {
         refused(&device, true, "a block device");

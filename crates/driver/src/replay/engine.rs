@@ -145,7 +145,7 @@ fn check(session: &Session, plan: &ReplayPlan, options: &ReplayOptions) -> Resul
     if let Timing::Original { speed } = options.timing
         && !(speed.is_finite() && speed > 0.0)
     {
-        return invalid(format!("a speed of {speed} makes no sense; it must be above 0"));
+        return invalid(format!("a speed of {speed} is impossible; it must be above 0"));
     }
     if plan.queues() > negotiated.queues {
         return invalid(format!("the trace has {} queues, the session {}", plan.queues(), negotiated.queues));

@@ -86,11 +86,9 @@ impl Mismatch {
         let found = match found {
             Found::Generation(g) if g < block.floor => format!("generation {g}: older, a write was lost"),
             Found::Generation(g) => format!("generation {g}: newer than any that may be there"),
-            Found::Foreign => {
-                "nothing that was written here: writes were lost, or something else wrote".into()
-            }
+            Found::Foreign => "data never written here: writes were lost, or another program wrote".into(),
             Found::Misplaced { sector, generation } => {
-                format!("what belongs at offset {}, generation {generation}", sector * 512)
+                format!("the data of offset {}, generation {generation}", sector * 512)
             }
             Found::Damaged => "damaged contents: the checksum does not match".into(),
         };

@@ -36,13 +36,12 @@ impl Astray {
         };
         match &self.now_at {
             Some(_) if self.is_unmounted => {
-                "the image's file system was unmounted (`umount --lazy`); the guest's data go on being written there; mount it again \
+                "the image's file system was unmounted (`umount --lazy`); the guest still writes to it; mount it again \
                  before the next start"
                     .to_owned()
             }
             Some(now_at) => format!(
-                "the image was moved to {}, and {done} at its path; the guest's data go on being written to where it is now; \
-                 move it back before the next start",
+                "the image was moved to {}, and {done} at its path; the guest still writes to it; move it back before the next start",
                 now_at.display()
             ),
             None => format!(

@@ -137,7 +137,7 @@ fn named(opener: &Opener) -> String {
 /// Takes the locks for another open file of the same image as well: requests that go through it have their own to hold.
 pub(super) fn also(path: &Path, file: &File, read_only: bool) -> Result<(), EngineError> {
     announce(file, read_only).map(drop).map_err(|error| {
-        EngineError::new(ErrorKind::Io, Some(path), "cannot lock it once more").with_source(error)
+        EngineError::new(ErrorKind::Io, Some(path), "cannot lock it again").with_source(error)
     })
 }
 
@@ -172,7 +172,10 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
     match announce(file, read_only) {
         Ok(true) => {}
         Ok(false) => {
-            tracing::warn!("{}: this file system has no locks; nothing stops a second user", path.display());
+            tracing::warn!(
+                "{}: this file system has no locks; make sure that no second process uses the image",
+                path.display()
+            );
             return Ok(Attempt::Done);
         }
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {

@@ -61,8 +61,7 @@ fn ways(
         _ if in_memory => {
             if cache == Cache::None {
                 tracing::warn!(
-                    "{}: lies in memory (tmpfs), where there is no direct I/O: --cache none changes nothing, and the image is served \
-                     from memory",
+                    "{}: lies in memory (tmpfs), which has no direct I/O; --cache none has no effect",
                     path.display()
                 );
             }
@@ -261,7 +260,7 @@ fn check_writable(path: &Path, file: &File, is_device: bool) -> Result<(), Engin
         return Ok(());
     }
     let text = format!(
-        "the device is set read-only (`blockdev --setro`, `losetup -r`, a switch of its own); serve it with --read-only, or make it \
+        "the device is set read-only (`blockdev --setro`, `losetup -r`, a hardware switch); serve it with --read-only, or make it \
          writable: `blockdev --setrw {}`",
         path.display()
     );
@@ -497,8 +496,7 @@ fn warn_of_freeing(path: &Path, file: &File) {
         file.metadata().is_ok_and(|metadata| metadata.blocks().saturating_mul(SECTOR) >= metadata.len());
     if is_whole {
         tracing::warn!(
-            "{}: the file is fully allocated, and the guest's trim frees what it trims; --discard keep keeps it allocated, --discard \
-             off offers the guest no trim",
+            "{}: the file is fully allocated, and the guest's trim frees parts of it; use --discard keep to keep it allocated, or --discard off to offer no trim",
             path.display()
         );
     }

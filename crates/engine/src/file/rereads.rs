@@ -62,7 +62,7 @@ fn of_device(known: &OnDevice) -> Option<String> {
             return Some(format!("/dev/{name} writes each copy from the same memory"));
         }
         Some(level @ ("raid4" | "raid5" | "raid6")) => {
-            return Some(format!("/dev/{name} is {level}, whose parity is made of the same memory"));
+            return Some(format!("/dev/{name} is {level}, with parity computed from the same memory"));
         }
         _ => {}
     }

@@ -48,7 +48,7 @@ impl NullEngine {
     /// As [`NullEngine::new`].
     pub fn modelled(size: u64, model: Option<ModelConfig>) -> Result<NullEngine, EngineError> {
         if size == 0 {
-            let text = "a null device of size 0 makes no sense; give a size such as 16G";
+            let text = "a null device needs a size above 0, such as 16G";
             return Err(EngineError::new(ErrorKind::Empty, None, text));
         }
         if !size.is_multiple_of(512) {

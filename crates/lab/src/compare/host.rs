@@ -79,7 +79,7 @@ pub fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     std::fs::write(DROP_CACHES, "3").context(ErrorKind::Io, || {
         format!(
-            "{DROP_CACHES}: cannot be written; emptying the page cache needs root, because everybody's files are in it"
+            "{DROP_CACHES}: cannot be written; emptying the page cache needs root, because it affects the whole host"
         )
     })
 }

@@ -113,7 +113,7 @@ impl Found {
         if options.cache == CacheState::Cold && !host::can_drop_caches() {
             return Err(Error::new(
                 ErrorKind::Invalid,
-                "a cold page cache needs root: dropping the host's caches concerns everybody; measure direct or warm, or run it as root",
+                "a cold page cache needs root: it empties the caches of the whole host; measure direct or warm, or run it as root",
             ));
         }
         let sizes = Sizes::of(options.image_bytes)?;
@@ -146,7 +146,7 @@ impl Found {
             let why = if why.is_empty() { "name at least one".into() } else { why.join("; ") };
             return Err(Error::new(
                 ErrorKind::Missing,
-                format!("there is nothing to compare the host with; {why}"),
+                format!("no column is left to compare with the host; {why}"),
             ));
         }
         let place = scratch::find_place(&options.target, &sizes, columns.len() - 1)?;
@@ -497,7 +497,7 @@ impl Rest {
             broken = rest.measure(around, planned, native, often, progress).err();
         }
         rest.partial =
-            broken.map(|error| format!("PARTIAL: it broke off, and has what was measured before: {error}"));
+            broken.map(|error| format!("PARTIAL: it failed, and has the results before that: {error}"));
         rest
     }
 
@@ -649,7 +649,7 @@ impl Bench<'_> {
                 }
             }
             let Some(outcome) = outcome else {
-                let context = format!("fio in the guest told nothing of {}", label(column));
+                let context = format!("fio in the guest did not report {}", label(column));
                 return Err(Error::new(ErrorKind::Format, context));
             };
             let per_io = |count: u64| count as f64 / outcome.ios;

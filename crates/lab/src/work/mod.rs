@@ -137,7 +137,7 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         }
     }
     if options.passes == 0 || options.media.is_empty() {
-        return Err(Error::new(ErrorKind::Invalid, "nothing is left to be measured: no pass, or no medium"));
+        return Err(Error::new(ErrorKind::Invalid, "no measurement is left: no pass, or no medium"));
     }
     let storage_daemon = find_program("qemu-storage-daemon");
     let mut missing = Vec::new();

@@ -103,7 +103,7 @@ impl Options {
     fn check(&self) -> Result<()> {
         let usage = |text: String| Err(Error::new(ErrorKind::Usage, text));
         if self.arms.is_empty() || self.jobs.is_empty() || self.journals.is_empty() {
-            return usage("nothing is left to be measured: give an arm, a job and a journal".into());
+            return usage("no measurement is left: give an arm, a job and a journal".into());
         }
         for (place, arm) in self.arms.iter().enumerate() {
             if self.arms[..place].iter().any(|other| other.name == arm.name) {
@@ -242,7 +242,7 @@ fn measure_all(
                 (_, true) => None,
                 (Some(device), false) => Some(Unthrottled::on(device)?),
                 (None, false) => {
-                    let text = "the images are on no block device, so nothing is throttled; leave out --throttling off";
+                    let text = "the images are on no block device, which is never throttled; leave out --throttling off";
                     return Err(Error::new(ErrorKind::Invalid, text));
                 }
             };

@@ -74,7 +74,7 @@ impl Replay {
         let requests: Vec<ReplayRequest> =
             prepared.requests.into_iter().filter(|request| !is_kept(request)).collect();
         if !requests.iter().any(|request| request.kind.writes()) {
-            return Err(Error::new(ErrorKind::Invalid, "the guest that was recorded wrote nothing"));
+            return Err(Error::new(ErrorKind::Invalid, "the recorded guest did not write"));
         }
         let about = about(volume, &requests, all - requests.len());
         let plan = ReplayPlan::new(repeated(&requests))?;

@@ -66,7 +66,7 @@ impl Options {
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.wanted.check(", --programs and --launches")?;
     if options.programs.is_empty() {
-        return Err(Error::new(ErrorKind::Usage, "nothing is left to be launched: give --programs"));
+        return Err(Error::new(ErrorKind::Usage, "no program is left to start: give --programs"));
     }
     let begun = Begun::now(&options.wanted.command);
     let root = Root::find(host, &options.programs)?;

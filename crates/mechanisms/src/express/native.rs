@@ -163,7 +163,7 @@ impl Options {
     fn check(&self) -> Result<()> {
         let usage = |text: &str| Err(Error::new(ErrorKind::Usage, text));
         if self.modes.is_empty() || self.loads.is_empty() || self.rounds == 0 {
-            return usage("nothing is left to be measured: give --modes, --loads and --repeat");
+            return usage("no measurement is left: give --modes, --loads and --repeat");
         }
         if self.queues < 2 && self.loads.iter().any(|load| *load != Load::Even) {
             return usage(
@@ -248,7 +248,7 @@ fn measure(
     server.stop(STOP)?;
     if report.one.ios == 0 {
         let text = format!(
-            "{}: the foreground read nothing within {:?}; give more --time",
+            "{}: the foreground finished no read within {:?}; give more --time",
             mode.name(),
             options.time
         );

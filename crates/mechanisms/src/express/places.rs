@@ -85,7 +85,7 @@ impl Wanted {
     /// Whether anything is left to be measured, and `vlane-fg` is where it should be, if something needs it.
     pub(super) fn check(&self, options: &str) -> Result<()> {
         if self.variants.is_empty() || self.places.is_empty() || self.rounds == 0 {
-            let text = format!("nothing is left to be measured: give --variants, --where{options}");
+            let text = format!("no measurement is left: give --variants, --where{options}");
             return Err(Error::new(ErrorKind::Usage, text));
         }
         if self.fg.is_file() || !self.variants.iter().any(|variant| variant.is_raised()) {

@@ -203,7 +203,7 @@ impl Bed {
             Error::new(ErrorKind::Process, text)
         })?;
         if known.events == 0 {
-            let text = format!("the back end never told the scheduler of a completion; it said:\n{log}");
+            let text = format!("the back end never reported a completion to the scheduler; it said:\n{log}");
             return Err(Error::new(ErrorKind::Process, text));
         }
         if state.vcpus.len() != self.guests.len() {
@@ -260,7 +260,7 @@ fn threads_of(pid: u32) -> Result<Vec<u32>> {
 pub(crate) fn last_state(log: &str) -> Result<DaemonState> {
     let line = log.lines().rfind(|line| line.starts_with('{'));
     let line = line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
-    serde_json::from_str(line).context(ErrorKind::Format, || "what the scheduler prints is not understood")
+    serde_json::from_str(line).context(ErrorKind::Format, || "the scheduler's output is not understood")
 }
 
 /// The guest has started and does something.

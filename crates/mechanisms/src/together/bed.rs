@@ -154,9 +154,9 @@ impl<'a> Bed<'a> {
         wait(&mut self.guest, &format!("over.{seq}"), limit, interrupt)?;
         let said = self.guest.results().get(&format!("done.{seq}")).cloned();
         let said =
-            said.ok_or_else(|| trouble(&self.guest, "the guest does not say what its foreground did"))?;
+            said.ok_or_else(|| trouble(&self.guest, "the guest did not report its foreground's results"))?;
         let done: job::Done = serde_json::from_str(&said).context(ErrorKind::Format, || {
-            format!("what the guest's foreground says is not understood: {said}")
+            format!("the report of the guest's foreground is not understood: {said}")
         })?;
         let seconds = used.wall.as_secs_f64();
         let cpus: Vec<f64> = used.roles.iter().map(|role| role.cpu.as_secs_f64() / seconds).collect();

@@ -81,7 +81,7 @@ impl Default for Limits {
 #[non_exhaustive]
 pub enum LimitsError {
     /// Too many requests.
-    #[error("{0} requests per second are more than can be told apart: at most {MAX_IOPS}")]
+    #[error("{0} requests per second are more than the clock can distinguish: at most {MAX_IOPS}")]
     Iops(u64),
     /// Too few bytes, or too many.
     #[error("{0} bytes per second are not possible: from {MIN_BANDWIDTH} to {MAX_BANDWIDTH}")]

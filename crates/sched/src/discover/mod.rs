@@ -152,7 +152,7 @@ fn nothing_found(pid: u32, name: &str) -> Error {
              give its QMP socket with --qmp, or the threads with --tid"
         ),
         false => format!(
-            "{name} ({pid}) has no vCPU threads that are known (QEMU's \"CPU n/KVM\", crosvm's, Cloud Hypervisor's, \
+            "{name} ({pid}) has no known vCPU threads (QEMU's \"CPU n/KVM\", crosvm's, Cloud Hypervisor's, \
              Firecracker's, libkrun's, or User-Mode Linux); name them with --tid"
         ),
     };

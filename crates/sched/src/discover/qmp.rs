@@ -55,14 +55,13 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
         // EAGAIN at the end of the time limit adds no information.
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             let what = format!(
-                "{path}: QEMU has not answered for {} s: is it stopped? It serves one QMP client at a time, give it a socket of its \
-                 own for this",
+                "{path}: QEMU has not answered for {} s: is it stopped? It serves one QMP client at a time; give this scheduler a separate socket",
                 LIMIT.as_secs()
             );
             return Error::new(ErrorKind::Io, what);
         }
         _ => format!(
-            "{path}: no answer from QEMU; it serves one QMP client at a time, give it a socket of its own for this"
+            "{path}: no answer from QEMU; it serves one QMP client at a time; give this scheduler a separate socket"
         ),
     };
     Error::caused_by(ErrorKind::Io, what, error)

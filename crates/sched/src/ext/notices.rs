@@ -49,7 +49,7 @@ impl Exit {
                       real-time tasks keep the CPUs from it (they come before sched_ext): give them less, or take \
                       --vehicle realtime"
                 .to_string(),
-            SYSRQ => "somebody ended it with SysRq-S".to_string(),
+            SYSRQ => "it was ended with SysRq-S".to_string(),
             kind if UNREGISTERED.contains(&kind) => "it was taken out from outside".to_string(),
             kind => format!("the kernel ended it (kind {kind})"),
         };

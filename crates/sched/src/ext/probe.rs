@@ -90,7 +90,7 @@ fn probe_in(root: &Path) -> Result<()> {
     }
     if !host::in_first_pid_namespace(root) {
         return unsupported(
-            "this process lives in a pid namespace of its own (a container), where thread ids are not the kernel's; \
+            "this process is in a separate PID namespace (a container), with other thread IDs than the kernel's; \
              run vlane in the host's pid namespace (docker: --pid=host)"
                 .into(),
         );

@@ -231,7 +231,7 @@ fn constants(options: &Options, cpus: u32, into: &mut [u8]) -> Result<()> {
 fn wrong_object() -> Error {
     Error::new(
         ErrorKind::Protocol,
-        "sched_ext: the BPF object does not fit to this program; make it again: cargo xtask bpf",
+        "sched_ext: the BPF object does not match this program; rebuild it: cargo xtask bpf",
     )
 }
 

@@ -339,7 +339,7 @@ impl Door {
         let before = self.sessions.len();
         self.sessions.retain(|_, session| !late(session));
         for _ in self.sessions.len()..before {
-            notices.push(Notice::Refused { why: "a back end connected and said nothing".to_owned() });
+            notices.push(Notice::Refused { why: "a back end connected and sent no message".to_owned() });
         }
         Ok(notices)
     }
@@ -405,7 +405,7 @@ impl Door {
         if let Stage::Registered = session.stage {
             let why = match heard {
                 Ok(None) => return,
-                Ok(Some(_)) => "it said what nobody asked".to_owned(),
+                Ok(Some(_)) => "it sent an unexpected message".to_owned(),
                 Err(HintError::HungUp) => "its back end hung up".to_owned(),
                 Err(error) => chain(&error),
             };
@@ -420,7 +420,7 @@ impl Door {
                 let adopts = |owner| is_named || self.adoption.includes(owner);
                 register(session, &hello, &board, adopts).map(|ear| (hello, ear))
             }
-            Ok(Some(_)) => Err(Refusal::Other("it does not say who it is".to_owned())),
+            Ok(Some(_)) => Err(Refusal::Other("it does not identify itself".to_owned())),
             Err(HintError::HungUp) => {
                 self.sessions.remove(&id);
                 return;

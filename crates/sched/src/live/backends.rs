@@ -132,7 +132,7 @@ impl Backends {
     /// # Errors
     /// The system gives no thread.
     pub fn start(mut self) -> Result<Told> {
-        let fail = |error| Error::caused_by(ErrorKind::Io, "no thread for who registers", error);
+        let fail = |error| Error::caused_by(ErrorKind::Io, "no thread for registrations", error);
         let told = self.told.take().ok_or_else(|| Error::new(ErrorKind::Gone, "it runs already"))?;
         let stop = told.stop();
         std::thread::Builder::new()
@@ -321,7 +321,7 @@ impl Backends {
                 tracing::info!("{}: its back end tells of its I/O", registered.name);
                 if self.classes.is_express_only() && !registered.has_express {
                     tracing::warn!(
-                        "{}: none of its requests is ever express, so none of its completions boosts anybody; start its `vlane serve` \
+                        "{}: none of its requests is ever express, so its completions never boost; start its `vlane serve` \
                          with --classes order, shortest or on, or the scheduler with --completions all",
                         registered.name
                     );

@@ -205,7 +205,7 @@ pub fn check() -> Result<()> {
         Error::caused_by(ErrorKind::Io, "cannot ask for this process's capabilities", io::Error::from(error))
     })?;
     if !sets.effective.contains(CapabilitySet::SYS_NICE) {
-        let text = "changing how other programs' threads are scheduled needs the capability CAP_SYS_NICE: run it with sudo, \
+        let text = "changing the scheduling of other programs' threads needs the capability CAP_SYS_NICE: run with sudo, \
                     or as a service of systemd with AmbientCapabilities=CAP_SYS_NICE (contrib/systemd has one); nothing was changed";
         return Err(Error::new(ErrorKind::Permission, text));
     }

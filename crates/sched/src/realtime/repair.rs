@@ -47,7 +47,7 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
             ),
             io::ErrorKind::NotADirectory => Error::new(
                 ErrorKind::Invalid,
-                format!("{shown}: is no directory; name the scheduler's with --state-dir"),
+                format!("{shown}: is not a directory; name the scheduler's with --state-dir"),
             ),
             io::ErrorKind::PermissionDenied if error.raw_os_error().is_none() => {
                 Error::new(ErrorKind::Permission, error.to_string())

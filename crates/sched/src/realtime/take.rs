@@ -24,8 +24,7 @@ pub(super) fn refused(vcpu: &str, thread: &Thread, error: io::Error) -> Error {
                 ": CAP_SYS_NICE is missing (sudo, or AmbientCapabilities=CAP_SYS_NICE in a unit of systemd)";
         } else {
             text += &format!(
-                ": this kernel gives each group of processes a real-time budget of its own (RT_GROUP_SCHED), and this thread's has \
-                 none; give it one (`echo 100000 > {group}`), or move the thread"
+                ": this kernel gives each group of processes a separate real-time budget (RT_GROUP_SCHED), and this thread's group has none; give it one (`echo 100000 > {group}`), or move the thread"
             );
         }
     }

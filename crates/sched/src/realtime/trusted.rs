@@ -21,7 +21,7 @@ fn distrust(what: &str, stat: &Stat) -> Option<String> {
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != 0 && stat.st_uid != own {
         return Some(format!(
-            "{what} belongs to user {}, who is neither root nor the one who runs this (user {own})",
+            "{what} belongs to user {}, neither to root nor to this process's user ({own})",
             stat.st_uid
         ));
     }
@@ -30,10 +30,7 @@ fn distrust(what: &str, stat: &Stat) -> Option<String> {
 }
 
 fn not_believed(path: &Path, why: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::PermissionDenied,
-        format!("{}: {why}: nothing in it is done", path.display()),
-    )
+    io::Error::new(io::ErrorKind::PermissionDenied, format!("{}: {why}: ignored", path.display()))
 }
 
 /// A directory of lists.
@@ -65,7 +62,7 @@ impl Directory {
         })?;
         let stat = rustix::fs::fstat(&file)?;
         let why = if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            Some("it is no ordinary file".to_owned())
+            Some("not an ordinary file".to_owned())
         } else if stat.st_size > LONGEST {
             Some(format!("it has {} bytes", stat.st_size))
         } else {

@@ -57,7 +57,7 @@ impl ApiError {
             StatusCode::METHOD_NOT_ALLOWED,
             format!("{method} {path}: cannot be done"),
             "the resource does not have this method",
-            "see /openapi.json for what each resource can do",
+            "see /openapi.json for the methods of each resource",
         )
     }
 }

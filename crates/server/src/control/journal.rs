@@ -139,7 +139,7 @@ pub(super) async fn get(State(context): State<Context>) -> Result<Json<JournalIn
     // It waits for the thread that knows, which may hang.
     let asked = tokio::task::spawn_blocking(move || context.volume.engine.journal());
     let report = asked.await.map_err(|error| {
-        let what = "the journals cannot be told";
+        let what = "the journals are unavailable";
         let advice = "this should not happen; report it";
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, what, error.to_string(), advice)
     })?;

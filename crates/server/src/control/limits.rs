@@ -87,7 +87,7 @@ pub(super) async fn get(State(context): State<Context>) -> Json<LimitsInfo> {
     put, path = "/v1/limits", operation_id = "set_limits", request_body = NewLimits,
     responses(
         (status = 200, description = "The limits from now on", body = LimitsInfo),
-        (status = 400, description = "Not possible; nothing is changed", body = Problem)
+        (status = 400, description = "Not possible; the limits are unchanged", body = Problem)
     )
 )]
 pub(super) async fn put(

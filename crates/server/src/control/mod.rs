@@ -212,7 +212,7 @@ impl Drop for Control {
 #[derive(OpenApi)]
 #[openapi(info(
     title = "vlane control",
-    description = "What a volume tells of itself while it is served. Spoken on the unix socket that `vlane serve --control` makes."
+    description = "State and settings of a served volume. Spoken on the unix socket that `vlane serve --control` makes."
 ))]
 struct Document;
 

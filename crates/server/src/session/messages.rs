@@ -98,11 +98,12 @@ impl VhostUserBackendReqHandlerMut for State {
         if vring.running {
             return Err(refuse(format_args!("queue {index} cannot change its size while it runs")));
         }
-        vring.size =
-            u16::try_from(num)
-                .ok()
-                .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
-                .ok_or_else(|| refuse(format_args!("queue {index}: {num} is no legal size (1 to 32768)")))?;
+        vring.size = u16::try_from(num)
+            .ok()
+            .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
+            .ok_or_else(|| {
+            refuse(format_args!("queue {index}: {num} is not a legal size (1 to 32768)"))
+        })?;
         self.try_start(number)
     }
 
@@ -236,7 +237,7 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
-        Err(Error::InvalidOperation("this is no graphics device"))
+        Err(Error::InvalidOperation("this is not a graphics device"))
     }
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {

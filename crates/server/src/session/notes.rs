@@ -54,8 +54,7 @@ impl State {
             let name = &self.volume.config.name;
             if !self.volume.may_be_another() {
                 tracing::error!(
-                    "{name}: refused for this guest, whose disk does not run now: {why}; its writes would ruin what is here: serve the right \
-                     image at this socket, or, if this is its disk all the same, start with --danger-other-image"
+                    "{name}: refused for this guest, and its disk stands still: {why}; its writes would ruin this image; serve the right image at this socket, or start with --danger-other-image if this is its disk"
                 );
                 self.tracking = None;
                 self.is_barred = true;
@@ -132,8 +131,7 @@ impl State {
         let may_differ = has_switch && geometry.write_cache && !geometry.read_only;
         if self.switched.is_none() && goes_on && !is_ours && may_differ {
             tracing::warn!(
-                "{}: queue {index} goes on in the middle of its work, and nothing says whether its guest has its write cache on: each write is \
-                 on the storage before it is answered until the guest says (in Linux: write \"write through\" and then \"write back\" to \
+                "{}: queue {index} continues in the middle of its work, and its guest's write-cache setting is unknown: each write is on the storage before it is answered until the guest sets it (in Linux: write \"write through\" and then \"write back\" to \
                  /sys/block/vdX/cache_type)",
                 self.volume.config.name
             );

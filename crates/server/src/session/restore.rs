@@ -156,7 +156,7 @@ impl State {
     /// effects: there is no way back from there. Names the failed step.
     fn rehearse(&self) -> std::result::Result<(), String> {
         self.check_features(self.features)?;
-        let refused = |error: Error| format!("the session could not go on: {error}");
+        let refused = |error: Error| format!("the session could not continue: {error}");
         let mut regions = Vec::new();
         for region in self.memory.regions() {
             let file = region.file().ok_or("a part of the guest's memory has no file")?;

@@ -41,12 +41,11 @@ impl Session {
             Unused::TooFewQueues => match said::wanted_queues(peer).filter(|wanted| *wanted > offered.into())
             {
                 Some(wanted) => format!(
-                    "front end {who} wants {wanted} queues, and vlane offers {offered}: it tries again for ever. Offer more (--queues \
-                     {wanted}), or have it want fewer (QEMU: num-queues={offered})"
+                    "front end {who} wants {wanted} queues, and vlane offers {offered}: it retries forever. Offer more (--queues {wanted}), or configure fewer (QEMU: num-queues={offered})"
                 ),
                 None => format!(
-                    "front end {who} asked how many queues there are, and left: it may want more than {offered}, which vlane offers. \
-                     Offer as many as the VM has vCPUs (--queues), or have it want fewer (QEMU: num-queues={offered})"
+                    "front end {who} asked for the number of queues and left: it may want more than the {offered} that vlane offers. \
+                     Offer as many as the VM has vCPUs (--queues), or configure fewer (QEMU: num-queues={offered})"
                 ),
             },
         };

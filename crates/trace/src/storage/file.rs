@@ -45,7 +45,7 @@ impl Header {
     fn decode(bytes: &[u8; HEADER]) -> Result<Header, Error> {
         let fail = |kind, context: String| Err(Error::new(kind, 0, context));
         if bytes[..8] != MAGIC {
-            let context = "not a record of what reached the storage: it does not begin with VLANESTO";
+            let context = "not a record of the storage's writes: it does not begin with VLANESTO";
             return fail(ErrorKind::NotATrace, context.to_owned());
         }
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);

@@ -93,7 +93,7 @@ impl History {
         let (mut operations, mut requests) = (HashMap::new(), HashMap::new());
         for (at, entry) in entries.into_iter().enumerate() {
             let corrupt = |what: String| {
-                Error::new(ErrorKind::Corrupt, 0, format!("the record makes no sense: entry {at}: {what}"))
+                Error::new(ErrorKind::Corrupt, 0, format!("the record is inconsistent: entry {at}: {what}"))
             };
             history.len = at + 1;
             match entry? {

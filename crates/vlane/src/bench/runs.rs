@@ -200,7 +200,7 @@ impl BenchArgs {
         let starts = profile.targets.iter().any(|target| target.backend != Backend::Socket);
         let fio = profile.targets.iter().any(|target| target.client == Client::Fio);
         if self.runs.install && !starts && !fio {
-            usage!("--install: nothing is needed for back ends that run already");
+            usage!("--install: back ends that already run need no installation");
         }
         Ok(profile)
     }
@@ -217,7 +217,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let profile = args.profile()?;
     if runs.fail_on_worse && runs.compare.is_none() && profile.targets.len() < 2 {
-        usage!("--fail-on-worse: there is nothing to compare with; give --compare or --against");
+        usage!("--fail-on-worse: give a baseline by --compare or --against");
     }
     args.check_overwrite(&profile)?;
     // Faults that would appear after the measurements are reported before them.
@@ -271,9 +271,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     saved?;
     tell_written(&output);
     if runs.fail_on_worse && is_worse(&comparisons) {
-        return Err(
-            exit::Missed("worse than what it was compared with (the verdicts are above)".to_owned()).into()
-        );
+        return Err(exit::Missed("worse than the baseline (the verdicts are above)".to_owned()).into());
     }
     if measured.partial {
         let runs = |l: &vlane_bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();

@@ -41,13 +41,13 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
     let mismatches: u64 = all.iter().filter_map(|r| r.as_ref()).map(|r| r.mismatches).sum();
     let errors: u64 = all.iter().filter_map(|r| r.as_ref()).map(|r| r.errors.total()).sum();
     if mismatches > 0 {
-        bail!("the back end lost or damaged data: {mismatches} sectors hold what they must not");
+        bail!("the back end lost or damaged data: {mismatches} sectors have wrong data");
     }
     if errors > 0 {
         bail!("{} failed", super::plural(errors, "request"));
     }
     if reports.partial {
-        let why = "interrupted: what was compared is right, and not everything was written or compared";
+        let why = "interrupted: all compared data are right, but not all data were written or compared";
         return Err(exit::Partial(why.to_owned()).into());
     }
     Ok(())
@@ -101,7 +101,7 @@ fn steps(
     if gone {
         match &args.state {
             Some(path) => bail!(
-                "the back end hung up after {seconds:.1} s; what may be there is in {}: start it again, then use --verify-only --state {0}",
+                "the back end hung up after {seconds:.1} s; the list of writes is in {}: start it again, then use --verify-only --state {0}",
                 path.display()
             ),
             None => bail!(

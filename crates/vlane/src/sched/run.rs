@@ -260,7 +260,7 @@ impl RunArgs {
         let adoption = self.adoption();
         match &adoption {
             Adoption::All => {
-                tracing::info!("back ends may register everybody's machines at {}", path.display());
+                tracing::info!("back ends may register all users' machines at {}", path.display());
             }
             Adoption::Users(users) => {
                 let users: Vec<_> = users.iter().map(u32::to_string).collect();
@@ -274,7 +274,7 @@ impl RunArgs {
         let link = link.adopting(adoption);
         if self.listen_mode & 0o002 != 0 {
             tracing::warn!(
-                "every user of this host may have vCPUs of its own scheduled (--listen-mode {:o})",
+                "every user of this host may have vCPUs scheduled (--listen-mode {:o})",
                 self.listen_mode
             );
         }

@@ -212,7 +212,7 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
         Ok(None) => {
             let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
             let why = format!(
-                "no scheduler runs: nobody listens at {}; `vlane sched run` starts one, --socket names another place",
+                "no scheduler runs at {}; start one with `vlane sched run`, or give its socket by --socket",
                 places.join(" or ")
             );
             (NOT_RUNNING, Some(false), Some(why))

@@ -146,13 +146,12 @@ impl Ending {
         let limit = self.limit;
         if stage == Stage::Closing {
             tracing::error!(
-                "{name}: cannot be ended in order: everything is answered, but the control socket did not end within {CLOSING:?}; what \
-                 was not flushed may be lost if the host fails"
+                "{name}: cannot be ended in order: everything is answered, but the control socket did not end within {CLOSING:?}; unflushed data may be lost if the host fails"
             );
         } else if stage == Stage::WritingBack || volume.unanswered().is_empty() {
             tracing::error!(
                 "{name}: cannot be ended in order: everything is answered, but it was not written to the device within {limit:?} \
-                 (--stop-timeout); what was not flushed may be lost if the host fails"
+                 (--stop-timeout); unflushed data may be lost if the host fails"
             );
         } else {
             let left = volume.unanswered();

@@ -46,14 +46,14 @@ pub(super) fn open(
 ) -> Result<Option<Opened>> {
     if let Some(size) = args.null {
         if args.read_only {
-            usage!("--read-only makes no sense with --null: there is nothing to protect");
+            usage!("--read-only cannot be used with --null, which stores no data");
         }
         if args.discard != DiscardArg::On {
-            usage!("--discard makes no sense with --null: there is nothing to free");
+            usage!("--discard cannot be used with --null, which stores no data");
         }
         if args.delay_flush.is_some() || args.danger_flush_journal_only {
             usage!(
-                "--delay-flush and --danger-flush-journal-only make no sense with --null: it has nothing to write out"
+                "--delay-flush and --danger-flush-journal-only cannot be used with --null, which stores no data"
             );
         }
         return Ok(Some(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?))));
@@ -118,7 +118,7 @@ fn recorded(engine: FileEngine, to: &Path) -> Result<FileEngine> {
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
     let file = file.with_context(|| match to.exists() {
         true => format!("{name}: is there already; remove it, or give --danger-record-storage another name"),
-        false => format!("{name}: cannot be made for the record of what reaches the storage"),
+        false => format!("{name}: cannot be created for the record of the storage's writes"),
     })?;
     tracing::warn!("everything that reaches the storage is written to {name}, the guest's data included");
     let file = std::io::BufWriter::with_capacity(1 << 20, file);

@@ -113,8 +113,7 @@ impl Program {
         else {
             let said = err.lines().next().unwrap_or_default();
             bail!(
-                "{path} cannot take over ({status}): {:?}; it is no vlane that can, or does not understand this command line: put one there that \
-                 does, or start the service again",
+                "{path} cannot take over ({status}): {:?}; install a vlane there that can and that understands this command line, or restart the service",
                 vlane_socket::printable(said).to_string()
             );
         };
@@ -257,14 +256,14 @@ impl Upgrade {
     }
 
     fn complain(&self, why: &anyhow::Error) {
-        tracing::warn!("{}: not upgraded, version {VERSION} goes on: {why:#}", self.belongings.name);
+        tracing::warn!("{}: not upgraded, version {VERSION} continues: {why:#}", self.belongings.name);
     }
 
     /// Asks the new program, and then the thread that serves; returns when no program took over.
     fn attempt(&self) -> Result<()> {
         ensure!(
             !self.belongings.is_recorded,
-            "what reaches the storage is written down (--danger-record-storage), and the record would be cut off; stop the service and start it again"
+            "an upgrade would cut off the record of the storage's writes (--danger-record-storage); stop the service and start it again"
         );
         // Without enough of them no step below succeeds either, for a reason that says less.
         self.check_limit(0)?;
@@ -316,7 +315,7 @@ impl Upgrade {
         control(&mut server, &mut descriptors)?;
         let handed = Handed::new(begun, image, volume.limits().0, server, &mut descriptors)?;
         self.check_limit(descriptors.len())?;
-        let state = handed.send(descriptors).context("what is handed over cannot be written down")?;
+        let state = handed.send(descriptors).context("the state cannot be written for the handover")?;
         logging::tell_left_out();
         self.program.execute(state)
     }

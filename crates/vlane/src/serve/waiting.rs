@@ -67,7 +67,7 @@ impl<'a> Waiting<'a> {
     /// The wait is over; a log line follows if its beginning had one.
     pub(super) fn over(&self) {
         if self.told.is_some() {
-            tracing::info!("{}: the wait is over: nothing of a dead process is left", self.path.display());
+            tracing::info!("{}: the wait is over: no request of a dead process is left", self.path.display());
         }
     }
 }

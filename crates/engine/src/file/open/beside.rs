@@ -27,7 +27,7 @@ pub(super) fn check(
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(
-                "{}: lies on {name}, which cannot be looked at ({error}); nothing stops a second writer there",
+                "{}: lies on {name}, which cannot be examined ({error}); make sure that no second process writes there",
                 path.display()
             ),
         }
@@ -97,7 +97,7 @@ fn warn(path: &Path, other: &Attached, user: &User, is_device: bool) {
             );
         }
         User::Unknown(error) if !other.is_kept => {
-            tracing::warn!("{name}: {lies}, and whether that is in use cannot be seen ({error})");
+            tracing::warn!("{name}: {lies}, and its use by others is unknown ({error})");
         }
         User::Nobody if other.is_loop && other.place != Place::Below => tracing::warn!(
             "{name}: {lies}; a mount of that while this is served ruins both: `losetup -d /dev/{device}`"

@@ -41,9 +41,11 @@ fn check_path(path: &Path, file: &File) -> Result<Metadata, EngineError> {
     }
     match std::fs::metadata(path) {
         Ok(found) if is_same(&found, &served) => Ok(served),
-        Ok(_) => Err(fail("another file is at this path than the one that is served; move it back")),
+        Ok(_) => {
+            Err(fail("the file at this path was replaced while it was served; move the served one back"))
+        }
         Err(error) => {
-            Err(fail("the image that is served is not at its path any more; move it back").with_source(error))
+            Err(fail("the served image is no longer at this path; move it back").with_source(error))
         }
     }
 }

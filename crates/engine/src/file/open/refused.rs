@@ -24,12 +24,12 @@ fn not_found(path: &Path) -> String {
         let advice = if is_in_dev(path) {
             "`lsblk` lists the devices that there are"
         } else {
-            "make it, or mend the link"
+            "create it, or correct the link"
         };
-        return format!("is a symbolic link to {}, and nothing is there; {advice}", target.display());
+        return format!("is a symbolic link to {}, which does not exist; {advice}", target.display());
     }
     match is_in_dev(path) {
-        true => "no such device; `lsblk` lists those that there are".to_owned(),
+        true => "no such device; `lsblk` lists the devices".to_owned(),
         false => {
             "there is no such image; make one, for example with `truncate -s 10G` or `qemu-img create -f raw`"
                 .to_owned()
@@ -52,12 +52,12 @@ fn forbidden(path: &Path, read_only: bool, is_by_mode: bool) -> String {
     let is_device = std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device());
     if !read_only && let Some((word, letter)) = attribute(path) {
         return format!(
-            "is {word}, which `lsattr` shows, and nobody may write to it; `chattr -{letter} {}`, or serve it with --read-only",
+            "is {word}, as `lsattr` shows, and cannot be written; `chattr -{letter} {}`, or serve it with --read-only",
             shell_word(path)
         );
     }
     if is_device && !is_by_mode {
-        return "this process may not use the device, whatever its mode says (a container, or DeviceAllow= of the service); allow it there"
+        return "this process may not use the device, despite its file mode; allow it in the container, or by DeviceAllow= of the service"
             .to_owned();
     }
     match read_only {
@@ -72,7 +72,7 @@ pub(super) fn open_error(path: &Path, read_only: bool, error: io::Error) -> Engi
     let (kind, text) = match error.raw_os_error() {
         Some(libc::ENOENT) => (ErrorKind::NotFound, not_found(path)),
         Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => {
-            let text = "the device has no medium, or is gone; `lsblk` lists those that there are";
+            let text = "the device has no medium, or is gone; `lsblk` lists the devices";
             (ErrorKind::NotFound, text.to_owned())
         }
         Some(errno @ (libc::EACCES | libc::EPERM)) => {
@@ -103,7 +103,7 @@ pub(in crate::file) fn checked_size(path: &Path, mut file: &File) -> Result<u64,
     let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     match size {
         0 if is_device => {
-            let text = "the device is empty: it has no medium, or nothing is attached to it; `lsblk` lists the devices and their sizes";
+            let text = "the device is empty: it has no medium, or no file is attached; `lsblk` lists the devices and their sizes";
             fail(ErrorKind::Empty, text.to_owned())
         }
         0 => {

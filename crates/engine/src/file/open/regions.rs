@@ -33,7 +33,7 @@ pub(super) fn open(
         None => match open_direct(path, false, is_device, size) {
             Ok(Ok(direct)) => match is_device.then(|| empty(buffered, size)) {
                 Some(Err(error)) => {
-                    Err(format!("what the page cache has of the device cannot be written: {error}"))
+                    Err(format!("the device's pages in the page cache cannot be written: {error}"))
                 }
                 _ => Ok(direct),
             },
@@ -69,7 +69,9 @@ fn refusal(is_device: bool, file_system: i64, has_cachestat: bool) -> Option<&'s
     let is_known = is_device || matches!(file_system, EXT4_MAGIC | XFS_MAGIC);
     match (is_known, has_cachestat) {
         (false, _) => Some("only on ext4, XFS and block devices is it known to be safe"),
-        (_, false) => Some("this system does not tell what is in the page cache (cachestat, Linux 6.5)"),
+        (_, false) => {
+            Some("this kernel does not report the page cache's content (cachestat needs Linux 6.5)")
+        }
         _ => None,
     }
 }

@@ -222,7 +222,8 @@ fn chosen(options: &Options) -> Result<Vec<Row>> {
     }
     let all = rows();
     if let Some(unknown) = options.rows.iter().find(|name| !all.iter().any(|row| row.is_called(name))) {
-        let context = format!("--rows: `{unknown}` is no row or group of --fixed-load; --list names them");
+        let context =
+            format!("--rows: `{unknown}` is not a known row or group of --fixed-load; --list names them");
         return invalid(context);
     }
     let wanted = |row: &Row| options.rows.is_empty() || options.rows.iter().any(|name| row.is_called(name));

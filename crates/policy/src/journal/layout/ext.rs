@@ -249,7 +249,7 @@ impl Ext {
         let ranges = map.into_ranges()?;
         // The metadata that describes it must lie outside.
         if overlap(&merged(own), &ranges) {
-            return Err(Why::Wrong("it lies on what describes it"));
+            return Err(Why::Wrong("it overlaps its own description"));
         }
         self.check_journal(source, &ranges[0], blocks)?;
         Ok(ranges)

@@ -105,7 +105,7 @@ pub enum Why {
     None,
     /// It lies on another device.
     Elsewhere,
-    /// A part of what describes it cannot be read.
+    /// A part of its description cannot be read.
     Unreadable,
     /// To find it would take more reads than are allowed.
     TooMuch,
@@ -120,9 +120,9 @@ impl fmt::Display for Why {
         match self {
             Why::None => f.write_str("it has none"),
             Why::Elsewhere => f.write_str("it lies on another device"),
-            Why::Unreadable => f.write_str("what describes it cannot be read"),
+            Why::Unreadable => f.write_str("its description cannot be read"),
             Why::TooMuch => f.write_str("there is more to read than is sensible"),
-            Why::Changed => f.write_str("what describes it changed while it was read"),
+            Why::Changed => f.write_str("its description changed while it was read"),
             Why::Wrong(why) => f.write_str(why),
         }
     }
