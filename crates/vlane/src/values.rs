@@ -242,11 +242,11 @@ mod tests {
             ("0", "at least 1"),
             ("1025", "at most 1024"),
             ("-3", "negative"),
-            ("1.5", "no whole number"),
+            ("1.5", "not a whole number"),
             ("50us", "give a bare number, as 50"),
-            ("many", "no number"),
+            ("many", "not a number"),
             ("99999999999999999999999", "too large"),
-            ("", "no number"),
+            ("", "not a number"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");
@@ -264,10 +264,10 @@ mod tests {
             ("0", "at least 1"),
             ("2s", "at most 1000000"),
             ("-5us", "negative"),
-            ("5 parsecs", "no unit"),
+            ("5 parsecs", "not a unit"),
             ("0.5us", "whole"),
             // Not half a second: a bare number is one of the unit.
-            ("0.5", "no whole number of us"),
+            ("0.5", "not a whole number of us"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{text}: {error}");

@@ -359,7 +359,7 @@ mod tests {
     fn options_that_make_no_sense_are_usage_errors() {
         type Change = fn(&mut Options);
         let changes: [(Change, &str); 6] = [
-            (|o| o.arms.clear(), "nothing is left"),
+            (|o| o.arms.clear(), "no measurement is left"),
             (|o| o.arms.push(Arm::mode("none")), "given twice"),
             (|o| o.journals = vec![1 << 20], "at least 4 MiB"),
             (|o| o.journals = vec![(8 << 20) + 512], "whole MiB"),
