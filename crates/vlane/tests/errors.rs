@@ -420,7 +420,7 @@ fn null_device_with_impossible_size_is_refused() {
         command.args(["serve", "--null", size, "--socket"]).arg(&place.socket);
         command
     };
-    for (size, parts) in [("0", ["size above 0", "16G"]), ("513", ["513 bytes", "multiple of the sector size"])] {
+    for (size, parts) in [("0", ["size 0", "16G"]), ("513", ["513 bytes", "multiple of the sector size"])] {
         let (code, words) = ends(&mut null(size));
         assert_eq!(code, Some(2), "{words}");
         assert!(words.contains("--null") && parts.iter().all(|part| words.contains(part)), "{words}");
