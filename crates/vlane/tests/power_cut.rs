@@ -134,5 +134,5 @@ fn record_never_replaces_another_file() {
         assert!(std::fs::read(&there).unwrap() == before);
     }
     let words = refusal(&image, &dir.path().join("no/such/directory"));
-    assert!(words.contains("cannot be made") && words.contains("No such file"), "{words}");
+    assert!(words.contains("cannot be created") && words.contains("No such file"), "{words}");
 }

@@ -207,7 +207,7 @@ fn late_vcpu_names_cause_no_warning() {
     wait("the other is told", || run.said().contains("no known vCPU threads"));
     let said = run.end();
     assert!(said.contains(&format!("sleep ({})", pids[1])), "{said}");
-    assert!(!said.contains(&format!("({}) has no vCPU", pids[0])), "{said}");
+    assert!(!said.contains(&format!("({}) has no known vCPU", pids[0])), "{said}");
 }
 
 /// A program as it calls itself, so that it is taken for a User-Mode Linux with as many tasks as it

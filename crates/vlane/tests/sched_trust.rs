@@ -145,7 +145,7 @@ fn repair_keeps_and_names_unreadable_files() {
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
     let (code, said) = repair(&file);
-    assert!(code == Some(1) && said.contains("is no directory"), "{said}");
+    assert!(code == Some(1) && said.contains("is not a directory"), "{said}");
     // Damaged: what can be read is done, and the rest is kept.
     let victim = Process::sleep();
     let was = victim.is();

@@ -285,7 +285,7 @@ fn failed_takeover_leaves_old_server_serving() {
         ask(&server, REFUSED);
         let log = server.log();
         let last = log.lines().rfind(|line| line.contains(REFUSED)).unwrap();
-        assert!(last.contains(why) && last.contains("goes on"), "{why}: {last}");
+        assert!(last.contains(why) && last.contains("continues"), "{why}: {last}");
         request(&mut queues[0], Kind::Write, 8);
     }
     std::fs::remove_file(&replaceable.program).unwrap();
@@ -528,7 +528,7 @@ fn changed_image_contents_do_not_matter() {
     // Another file at its path is another matter.
     image.set_len(16 * MIB).unwrap();
     std::fs::rename(&place.image, place.path("moved")).unwrap();
-    let refused = format!("goes on: {}: the image was moved to", place.image.display());
+    let refused = format!("continues: {}: the image was moved to", place.image.display());
     ask(&server, &refused);
     std::fs::write(&place.image, [0; 512]).unwrap();
     ask(&server, &refused);

@@ -86,7 +86,7 @@ fn missing_directory_error_is_readable() {
     std::fs::write(&file, []).unwrap();
     for (path, kind, words) in [
         (dir.path().join("none"), ErrorKind::Gone, "is not there"),
-        (file, ErrorKind::Invalid, "is no directory"),
+        (file, ErrorKind::Invalid, "is not a directory"),
     ] {
         let error = repair(&path).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
