@@ -4,6 +4,7 @@
 //! interruption, a guest that dies or a full disk costs the round in which it happens, no other.
 
 use vlane_report::Report;
+use vlane_report::judge::Arms;
 
 use crate::error::{Error, Result};
 
@@ -71,6 +72,28 @@ impl Rounds {
     }
 }
 
+/// Measures all arms once, in turns: each round begins with another arm. `one` gets the index of the
+/// arm's name, which the repetition shares with the first arm, and its name.
+///
+/// # Errors
+/// The first one of `one`.
+pub fn in_turns<S: std::fmt::Debug>(
+    arms: &mut Arms<S>,
+    round: usize,
+    mut one: impl FnMut(usize, &str) -> Result<S>,
+) -> Result<()> {
+    let (all, names) = (arms.0.len(), arms.distinct());
+    let last = arms.0.iter().position(vlane_report::judge::Measured::is_again);
+    for turn in (0..all).map(|turn| (turn + round) % all) {
+        let index = if Some(turn) == last { 0 } else { turn % names.max(1) };
+        let arm = &mut arms.0[turn];
+        let sample = one(index, &arm.arm)?;
+        tracing::debug!(?sample, arm = arm.arm, "measured");
+        arm.rounds.push(sample);
+    }
+    Ok(())
+}
+
 /// The sentence on parts that are missing of a measurement that broke off; `what` is the word for
 /// one.
 pub fn missing(what: &str, whole: usize, wanted: usize, error: &Error) -> String {
@@ -103,5 +126,22 @@ mod tests {
         }
         let (rounds, _) = breaking(3).unwrap();
         assert_eq!((rounds.whole(), rounds.missing()), (3, None));
+    }
+
+    #[test]
+    fn every_round_begins_with_another_arm() {
+        let mut arms = Arms::named(&["off".to_owned(), "on".to_owned()]);
+        let mut order = Vec::new();
+        for round in 0..3 {
+            in_turns(&mut arms, round, |index, arm| {
+                order.push((index, arm.to_owned()));
+                Ok(round)
+            })
+            .unwrap();
+        }
+        let names: Vec<(usize, &str)> = order.iter().map(|(index, arm)| (*index, arm.as_str())).collect();
+        assert_eq!(names[..3], [(0, "off"), (1, "on"), (0, "off again")]);
+        assert_eq!((names[3], names[6]), ((1, "on"), (0, "off again")));
+        assert!(arms.0.iter().all(|arm| arm.rounds == [0, 1, 2]));
     }
 }

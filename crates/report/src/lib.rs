@@ -6,7 +6,8 @@
 //! table for a page of text, [`svg::svg_file`] one chart as a picture of its own. [`figure`] writes
 //! numbers for people, for all of them.
 //!
-//! Other modules supply the parts of a report. [`stats`] decides if two arms differ, and
+//! Other modules supply the parts of a report. [`experiment`] makes the report of arms that were
+//! measured in turns, and [`judge`] its verdicts. [`stats`] decides if two arms differ, and
 //! [`published`] compares a figure with a published one. [`machine`] describes the place of
 //! measurement, [`date`] its time, and [`progress`] its progress.
 
@@ -18,9 +19,11 @@ mod error;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod example;
+pub mod experiment;
 pub mod figure;
 pub mod html;
 mod json;
+pub mod judge;
 mod lines;
 pub mod machine;
 pub mod markdown;

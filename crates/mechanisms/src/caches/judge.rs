@@ -1,6 +1,7 @@
-//! What was aimed at, and whether it was reached: per cell and arm.
+//! The goals of a cell's arms, for the common judge.
 
-use serde::Serialize;
+use vlane_report::Spread;
+use vlane_report::judge::{Arms, Bound, Measured, Verdict};
 use vlane_report::stats::median;
 
 use super::measure::Sample;
@@ -10,9 +11,6 @@ use super::plan::{Cell, Expected};
 pub const BASE: &str = "writeback";
 /// The other one that has to be reached.
 pub const DIRECT: &str = "none";
-/// What a name gets that stands for the same arm again (A/A).
-pub const AGAIN: &str = " again";
-
 /// Misses of the neighbour, of those with the base: where the journal is what does not fit.
 const MISSES: f64 = 0.25;
 /// Its reads, over those with the base, where misses bound them.
@@ -20,148 +18,91 @@ const READS: f64 = 1.8;
 /// Operations and reads are at least this, over those of the better of base and direct.
 const NOT_WORSE: f64 = 0.95;
 /// Pages of the journal that may be in the page cache in the end.
-const PAGES: u64 = 2048;
+const PAGES: f64 = 2048.0;
 /// Where fewer of the base's reads miss there is nothing to be won.
 const FEW_MISSES: f64 = 0.005;
 
-/// What was measured of one arm, by round.
-#[derive(Debug, Clone, Serialize)]
-pub struct Measured {
-    /// The arm's name.
-    pub arm: String,
-    /// Whether the goals are for it.
-    pub has_goals: bool,
-    /// Its rounds.
-    pub rounds: Vec<Sample>,
-}
-
 /// A cell, with all arms.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct CellResult {
     /// The cell.
     pub cell: Cell,
     /// What its sizes let one expect.
     pub expected: Expected,
     /// The arms, the base first.
-    pub arms: Vec<Measured>,
-}
-
-/// A goal, held against what was measured.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Verdict {
-    /// The arm.
-    pub arm: String,
-    /// What is aimed at.
-    pub goal: &'static str,
-    /// How much there is.
-    pub figure: f64,
-    /// How much there should be, in words.
-    pub wanted: String,
-    /// Whether there is; nothing where it says nothing.
-    pub is_met: Option<bool>,
-    /// What is to be said of it.
-    pub why: &'static str,
+    pub arms: Arms<Sample>,
+    /// Names of the arms that have goals.
+    pub with_goals: Vec<String>,
 }
 
 impl CellResult {
-    /// An arm's rounds.
-    pub fn arm(&self, name: &str) -> Option<&Measured> {
-        self.arms.iter().find(|arm| arm.arm == name)
-    }
-
-    /// The base and itself again, pair by pair: the smallest and the largest ratio of a figure.
-    pub fn same(&self, of: impl Fn(&Sample) -> f64) -> Option<(f64, f64)> {
-        let base = self.arms.first()?;
-        let again = self.arm(&format!("{}{AGAIN}", base.arm))?;
-        let ratios = ratios(again, base, of);
-        let finite = ratios.iter().copied().filter(|ratio| ratio.is_finite());
-        let ends =
-            finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), r| (low.min(r), high.max(r)));
-        (ends.0 <= ends.1).then_some(ends)
-    }
-
-    /// The goals of the arms that are meant to reach them; none for the base and its second self.
+    /// The goals of the arms that are meant to reach them; none for the base and its repetition.
     pub fn verdicts(&self) -> Vec<Verdict> {
-        let Some(base) = self.arms.first().filter(|_| self.cell.job.is_some()) else { return Vec::new() };
-        let others = self.arms.iter().skip(1).filter(|arm| arm.has_goals && !arm.arm.ends_with(AGAIN));
-        others.flat_map(|arm| self.judge(base, arm)).collect()
+        let Some(base) = self.arms.0.first().filter(|_| self.cell.job.is_some()) else { return Vec::new() };
+        let has_goals = |arm: &&Measured<Sample>| self.with_goals.contains(&arm.arm);
+        self.arms.0.iter().skip(1).filter(has_goals).flat_map(|arm| self.judge(base, arm)).collect()
     }
 
-    fn judge(&self, base: &Measured, arm: &Measured) -> Vec<Verdict> {
-        let verdict = |goal, figure: f64, wanted: String, is_met, why| Verdict {
-            arm: arm.arm.clone(),
-            goal,
-            figure,
-            wanted,
-            is_met,
-            why,
-        };
+    fn judge(&self, base: &Measured<Sample>, arm: &Measured<Sample>) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
-        let base_misses = middle(base, |s| s.misses);
-        let helps = self.expected == Expected::Helps;
-        if helps {
-            let misses = middle(arm, |s| s.misses);
-            let is_seen = base_misses >= FEW_MISSES;
-            let why = if is_seen { "" } else { "nothing to be won: the base misses next to nothing" };
-            let is_met = is_seen.then_some(misses <= base_misses * MISSES);
-            let wanted = format!("at most {MISSES} of the base's");
-            verdicts.push(verdict("misses over the base's", misses / base_misses, wanted, is_met, why));
+        if self.expected == Expected::Helps {
+            let void = match middle(base, |s| s.misses) < FEW_MISSES {
+                true => "the base misses next to nothing",
+                false => "",
+            };
+            let misses = ("misses over the base's", Bound::AtMost(MISSES));
+            verdicts.extend(self.over_base(arm, misses, void, |s| s.misses));
             if self.cell.rate.is_none() {
-                let reads = median(&ratios(arm, base, |s| s.reads));
-                let is_met = is_seen.then_some(reads >= READS);
-                verdicts.push(verdict(
-                    "reads over the base's",
-                    reads,
-                    format!("at least {READS}"),
-                    is_met,
-                    why,
-                ));
+                let reads = ("reads over the base's", Bound::AtLeast(READS));
+                verdicts.extend(self.over_base(arm, reads, void, |s| s.reads));
             }
         } else {
             verdicts.push(self.not_worse("reads over the better one's", arm, |s| s.reads));
         }
         verdicts.push(self.not_worse("operations over the better one's", arm, |s| s.operations));
-        if let Some(pages) = arm.rounds.iter().map(|s| s.journal_pages).collect::<Option<Vec<_>>>() {
-            let most = pages.iter().copied().max().unwrap_or(0);
-            let figure = most as f64;
-            verdicts.push(verdict(
-                "the journal's pages in the cache, the most",
-                figure,
-                format!("at most {PAGES}"),
-                Some(most <= PAGES),
-                "",
-            ));
+        let pages = arm.rounds.iter().map(|s| s.journal_pages).collect::<Option<Vec<_>>>();
+        if let Some(most) = pages.and_then(|pages| pages.into_iter().max()) {
+            let goal = "the journal's pages in the cache, the most";
+            let figure = Some(Spread::exact(most as f64));
+            verdicts.push(self.verdict(arm, goal, figure, Bound::AtMost(PAGES)));
         }
         verdicts
     }
 
-    /// A figure, of which more is better, over that of the better of base and direct: at least 0.95, and not below what the base has over itself.
-    fn not_worse(&self, goal: &'static str, arm: &Measured, of: impl Fn(&Sample) -> f64 + Copy) -> Verdict {
-        let rivals = self.arms.iter().enumerate().filter(|(place, rival)| {
+    fn over_base(
+        &self,
+        arm: &Measured<Sample>,
+        (goal, wanted): (&str, Bound),
+        void: &'static str,
+        of: impl Fn(&Sample) -> f64,
+    ) -> Option<Verdict> {
+        let verdict = self.arms.verdict(&self.cell.title(), &arm.arm, goal, wanted, |s| Some(of(s)))?;
+        Some(Verdict { void, ..verdict })
+    }
+
+    fn verdict(&self, arm: &Measured<Sample>, goal: &str, figure: Option<Spread>, wanted: Bound) -> Verdict {
+        let (place, arm, goal) = (self.cell.title(), arm.arm.clone(), goal.to_owned());
+        Verdict { place, arm, goal, figure, wanted, noise: None, void: "" }
+    }
+
+    /// A figure, of which more is better, over that of the better of base and direct: at least 0.95,
+    /// and not below what the base has over itself.
+    fn not_worse(&self, goal: &str, arm: &Measured<Sample>, of: impl Fn(&Sample) -> f64 + Copy) -> Verdict {
+        let rivals = self.arms.0.iter().enumerate().filter(|(place, rival)| {
             (*place == 0 || rival.arm == BASE || rival.arm == DIRECT) && rival.arm != arm.arm
         });
         let better = rivals.map(|(_, rival)| rival).max_by(|a, b| middle(a, of).total_cmp(&middle(b, of)));
-        let figure = better.map_or(f64::NAN, |better| median(&ratios(arm, better, of)));
-        let (wanted, is_met) = match self.same(of) {
-            Some((low, _)) => {
-                let least = NOT_WORSE.max(low.min(1.0));
-                (format!("at least {least:.3} (A/A: {low:.3})"), Some(figure >= least))
-            }
-            None => (format!("at least {NOT_WORSE}, and not below A/A"), None),
-        };
-        let is_met = is_met.filter(|_| figure.is_finite());
-        Verdict { arm: arm.arm.clone(), goal, figure, wanted, is_met, why: "" }
+        let noise = self.arms.noise(|s| Some(of(s)));
+        let least = noise.map_or(NOT_WORSE, |noise| NOT_WORSE.max(noise.min.min(1.0)));
+        let ratio = better.and_then(|better| arm.over(better, |s| Some(of(s))));
+        let verdict = self.verdict(arm, goal, ratio, Bound::AtLeast(least));
+        Verdict { noise, void: if noise.is_none() { "there is no A/A" } else { "" }, ..verdict }
     }
 }
 
 /// The middle of a figure over the rounds.
-pub fn middle(arm: &Measured, of: impl Fn(&Sample) -> f64) -> f64 {
+pub fn middle(arm: &Measured<Sample>, of: impl Fn(&Sample) -> f64) -> f64 {
     median(&arm.rounds.iter().map(of).collect::<Vec<_>>())
-}
-
-/// A figure over another arm's of the same round.
-fn ratios(arm: &Measured, other: &Measured, of: impl Fn(&Sample) -> f64) -> Vec<f64> {
-    arm.rounds.iter().zip(&other.rounds).map(|(a, b)| of(a) / of(b)).collect()
 }
 
 #[cfg(test)]
@@ -172,7 +113,7 @@ mod tests {
     use super::super::plan::Job;
     use super::*;
 
-    fn arm(name: &str, operations: [f64; 3], reads: f64, misses: f64, pages: u64) -> Measured {
+    fn arm(name: &str, operations: [f64; 3], reads: f64, misses: f64, pages: u64) -> Measured<Sample> {
         let rounds = operations.map(|operations| Sample {
             operations,
             reads,
@@ -180,10 +121,10 @@ mod tests {
             journal_pages: Some(pages),
             ..Sample::default()
         });
-        Measured { arm: name.into(), has_goals: name == "pdc", rounds: rounds.into() }
+        Measured { arm: name.into(), rounds: rounds.into() }
     }
 
-    fn result(expected: Expected, rate: Option<f64>, arms: Vec<Measured>) -> CellResult {
+    fn result(expected: Expected, rate: Option<f64>, arms: Vec<Measured<Sample>>) -> CellResult {
         let cell = Cell {
             job: Some(Job::Commits),
             journal: 256 << 20,
@@ -191,16 +132,16 @@ mod tests {
             throttled: true,
             delay: Duration::ZERO,
         };
-        CellResult { cell, expected, arms }
+        CellResult { cell, expected, arms: Arms(arms), with_goals: vec!["pdc".into()] }
     }
 
     fn met(result: &CellResult, arm: &str, goal: &str) -> Option<bool> {
         let verdicts = result.verdicts();
         let found = verdicts.iter().find(|v| v.arm == arm && v.goal.starts_with(goal));
-        found.unwrap_or_else(|| panic!("no {goal} of {arm} in {verdicts:?}")).is_met
+        found.unwrap_or_else(|| panic!("no {goal} of {arm} in {verdicts:?}")).is_met()
     }
 
-    fn usual(drop: Measured) -> Vec<Measured> {
+    fn usual(drop: Measured<Sample>) -> Vec<Measured<Sample>> {
         vec![
             arm("writeback", [100.0, 110.0, 105.0], 25e3, 0.24, 60_000),
             arm("writeback again", [98.0, 111.0, 106.0], 25e3, 0.25, 60_000),

@@ -29,19 +29,20 @@ use vlane_boot::Host;
 use vlane_report::build::Begun;
 use vlane_units::show_size;
 
-use self::judge::{AGAIN, CellResult, Measured};
+use self::judge::CellResult;
 use self::limit::{Device, DirtyLimit, MemoryLimit, Unthrottled};
-use self::measure::{Bed, Sample};
+use self::measure::Bed;
 pub use self::plan::{Arm, Cell, Expected, Job};
 pub use self::volume::SMALLEST_JOURNAL;
 use self::volume::Volume;
 use vlane_bench::Pin;
 use vlane_client::progress::Progress;
-use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{self, Place};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::rounds::{Rounds, in_turns};
 use vlane_report::Report;
+use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
 
 /// Of the cgroup's limit, what may be dirty on the host.
@@ -127,22 +128,6 @@ impl Options {
         }
         Ok(())
     }
-
-    /// Every arm, the first one again at the end.
-    fn all_arms(&self) -> Vec<Arm> {
-        let again = self
-            .arms
-            .iter()
-            .take(1)
-            .map(|first| Arm { name: format!("{}{AGAIN}", first.name), arguments: first.arguments.clone() });
-        self.arms.iter().cloned().chain(again).collect()
-    }
-
-    /// One time through all of them for a round, beginning with another one each time.
-    fn order(&self, round: usize) -> Vec<usize> {
-        let arms = self.arms.len() + 1;
-        (0..arms).map(|turn| (turn + round) % arms).collect()
-    }
 }
 
 /// Measures, and makes a report.
@@ -177,8 +162,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         delays: &options.delays,
         vary_on: options.vary_on,
     });
-    let arms = options.all_arms();
-    let measurements: usize = cells.iter().map(|cell| if cell.job.is_some() { arms.len() } else { 1 }).sum();
+    let arms = options.arms.len() + 1;
+    let measurements: usize = cells.iter().map(|cell| if cell.job.is_some() { arms } else { 1 }).sum();
     announce(options, &cells);
     let is_replayed = |volume: &u64| {
         let is_it = |cell: &Cell| cell.job == Some(Job::MailReplay) && cell.journal == *volume;
@@ -214,8 +199,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         replays.push(replay.about.clone());
         bed.recorded.insert(volume.journal, replay);
     }
-    let mut results: Vec<_> = cells.iter().map(|cell| nothing_yet(options, *cell, &arms)).collect();
-    let rounds = measure_all(&mut bed, &mut volumes, &arms, &mut results, &mut progress)?;
+    let mut results: Vec<_> = cells.iter().map(|cell| nothing_yet(options, *cell)).collect();
+    let rounds = measure_all(&mut bed, &mut volumes, &mut results, &mut progress)?;
     progress.clear();
     let options = &Options { rounds: rounds.whole(), ..options.clone() };
     let guests = guests.map(|maker| maker.describe());
@@ -230,7 +215,6 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
 fn measure_all(
     bed: &mut Bed<'_>,
     volumes: &mut [Volume],
-    arms: &[Arm],
     results: &mut [CellResult],
     progress: &mut Progress,
 ) -> Result<Rounds> {
@@ -246,36 +230,34 @@ fn measure_all(
                     return Err(Error::new(ErrorKind::Invalid, text));
                 }
             };
-            let order = if cell.job.is_some() { options.order(round) } else { vec![0] };
-            for place in order {
+            in_turns(&mut result.arms, round, |at, arm| {
                 bed.interrupt.check()?;
-                let arm = &arms[place];
-                let who = if cell.job.is_some() { arm.name.as_str() } else { "alone" };
+                let who = if cell.job.is_some() { arm } else { "alone" };
                 progress.step(format!("round {}: {}: {who}", round + 1, cell.title()));
                 let volume = volumes.iter_mut().find(|volume| volume.journal == cell.journal);
-                let sample = bed.measure(&cell, arm, volume, &mut |doing| progress.detail(doing))?;
-                tell(&sample);
-                result.arms[place].rounds.push(sample);
-            }
+                bed.measure(&cell, &options.arms[at], volume, &mut |doing| progress.detail(doing))
+            })?;
             drop(unthrottled);
         }
         Ok(())
     })?;
-    for arm in results.iter_mut().flat_map(|result| &mut result.arms) {
-        arm.rounds.truncate(rounds.whole());
-    }
+    results.iter_mut().for_each(|result| result.arms.keep(rounds.whole()));
     Ok(rounds)
 }
 
-/// A cell before it is measured.
-fn nothing_yet(options: &Options, cell: Cell, arms: &[Arm]) -> CellResult {
-    let count = if cell.job.is_some() { arms.len() } else { 1 };
-    let empty =
-        |arm: &Arm| Measured { arm: arm.name.clone(), has_goals: arm.has_goals(), rounds: Vec::new() };
+/// A cell before it is measured: without a job there is one arm, and no repetition.
+fn nothing_yet(options: &Options, cell: Cell) -> CellResult {
+    let names: Vec<String> = options.arms.iter().map(|arm| arm.name.clone()).collect();
+    let mut arms = Arms::named(&names);
+    if cell.job.is_none() {
+        arms.0.truncate(1);
+    }
+    let has_goals = options.arms.iter().filter(|arm| arm.has_goals());
     CellResult {
         cell,
         expected: Expected::of(options.cache, options.hot, cell.journal),
-        arms: arms.iter().take(count).map(empty).collect(),
+        arms,
+        with_goals: has_goals.map(|arm| arm.name.clone()).collect(),
     }
 }
 
@@ -303,11 +285,6 @@ fn announce(options: &Options, cells: &[Cell]) {
     }
 }
 
-/// A measurement for whoever looks into a run that goes on.
-fn tell(sample: &Sample) {
-    tracing::debug!(?sample, "measured");
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -333,18 +310,6 @@ mod tests {
             disk_dir: None,
             pin: Pin::Apart,
         }
-    }
-
-    #[test]
-    fn the_first_arm_is_measured_twice_in_each_round_and_every_arm_is_first_once() {
-        let options = options();
-        let names: Vec<String> = options.all_arms().into_iter().map(|arm| arm.name).collect();
-        assert_eq!(names, ["writeback", "none", "writeback again"]);
-        let firsts: Vec<usize> = (0..3).map(|round| options.order(round)[0]).collect();
-        assert_eq!(firsts, [0, 1, 2]);
-        let mut order = options.order(7);
-        order.sort_unstable();
-        assert_eq!(order, [0, 1, 2]);
     }
 
     #[test]

@@ -1,79 +1,139 @@
 //! The report.
 
-use vlane_error::counted;
 use vlane_units::show_size;
 
 use super::commits::COMMIT;
-use super::judge::{AGAIN, CellResult, Measured, Verdict, middle};
+use super::judge::{CellResult, middle};
 use super::measure::{READ, Sample};
 use super::plan::lru_hits;
 use super::{About, Options};
 use vlane_bench::Pin;
-use vlane_report::build::{Begun, bars, spread, table};
-use vlane_report::{Block, Cell, Note, Report, Samples, Section};
+use vlane_report::build::{Begun, spread, table};
+use vlane_report::experiment::{self, Experiment, Figure, Place};
+use vlane_report::judge::{Measured, Verdict};
+use vlane_report::{Cell, Note, Report, Section};
 
-/// Where fewer rounds than this were measured, no figure says much.
-const ENOUGH: usize = 5;
 /// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it was said to be.
 const MUCH: u64 = 20;
 
+/// The experiment, and what came of it.
+struct Shown<'a> {
+    options: &'a Options,
+    results: &'a [CellResult],
+    about: &'a About,
+}
+
 /// Makes it.
 pub(super) fn fill(options: &Options, results: &[CellResult], about: &About, begun: &Begun) -> Report {
-    let verdicts: Vec<(&CellResult, Verdict)> =
-        results.iter().flat_map(|result| result.verdicts().into_iter().map(move |v| (result, v))).collect();
-    let mut sections = vec![crossover(options, results)];
-    if !verdicts.is_empty() {
-        sections.push(goals(&verdicts));
-    }
-    sections.extend(pictures(results));
-    sections.push(over_base(results));
-    sections.extend(results.iter().map(figures));
-    Report {
-        summary: summary(&verdicts, results),
-        notes: notes(options, results, about),
-        sections,
-        samples: vec![samples(results)],
-        ..begun.report("caches", "What a cache mode is worth", &["sqlite3"])
-    }
-}
-
-/// Every round of every arm.
-fn samples(results: &[CellResult]) -> Samples {
-    let of_arm = |result: &CellResult, arm: &Measured| -> Vec<(Vec<Cell>, Sample)> {
-        let labels =
-            |round: u32| vec![result.cell.title().into(), arm.arm.clone().into(), Cell::Number(round.into())];
-        (1..).zip(&arm.rounds).map(|(round, sample)| (labels(round), sample.clone())).collect()
+    let place = |result| {
+        let CellResult { cell, arms, .. }: &CellResult = result;
+        Place { id: cell.id(), name: cell.id(), title: cell.title(), text: Vec::new(), arms }
     };
-    let records = results.iter().flat_map(|r| r.arms.iter().flat_map(move |arm| of_arm(r, arm)));
-    Samples::of_records("rounds", "Every round of every arm", "Cell | Arm | Round", records)
+    let places: Vec<Place<'_, Sample>> = results.iter().map(place).collect();
+    let empty = begun.report("caches", "What a cache mode is worth", &["sqlite3"]);
+    experiment::report(&Shown { options, results, about }, &places, empty)
 }
 
-fn summary(verdicts: &[(&CellResult, Verdict)], results: &[CellResult]) -> Vec<String> {
-    let count = |is: Option<bool>| verdicts.iter().filter(|(_, verdict)| verdict.is_met == is).count();
-    let mut lines = Vec::new();
-    if !verdicts.is_empty() {
-        lines.push(format!(
-            "Of {} goals {} are met, {} are not; of {} nothing can be said.",
-            verdicts.len(),
-            count(Some(true)),
-            count(Some(false)),
-            count(None),
-        ));
+fn hit_rate() -> Figure<'static, Sample> {
+    Figure::new("Hits", "%", |s: &Sample| 100.0 - 100.0 * s.misses)
+}
+
+fn reads() -> Figure<'static, Sample> {
+    Figure::new("Reads", "/s", |s: &Sample| s.reads)
+}
+
+fn operations() -> Figure<'static, Sample> {
+    Figure::new("Operations", "/s", |s: &Sample| s.operations)
+}
+
+fn p99() -> Figure<'static, Sample> {
+    Figure::new("p99", "us", |s: &Sample| s.p99_us)
+}
+
+fn written() -> Figure<'static, Sample> {
+    Figure::new("Written per operation", "KiB", |s: &Sample| s.written_per_operation() / 1024.0)
+}
+
+fn cpu() -> Figure<'static, Sample> {
+    Figure::new("CPU per operation", "us", |s: &Sample| s.cpu_us)
+}
+
+impl Shown<'_> {
+    fn result(&self, place: &Place<'_, Sample>) -> Option<&CellResult> {
+        self.results.iter().find(|result| result.cell.id() == place.id)
     }
-    for result in results.iter().filter(|result| result.cell.job.is_some()) {
-        let arms = result.arms.iter().filter(|arm| !arm.arm.ends_with(AGAIN));
-        let each = arms.map(|arm| {
-            format!(
-                "{}: {:.1} % hits, {:.0} reads/s, {:.0} operations/s",
-                arm.arm,
-                100.0 - 100.0 * middle(arm, |s| s.misses),
-                middle(arm, |s| s.reads),
-                middle(arm, |s| s.operations)
-            )
-        });
-        lines.push(format!("{}: {}.", result.cell.title(), each.collect::<Vec<_>>().join("; ")));
+}
+
+impl Experiment for Shown<'_> {
+    type Sample = Sample;
+
+    fn heads(&self) -> [&'static str; 2] {
+        ["Cell", "Arm"]
     }
-    lines
+
+    fn summary(&self) -> Vec<Figure<'_, Sample>> {
+        vec![reads(), operations()]
+    }
+
+    fn rounds(&self) -> usize {
+        self.options.rounds
+    }
+
+    fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
+        notes(self.options, self.results, self.about)
+    }
+
+    fn aim(&self) -> String {
+        "They are for the arms that keep the journal out of the cache and keep what a flush promises; the others are what those are held against, and an option that begins with \
+         --danger- has none. The better one is the better of writeback and none in the same cell."
+            .into()
+    }
+
+    fn judge(&self, place: &Place<'_, Sample>) -> Vec<Verdict> {
+        self.result(place).map_or_else(Vec::new, CellResult::verdicts)
+    }
+
+    fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
+        vec![crossover(self.options, self.results)]
+    }
+
+    fn charts(&self) -> Vec<(&'static str, &'static str, Figure<'_, Sample>)> {
+        vec![
+            ("hits", "The neighbour's hits", hit_rate()),
+            ("reads", "The neighbour's reads", reads()),
+            ("operations", "Operations of who writes", operations()),
+            ("written", "Written to the disk per operation", written()),
+        ]
+    }
+
+    fn ratios(&self) -> (&'static str, Vec<Figure<'_, Sample>>) {
+        ("over-base", vec![operations(), p99(), reads(), written(), cpu()])
+    }
+
+    fn figures(&self, place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
+        let mut figures = vec![
+            hit_rate(),
+            reads(),
+            Figure::new("p99 of reads", "us", |s: &Sample| s.read_p99_us),
+            Figure::new("CPUs of both back ends", "", |s: &Sample| s.cpus),
+            Figure::maybe("Written to the disk", "MB/s", |s: &Sample| Some(s.device_written? / 1e6)),
+        ];
+        if self.is_compared(place) {
+            figures.extend([
+                operations(),
+                p99(),
+                Figure::new("Written", "MB/s", |s: &Sample| s.written / 1e6),
+                written(),
+                Figure::maybe("Journal's pages in the cache", "", |s: &Sample| Some(s.journal_pages? as f64)),
+                cpu(),
+            ]);
+        }
+        figures
+    }
+
+    fn is_compared(&self, place: &Place<'_, Sample>) -> bool {
+        self.result(place).is_some_and(|result| result.cell.job.is_some())
+    }
 }
 
 fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> {
@@ -87,12 +147,6 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
             show_size(bytes),
             show_size(bytes / super::DIRTY)
         ))),
-    }
-    if options.rounds < ENOUGH {
-        notes.push(Note::warning(format!(
-            "{}: fewer than {ENOUGH}, so a difference may be chance.",
-            counted(options.rounds, "round")
-        )));
     }
     if results.iter().any(|result| !result.cell.throttled) {
         notes.push(Note::info(
@@ -119,7 +173,7 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
         });
     }
     notes.extend(about.replays.iter().map(Note::info));
-    let shared = results.iter().flat_map(|r| &r.arms).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
+    let shared = results.iter().flat_map(|r| &r.arms.0).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
     if let (Some(limit), Some(shared)) = (options.cache, shared)
         && shared > limit / MUCH
     {
@@ -138,7 +192,7 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
 fn crossover(options: &Options, results: &[CellResult]) -> Section {
     let mut rows = Vec::new();
     for result in results {
-        for arm in result.arms.iter().filter(|arm| !arm.arm.ends_with(AGAIN)) {
+        for arm in result.arms.0.iter().filter(|arm| !arm.is_again()) {
             let model = model(options, result, arm);
             let (who, expected) = match result.cell.job {
                 Some(_) => (arm.arm.as_str(), result.expected.says()),
@@ -185,7 +239,7 @@ fn crossover(options: &Options, results: &[CellResult]) -> Section {
 }
 
 /// What an LRU cache would hit, for a mode of which it is known what it leaves in the cache.
-fn model(options: &Options, result: &CellResult, arm: &Measured) -> Option<f64> {
+fn model(options: &Options, result: &CellResult, arm: &Measured<Sample>) -> Option<f64> {
     let journal = match (result.cell.job, arm.arm.as_str()) {
         (None, _) | (_, super::judge::DIRECT) => 0,
         (Some(super::Job::Commits), super::judge::BASE) => result.cell.journal,
@@ -197,169 +251,22 @@ fn model(options: &Options, result: &CellResult, arm: &Measured) -> Option<f64> 
     lru_hits(options.cache?, options.hot, journal, reads, writes)
 }
 
-fn hits(arm: &Measured) -> Cell {
+fn hits(arm: &Measured<Sample>) -> Cell {
     spread(&arm.rounds, |s| Some(100.0 - 100.0 * s.misses)).into()
-}
-
-fn goals(verdicts: &[(&CellResult, Verdict)]) -> Section {
-    let rows = verdicts.iter().map(|(result, verdict)| {
-        let is_met = match verdict.is_met {
-            Some(true) => "met",
-            Some(false) => "NOT met",
-            None => "nothing to say",
-        };
-        vec![
-            result.cell.title().into(),
-            verdict.arm.clone().into(),
-            verdict.goal.into(),
-            if verdict.figure.is_finite() { Cell::Number(verdict.figure) } else { Cell::Empty },
-            verdict.wanted.clone().into(),
-            is_met.into(),
-            verdict.why.into(),
-        ]
-    });
-    let columns = [
-        ("Cell", ""),
-        ("Arm", ""),
-        ("Goal", ""),
-        ("Figure", ""),
-        ("Wanted", ""),
-        ("Outcome", ""),
-        ("Why", ""),
-    ];
-    let text = vec![
-        "They are for the arms that keep the journal out of the cache and keep what a flush promises; the others are what those are held against, and an option that begins with \
-         --danger- has none. The better one is the better of writeback and none in the same cell. A/A is the smallest ratio of the first arm to itself."
-            .into(),
-    ];
-    Section::new("goals", "Goals", text, vec![table("Goals, by cell and arm", &columns, rows.collect())])
-}
-
-/// Bars over the cells.
-fn pictures(results: &[CellResult]) -> Vec<Section> {
-    let written: Vec<&CellResult> = results.iter().filter(|result| result.cell.job.is_some()).collect();
-    let Some(first) = written.first() else { return Vec::new() };
-    type Figure = fn(&Sample) -> Option<f64>;
-    let of: [(&str, &str, &str, Figure); 4] = [
-        ("hits", "The neighbour's hits", "%", |s| Some(100.0 - 100.0 * s.misses)),
-        ("reads", "The neighbour's reads", "/s", |s| Some(s.reads)),
-        ("operations", "Operations of who writes", "/s", |s| Some(s.operations)),
-        ("written", "Written to the disk per operation", "KiB", |s| Some(s.written_per_operation() / 1024.0)),
-    ];
-    let picture = |(id, title, unit, figure): (&str, &str, &str, Figure)| {
-        let categories = written.iter().map(|result| result.cell.title()).collect();
-        let rows = first.arms.iter().enumerate().map(|(place, arm)| {
-            let figures = written.iter().map(|result| spread(&result.arms[place].rounds, figure)).collect();
-            (arm.arm.clone(), figures)
-        });
-        let caption = format!("{title}: medians, with the smallest and the largest of all rounds");
-        Section::new(id, title, Vec::new(), vec![bars(&caption, (title, unit), categories, rows.collect())])
-    };
-    of.into_iter().map(picture).collect()
-}
-
-/// Every arm over the base, round by round.
-fn over_base(results: &[CellResult]) -> Section {
-    let mut rows = Vec::new();
-    for result in results.iter().filter(|result| result.cell.job.is_some()) {
-        let Some(base) = result.arms.first() else { continue };
-        for arm in result.arms.iter().skip(1) {
-            let pairs: Vec<(&Sample, &Sample)> = arm.rounds.iter().zip(&base.rounds).collect();
-            let ratio =
-                |of: fn(&Sample) -> f64| -> Cell { spread(&pairs, |(a, b)| Some(of(a) / of(b))).into() };
-            rows.push(vec![
-                result.cell.id().into(),
-                arm.arm.clone().into(),
-                ratio(|s| s.operations),
-                ratio(|s| s.p99_us),
-                ratio(|s| s.reads),
-                ratio(Sample::written_per_operation),
-                ratio(|s| s.cpu_us),
-            ]);
-        }
-    }
-    let columns = [
-        ("Cell", ""),
-        ("Arm", ""),
-        ("Operations", "x"),
-        ("p99", "x"),
-        ("Reads", "x"),
-        ("Written per operation", "x"),
-        ("CPU per operation", "x"),
-    ];
-    let text = vec![
-        "Each figure over that of the first arm in the same round: median, smallest and largest.".into(),
-    ];
-    Section::new("over-base", "Over the first arm", text, vec![table("Over the first arm", &columns, rows)])
-}
-
-/// All figures of a cell.
-fn figures(result: &CellResult) -> Section {
-    let rows = result.arms.iter().map(|arm| {
-        let cell = |of: fn(&Sample) -> f64| -> Cell { spread(&arm.rounds, |s| Some(of(s))).into() };
-        let some = |of: fn(&Sample) -> Option<f64>| -> Cell { spread(&arm.rounds, of).into() };
-        let mut row: Vec<Cell> = vec![
-            arm.arm.clone().into(),
-            hits(arm),
-            cell(|s| s.reads),
-            cell(|s| s.read_p99_us),
-            cell(|s| s.cpus),
-            some(|s| Some(s.device_written? / 1e6)),
-        ];
-        if result.cell.job.is_some() {
-            row.extend([
-                cell(|s| s.operations),
-                cell(|s| s.p99_us),
-                cell(|s| s.written / 1e6),
-                cell(|s| s.written_per_operation() / 1024.0),
-                some(|s| pages(s.journal_pages)),
-                cell(|s| s.cpu_us),
-            ]);
-        } else {
-            row[0] = "nobody writes".into();
-        }
-        row
-    });
-    let rows: Vec<Vec<Cell>> = rows.collect();
-    let mut columns = vec![
-        ("Arm", ""),
-        ("Hits", "%"),
-        ("Reads", "/s"),
-        ("p99 of reads", "us"),
-        ("CPUs of both back ends", ""),
-        ("Written to the disk", "MB/s"),
-    ];
-    if result.cell.job.is_some() {
-        columns.extend([
-            ("Operations", "/s"),
-            ("p99", "us"),
-            ("Written", "MB/s"),
-            ("Written per operation", "KiB"),
-            ("Journal's pages in the cache", ""),
-            ("CPU per operation", "us"),
-        ]);
-    }
-    let mut text = Vec::new();
-    if let Some((low, high)) = result.same(|s| s.operations).filter(|_| result.cell.job.is_some()) {
-        text.push(format!("The first arm over itself: {low:.3} to {high:.3} in operations per second."));
-    }
-    let block: Block = table("Each arm: median of its rounds (smallest-largest)", &columns, rows);
-    Section::new(result.cell.id(), result.cell.title(), text, vec![block])
-}
-
-fn pages(pages: Option<u64>) -> Option<f64> {
-    pages.map(|pages| pages as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use vlane_report::Block;
+    use vlane_report::judge::Arms;
+
     use super::super::plan::{Cell as Where, Expected, Job};
     use super::super::tests::options;
     use super::*;
 
-    fn measured(name: &str, operations: f64, misses: f64) -> Measured {
+    fn measured(name: &str, operations: f64, misses: f64) -> Measured<Sample> {
         let sample = |round: u32| Sample {
             operations: operations + f64::from(round),
             reads: 25e3,
@@ -369,7 +276,7 @@ mod tests {
             journal_pages: Some(7),
             ..Sample::default()
         };
-        Measured { arm: name.into(), has_goals: name == "pdc", rounds: (0..5).map(sample).collect() }
+        Measured { arm: name.into(), rounds: (0..5).map(sample).collect() }
     }
 
     fn results() -> Vec<CellResult> {
@@ -386,9 +293,15 @@ mod tests {
             CellResult {
                 cell: cell(None, 0),
                 expected: Expected::Fits,
-                arms: vec![measured("writeback", 0.0, 0.0)],
+                arms: Arms(vec![measured("writeback", 0.0, 0.0)]),
+                with_goals: Vec::new(),
             },
-            CellResult { cell: cell(Some(Job::Commits), 256 << 20), expected: Expected::Helps, arms: arms() },
+            CellResult {
+                cell: cell(Some(Job::Commits), 256 << 20),
+                expected: Expected::Helps,
+                arms: Arms(arms()),
+                with_goals: vec!["pdc".into()],
+            },
         ]
     }
 
@@ -407,9 +320,12 @@ mod tests {
             assert!(!table.rows.is_empty(), "{}", table.caption);
             assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{}", table.caption);
         }
-        let all = results().iter().flat_map(|r| &r.arms).map(|arm| arm.rounds.len()).sum::<usize>();
+        let all = results().iter().flat_map(|r| &r.arms.0).map(|arm| arm.rounds.len()).sum::<usize>();
         assert_eq!(report.samples[0].rows.len(), all);
-        let Block::Table(crossover) = &report.sections[0].blocks[0] else { panic!("a table") };
+        let crossover = report.sections.iter().find(|section| section.id == "crossover");
+        let Some(Block::Table(crossover)) = crossover.map(|section| &section.blocks[0]) else {
+            panic!("a table")
+        };
         let writeback = crossover.rows.iter().find(|row| row[2] == Cell::from("writeback"));
         let writeback = writeback.map(Vec::as_slice).unwrap_or_default();
         assert_eq!(writeback[1], Cell::from("keeping the journal out helps"));

@@ -12,7 +12,6 @@
 //! All arms are measured in turns, each round beginning with another one, and the first one twice (A/A): a difference is one only if it is more than that.
 
 pub mod guests;
-pub mod judge;
 pub mod launch;
 pub mod machine;
 pub mod native;
@@ -24,10 +23,6 @@ pub(crate) mod script;
 
 use std::time::Duration;
 
-/// What a name gets that stands for the same arm again (A/A).
-pub const AGAIN: &str = " again";
-/// Where fewer rounds than this were measured, no figure says much.
-pub const ENOUGH: usize = 5;
 /// A volume that nobody fills.
 pub const VOLUME: u64 = 4 << 30;
 /// Bytes of each read.
@@ -179,11 +174,6 @@ impl Model {
     }
 }
 
-/// One time through all arms for a round, beginning with another one each time.
-pub(crate) fn turns(arms: usize, round: usize) -> impl Iterator<Item = usize> {
-    (0..arms).map(move |turn| (turn + round) % arms.max(1))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -207,15 +197,6 @@ mod tests {
             ("Proposed", "on", true),
         ];
         assert_eq!(table, expected);
-    }
-
-    #[test]
-    fn every_arm_is_first_once_and_none_is_left_out() {
-        let firsts: Vec<_> = (0..3).map(|round| turns(3, round).next().unwrap()).collect();
-        assert_eq!(firsts, [0, 1, 2]);
-        let mut order: Vec<_> = turns(5, 7).collect();
-        order.sort_unstable();
-        assert_eq!(order, [0, 1, 2, 3, 4]);
     }
 
     #[test]

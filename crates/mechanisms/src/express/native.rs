@@ -8,14 +8,14 @@ use serde::Serialize;
 use vlane_driver::{Crowd, CrowdReport, SessionOptions};
 use vlane_error::counted;
 
-use super::judge::Arms;
-use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, turns};
+use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME};
 use vlane_client::progress::Progress;
-use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::rounds::{Rounds, in_turns};
 use vlane_host::server::{Server, Storage};
 use vlane_report::build::Begun;
+use vlane_report::judge::Arms;
 use vlane_report::{Report, figure};
 
 pub(super) mod report;
@@ -191,14 +191,11 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         Progress::new(options.rounds * results.len() * arms).expecting(options.ramp + options.time + AROUND);
     let rounds = Rounds::measure(options.rounds, |round| {
         for result in &mut results {
-            for turn in turns(arms, round) {
-                let arm = &mut result.arms.0[turn];
-                progress.step(format!("round {}: {}: {}", round + 1, result.load.name(), arm.arm));
-                let mode = options.modes[turn % options.modes.len()];
-                let sample = measure(options, result.load, mode, dir.path(), &mut progress, interrupt)?;
-                tracing::debug!(?sample, arm = arm.arm, "measured");
-                arm.rounds.push(sample);
-            }
+            let load = result.load;
+            in_turns(&mut result.arms, round, |at, arm| {
+                progress.step(format!("round {}: {}: {arm}", round + 1, load.name()));
+                measure(options, load, options.modes[at], dir.path(), &mut progress, interrupt)
+            })?;
         }
         Ok(())
     })?;

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use vlane_boot::Host;
 
-use super::judge::Arms;
 use super::machine::{Machine, Place, Setup};
-use super::{Model, Variant, turns};
+use super::{Model, Variant};
 use vlane_client::progress::Progress;
-use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::rounds::{Rounds, in_turns};
 use vlane_report::Report;
+use vlane_report::judge::Arms;
 
 /// What the user wants of guests.
 #[derive(Debug, Clone)]
@@ -145,14 +145,10 @@ impl Wanted {
                 arms: Arms::named(&names),
             };
             let rounds = Rounds::measure(self.rounds, |round| {
-                for turn in turns(arms, round) {
-                    let arm = &mut result.arms.0[turn];
-                    progress.step(format!("{}, round {}: {}", place.name(), round + 1, arm.arm));
-                    let sample = one(&mut machine, &setup, self.variants[turn % self.variants.len()])?;
-                    tracing::debug!(?sample, arm = arm.arm, "measured");
-                    arm.rounds.push(sample);
-                }
-                Ok(())
+                in_turns(&mut result.arms, round, |at, arm| {
+                    progress.step(format!("{}, round {}: {arm}", place.name(), round + 1));
+                    one(&mut machine, &setup, self.variants[at])
+                })
             });
             match rounds {
                 Err(error) if results.is_empty() => return Err(error),

@@ -1,72 +1,10 @@
 //! The reports: what they share, and one file for each.
 
-use super::judge::{Arms, Measured, Verdict};
+use super::Variant;
 use super::machine::Beside;
-use super::{ENOUGH, Variant};
-use serde::Serialize;
-use vlane_error::counted;
-use vlane_report::build::{bars, spread, table};
-use vlane_report::{Block, Cell, Note, Samples, Section, Spread};
-
-/// A figure of all rounds of an arm.
-pub(super) fn cell<S>(arm: &Measured<S>, of: impl Fn(&S) -> Option<f64>) -> Cell {
-    spread(&arm.rounds, of).into()
-}
-
-/// Goals, and what became of them.
-pub(super) fn goals(verdicts: &[Verdict], text: &str) -> Section {
-    let rows = verdicts.iter().map(|verdict| {
-        vec![
-            verdict.place.clone().into(),
-            verdict.arm.clone().into(),
-            verdict.goal.clone().into(),
-            verdict.figure.into(),
-            verdict.wanted.says().into(),
-            verdict.noise.into(),
-            verdict.says().into(),
-        ]
-    });
-    let columns = [
-        ("Where", ""),
-        ("Arm", ""),
-        ("Goal", ""),
-        ("Figure", ""),
-        ("Wanted", ""),
-        ("A/A", ""),
-        ("Outcome", ""),
-    ];
-    let text = format!(
-        "{text} Figures are ratios to the first arm of the same round: median (smallest-largest). A goal is met by its median. \
-         A/A is the same figure of the first arm, measured twice in each round, over itself."
-    );
-    Section::new("goals", "Goals", vec![text], vec![table("Goals", &columns, rows.collect())])
-}
-
-/// Every round of every arm.
-pub(super) fn samples<'a, S: Serialize + 'a>(
-    places: impl IntoIterator<Item = (&'a str, &'a Arms<S>)>,
-) -> Vec<Samples> {
-    let records = places.into_iter().flat_map(|(place, arms)| arms.records(place));
-    vec![Samples::of_records("rounds", "Every round of every arm", "Where | Arm | Round", records)]
-}
-
-/// The goals in a sentence.
-pub(super) fn met(verdicts: &[Verdict]) -> String {
-    let count = |is: Option<bool>| verdicts.iter().filter(|verdict| verdict.is_met() == is).count();
-    format!(
-        "Of {} goals {} are met, {} are not; of {} nothing can be said.",
-        verdicts.len(),
-        count(Some(true)),
-        count(Some(false)),
-        count(None)
-    )
-}
-
-/// A remark on too few rounds.
-pub(crate) fn few(rounds: usize) -> Option<Note> {
-    let text = format!("{}: fewer than {ENOUGH}, so a difference may be chance.", counted(rounds, "round"));
-    (rounds < ENOUGH).then(|| Note::warning(text))
-}
+use vlane_report::Note;
+use vlane_report::build::spread;
+use vlane_report::judge::Arms;
 
 /// Above this the guest's CPU scheduler decides who is served.
 const BUSY: f64 = 0.8;
@@ -98,30 +36,6 @@ pub(super) fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -
 pub(super) fn variants<'a, S: 'a>(all: impl Iterator<Item = &'a Arms<S>>) -> Vec<Variant> {
     let first = all.take(1).next();
     Variant::ALL.into_iter().filter(|v| first.is_some_and(|arms| arms.arm(v.title()).is_some())).collect()
-}
-
-/// A ratio for people: `0.21 (0.20-0.23)`.
-pub(crate) fn says(ratio: Option<Spread>) -> String {
-    ratio.map_or("-".into(), |r| format!("{:.2} ({:.2}-{:.2})", r.median, r.min, r.max))
-}
-
-/// Bars: a group for each place, a bar for each arm.
-pub(super) fn picture<S>(
-    id: &str,
-    title: &str,
-    y: (&str, &str),
-    places: &[(String, &Arms<S>)],
-    of: impl Fn(&S) -> Option<f64>,
-) -> Option<Section> {
-    let first = &places.first()?.1.0;
-    let rows = first.iter().enumerate().map(|(place, arm)| {
-        let figures = places.iter().map(|(_, arms)| spread(&arms.0[place].rounds, &of)).collect();
-        (arm.arm.clone(), figures)
-    });
-    let categories = places.iter().map(|(name, _)| name.clone()).collect();
-    let caption = format!("{title}: medians, with the smallest and the largest of all rounds");
-    let block: Block = bars(&caption, y, categories, rows.collect());
-    Some(Section::new(id, title, Vec::new(), vec![block]))
 }
 
 #[cfg(test)]
@@ -252,6 +166,6 @@ mod tests {
         let rounds = &report.samples[0];
         assert_eq!(rounds.rows.len(), (names.len() + 1) * Load::ALL.len() * 5);
         let p99 = rounds.columns.iter().position(|column| column.title == "p99" && column.unit == "us");
-        assert_eq!(p99.map(|at| &rounds.rows[0][at]), Some(&Cell::Number(1.0)));
+        assert_eq!(p99.map(|at| &rounds.rows[0][at]), Some(&vlane_report::Cell::Number(1.0)));
     }
 }

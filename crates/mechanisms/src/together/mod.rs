@@ -26,16 +26,16 @@ use serde::Serialize;
 use vlane_boot::Host;
 
 use self::bed::Bed;
-use crate::express::judge::Arms;
+use crate::express::Model;
 use crate::express::root::{Program, Root};
-use crate::express::{Model, turns};
 use vlane_client::progress::Progress;
-use vlane_host::Rounds;
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::rounds::{Rounds, in_turns};
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
 use vlane_report::build::Begun;
+use vlane_report::judge::Arms;
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;
@@ -189,14 +189,10 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let root = Root::find(host, &[options.program])?;
     let mut bed = Bed::make(options, host, &root, &conditions, interrupt)?;
     let rounds = Rounds::measure(options.rounds, |round| {
-        for turn in turns(count, round) {
-            let arm = &mut arms.0[turn];
-            progress.step(format!("round {}: {}", round + 1, arm.arm));
-            let sample = bed.turn(turn % conditions.len(), interrupt)?;
-            tracing::debug!(?sample, arm = arm.arm, "measured");
-            arm.rounds.push(sample);
-        }
-        Ok(())
+        in_turns(&mut arms, round, |at, arm| {
+            progress.step(format!("round {}: {arm}", round + 1));
+            bed.turn(at, interrupt)
+        })
     })?;
     progress.clear();
     arms.keep(rounds.whole());

@@ -1,11 +1,11 @@
 //! The report of all together: one picture, and the figures below it.
 
 use super::{Condition, Options, Sample};
-use crate::express::judge::{Arms, Measured};
-use crate::express::report::{few, says};
 use crate::express::root::Root;
 use vlane_error::counted;
 use vlane_report::build::{Begun, bars, spread, table};
+use vlane_report::experiment::few;
+use vlane_report::judge::{Arms, Measured, says};
 use vlane_report::stats::nearest_rank;
 use vlane_report::{Block, Cell, Note, Report, Samples, Section, Spread};
 use vlane_units::show_size;

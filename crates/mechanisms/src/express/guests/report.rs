@@ -1,69 +1,124 @@
-//! Report of Figure 4: the tables, charts and goals of reads in guests.
+//! Report of Figure 4: reads in guests.
 
 use super::{Options, Sample};
 
-use super::super::judge::{Arms, Bound, Measured, Verdict};
-use super::super::report::{busy, cell, few, goals, met, picture, samples, says, variants};
-use super::super::{AGAIN, Variant};
+use super::super::Variant;
+use super::super::report::{busy, variants};
 use vlane_error::counted;
-use vlane_report::build::{Begun, bars, table};
+use vlane_report::build::{Begun, bars};
+use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
+use vlane_report::judge::Bound;
 use vlane_report::published::{self, Interval, Published, Row, Said};
-use vlane_report::{Cell, Note, Point, Report, Section, Series, Spread};
+use vlane_report::{Note, Point, Report, Section, Series, Spread};
 
 type PlaceResult = super::super::places::PlaceResult<Sample>;
 
 /// Of Vanilla's execution time, what Proposed may take: the paper's 15 % less.
 const SHORTER: f64 = 0.85;
 
+/// The experiment, and what came of it.
+struct Shown<'a> {
+    options: &'a Options,
+    results: &'a [PlaceResult],
+}
+
 /// Makes it.
 pub(in super::super) fn fill(options: &Options, results: &[PlaceResult], begun: &Begun) -> Report {
-    type Figure = fn(&Sample) -> Option<f64>;
-
-    let verdicts: Vec<Verdict> = results.iter().filter_map(judge).collect();
-    let places: Vec<(String, &Arms<Sample>)> =
-        results.iter().map(|result| (result.place.name().to_owned(), &result.arms)).collect();
-    let mut sections =
-        vec![goals(&verdicts, "The paper's foreground program takes 15 % less with everything (Proposed).")];
-    sections.push(beside_the_paper(results));
-    let pictures: [(&str, &str, (&str, &str), Figure); 4] = [
-        ("execution", "Execution time (Figure 4 a)", ("time", "s"), |s| Some(s.seconds)),
-        ("iops", "IOPS of the foreground (Figure 4 b)", ("IOPS", "/s"), |s| Some(s.iops)),
-        ("bandwidth", "Bandwidth of the foreground (Figure 4 c)", ("bandwidth", "MB/s"), |s| {
-            Some(s.mb_per_second())
-        }),
-        ("background", "IOPS of the background", ("IOPS", "/s"), |s| Some(s.background)),
-    ];
-    sections.extend(pictures.into_iter().filter_map(|(id, title, y, of)| picture(id, title, y, &places, of)));
-    sections.push(over_first(results));
-    sections.extend(results.iter().map(figures));
-    Report {
-        summary: summary(&verdicts, results),
-        notes: notes(options, results),
-        sections,
-        samples: samples(results.iter().map(|result| (result.place.name(), &result.arms))),
-        ..begun.report("express", "Foreground first: a program in a guest", &["fio"])
-    }
+    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
+    let place = |result: &'_ PlaceResult| result.place.name().to_owned();
+    let places: Vec<Place<'_, Sample>> = results
+        .iter()
+        .map(|result| Place {
+            id: place(result),
+            name: place(result),
+            title: place(result),
+            text: vec![format!("{}.", result.about), tag.into()],
+            arms: &result.arms,
+        })
+        .collect();
+    let empty = begun.report("express", "Foreground first: a program in a guest", &["fio"]);
+    experiment::report(&Shown { options, results }, &places, empty)
 }
 
-fn judge(result: &PlaceResult) -> Option<Verdict> {
-    let (place, proposed) = (result.place.name(), Variant::Proposed.title());
-    let goal = "execution time over Vanilla's";
-    result.arms.verdict(place, proposed, goal, Bound::AtMost(SHORTER), |s| Some(s.seconds))
+fn seconds() -> Figure<'static, Sample> {
+    Figure::new("Execution time", "s", |s: &Sample| s.seconds)
 }
 
-fn summary(verdicts: &[Verdict], results: &[PlaceResult]) -> Vec<String> {
-    let mut lines = vec![met(verdicts)];
-    for result in results {
-        let others = result.arms.0.iter().skip(1);
-        let each = others.map(|arm| {
-            let time = result.arms.over_first(arm, |s| Some(s.seconds));
-            let background = result.arms.over_first(arm, |s| Some(s.background));
-            format!("{}: {}, background {}", arm.arm, says(time), says(background))
-        });
-        let each = each.collect::<Vec<_>>().join("; ");
-        lines.push(format!("{}: execution time over the first one's: {each}.", result.place.name()));
+fn iops() -> Figure<'static, Sample> {
+    Figure::new("IOPS", "/s", |s: &Sample| s.iops)
+}
+
+fn bandwidth() -> Figure<'static, Sample> {
+    Figure::new("Bandwidth", "MB/s", Sample::mb_per_second)
+}
+
+fn p99() -> Figure<'static, Sample> {
+    Figure::new("p99", "ms", |s: &Sample| s.p99_ms)
+}
+
+fn background() -> Figure<'static, Sample> {
+    Figure::new("Background", "/s", |s: &Sample| s.background)
+}
+
+impl Experiment for Shown<'_> {
+    type Sample = Sample;
+
+    fn heads(&self) -> [&'static str; 2] {
+        ["Where", "Variant"]
     }
-    lines
+
+    fn summary(&self) -> Vec<Figure<'_, Sample>> {
+        vec![seconds(), background()]
+    }
+
+    fn rounds(&self) -> usize {
+        self.options.wanted.rounds
+    }
+
+    fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
+        notes(self.options, self.results)
+    }
+
+    fn aim(&self) -> String {
+        "The paper's foreground program takes 15 % less with everything (Proposed).".into()
+    }
+
+    fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {
+        let arm = Variant::Proposed.title().into();
+        vec![Goal { arm, figure: seconds(), wanted: Bound::AtMost(SHORTER) }]
+    }
+
+    fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
+        vec![beside_the_paper(self.results)]
+    }
+
+    fn charts(&self) -> Vec<(&'static str, &'static str, Figure<'_, Sample>)> {
+        vec![
+            ("execution", "Execution time (Figure 4 a)", seconds()),
+            ("iops", "IOPS of the foreground (Figure 4 b)", iops()),
+            ("bandwidth", "Bandwidth of the foreground (Figure 4 c)", bandwidth()),
+            ("background", "IOPS of the background", background()),
+        ]
+    }
+
+    fn ratios(&self) -> (&'static str, Vec<Figure<'_, Sample>>) {
+        ("over-first", vec![seconds(), iops(), p99(), background()])
+    }
+
+    fn figures(&self, _place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
+        vec![
+            seconds(),
+            iops(),
+            bandwidth(),
+            Figure::new("Mean", "ms", |s: &Sample| s.mean_ms),
+            p99(),
+            background(),
+            Figure::new("Background's mean", "ms", |s: &Sample| s.beside.crowd_ms),
+            Figure::new("of it for a tag", "ms", |s: &Sample| s.beside.tag_ms),
+            Figure::new("In flight", "", |s: &Sample| s.beside.in_flight),
+            Figure::new("Guest's CPUs busy", "%", |s: &Sample| s.beside.busy * 100.0),
+        ]
+    }
 }
 
 fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
@@ -89,7 +144,6 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
         "CPU raises the foreground in the guest, and the back end does not look: with an idle CPU there is little to be won by that. CPU+SIZE can only do \
          something where a guest has more than one queue and they differ in length.",
     ));
-    notes.extend(few(options.wanted.rounds));
     notes
 }
 
@@ -144,82 +198,4 @@ fn beside_the_paper(results: &[PlaceResult]) -> Section {
                 by how much its figures differ from run to run.";
     let table = vlane_report::Block::Table(published::table("Published and here", &rows));
     Section::new("paper", "Beside the paper", vec![text.into(), published::LEGEND.into()], vec![block, table])
-}
-
-fn over_first(results: &[PlaceResult]) -> Section {
-    let mut rows = Vec::new();
-    for result in results {
-        for arm in result.arms.0.iter().skip(1) {
-            let ratio = |of: fn(&Sample) -> Option<f64>| -> Cell { result.arms.over_first(arm, of).into() };
-            rows.push(vec![
-                result.place.name().into(),
-                arm.arm.clone().into(),
-                ratio(|s| Some(s.seconds)),
-                ratio(|s| Some(s.iops)),
-                ratio(|s| Some(s.p99_ms)),
-                ratio(|s| Some(s.background)),
-            ]);
-        }
-    }
-    let columns = [
-        ("Where", ""),
-        ("Variant", ""),
-        ("Execution time", "x"),
-        ("IOPS", "x"),
-        ("p99", "x"),
-        ("Background", "x"),
-    ];
-    let text = "Each figure over that of the first variant in the same round: median, smallest and largest.";
-    Section::new(
-        "over-first",
-        "Over the first variant",
-        vec![text.into()],
-        vec![table("Over the first variant", &columns, rows)],
-    )
-}
-
-fn figures(result: &PlaceResult) -> Section {
-    let row = |arm: &Measured<Sample>| -> Vec<Cell> {
-        let figures: [fn(&Sample) -> f64; 10] = [
-            |s| s.seconds,
-            |s| s.iops,
-            Sample::mb_per_second,
-            |s| s.mean_ms,
-            |s| s.p99_ms,
-            |s| s.background,
-            |s| s.beside.crowd_ms,
-            |s| s.beside.tag_ms,
-            |s| s.beside.in_flight,
-            |s| s.beside.busy * 100.0,
-        ];
-        let figures = figures.into_iter().map(|of| cell(arm, |s| Some(of(s))));
-        std::iter::once(arm.arm.clone().into()).chain(figures).collect()
-    };
-    let columns = [
-        ("Variant", ""),
-        ("Execution time", "s"),
-        ("IOPS", "/s"),
-        ("Bandwidth", "MB/s"),
-        ("Mean", "ms"),
-        ("p99", "ms"),
-        ("Background", "/s"),
-        ("Background's mean", "ms"),
-        ("of it for a tag", "ms"),
-        ("In flight", ""),
-        ("Guest's CPUs busy", "%"),
-    ];
-    let rows = result.arms.0.iter().map(row).collect();
-    let mut text = vec![
-        "For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too."
-            .into(),
-    ];
-    if let Some(noise) = result.arms.noise(|s| Some(s.seconds)) {
-        let first = result.arms.0.first().map_or("", |arm| arm.arm.as_str());
-        text.push(format!(
-            "{first} over itself ({first}{AGAIN}): {} of the execution time.",
-            says(Some(noise))
-        ));
-    }
-    let block = table("Each variant: median of its rounds (smallest-largest)", &columns, rows);
-    Section::new(result.place.name(), &result.about, text, vec![block])
 }

@@ -4,14 +4,15 @@ use vlane_error::counted;
 use vlane_units::show_size;
 
 use super::super::Variant;
-use super::super::judge::{Arms, Bound, Measured, Verdict};
 use super::{Options, Sample};
 
-use super::super::report::{busy, cell, few, goals, met, samples, says, variants};
+use super::super::report::busy;
 use super::super::root::Root;
-use vlane_report::build::{Begun, bars, spread, table};
+use vlane_report::build::{Begun, bars, spread};
+use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
+use vlane_report::judge::{Bound, Measured};
 use vlane_report::published::{self, Published, Row};
-use vlane_report::{Block, Cell, Note, Report, Section};
+use vlane_report::{Block, Note, Report, Section};
 
 type PlaceResult = super::super::places::PlaceResult<Sample>;
 
@@ -26,6 +27,13 @@ const PUBLISHED: [(&str, f64); 5] = [
     ("LibreOffice Impress", 0.35),
 ];
 
+/// The experiment, and what came of it.
+struct Shown<'a> {
+    options: &'a Options,
+    root: &'a Root,
+    results: &'a [PlaceResult],
+}
+
 /// Makes it.
 pub(in super::super) fn fill(
     options: &Options,
@@ -33,54 +41,82 @@ pub(in super::super) fn fill(
     results: &[PlaceResult],
     begun: &Begun,
 ) -> Report {
-    let verdicts: Vec<Verdict> = results.iter().flat_map(|result| judge(options, result)).collect();
-    let mut sections = vec![goals(
-        &verdicts,
-        "The paper's smallest gain of a launch is 28 % (a browser), its largest 65 % (an office program).",
-    )];
-    sections.push(published());
-    for result in results {
-        sections.push(picture(options, result));
-        sections.push(over_first(options, result));
-        sections.push(figures(options, result));
-    }
-    Report {
-        summary: summary(options, &verdicts, results),
-        notes: notes(options, root, results),
-        sections,
-        samples: samples(results.iter().map(|result| (result.place.name(), &result.arms))),
-        ..begun.report("express", "Foreground first: launches in a guest", &["fio"])
+    let place = |result: &'_ PlaceResult| result.place.name().to_owned();
+    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
+    let places: Vec<Place<'_, Sample>> = results
+        .iter()
+        .map(|result| Place {
+            id: place(result),
+            name: place(result),
+            title: place(result),
+            text: vec![format!("{}.", result.about), tag.into()],
+            arms: &result.arms,
+        })
+        .collect();
+    let empty = begun.report("express", "Foreground first: launches in a guest", &["fio"]);
+    experiment::report(&Shown { options, root, results }, &places, empty)
+}
+
+impl Shown<'_> {
+    /// A figure for each program: how long its launch takes.
+    fn launches(&self) -> Vec<Figure<'_, Sample>> {
+        let figure = |(at, program): (usize, &super::super::root::Program)| {
+            Figure::maybe(program.name(), "s", move |sample: &Sample| sample.seconds.get(at).copied())
+        };
+        self.options.programs.iter().enumerate().map(figure).collect()
     }
 }
 
-/// A program's time.
-fn of(program: usize) -> impl Fn(&Sample) -> Option<f64> {
-    move |sample| sample.seconds.get(program).copied()
-}
+impl Experiment for Shown<'_> {
+    type Sample = Sample;
 
-fn judge(options: &Options, result: &PlaceResult) -> Vec<Verdict> {
-    let (place, proposed) = (result.place.name(), Variant::Proposed.title());
-    let one = |(at, program): (usize, &super::super::root::Program)| {
-        let goal = format!("launch of {} over Vanilla's", program.name());
-        result.arms.verdict(place, proposed, &goal, Bound::AtMost(SHORTER), of(at))
-    };
-    options.programs.iter().enumerate().filter_map(one).collect()
-}
-
-fn summary(options: &Options, verdicts: &[Verdict], results: &[PlaceResult]) -> Vec<String> {
-    let mut lines = vec![met(verdicts)];
-    for result in results {
-        let Some(proposed) = result.arms.arm(Variant::Proposed.title()) else { continue };
-        let each = options.programs.iter().enumerate().map(|(at, program)| {
-            format!("{} {}", program.name(), says(result.arms.over_first(proposed, of(at))))
-        });
-        let each = each.collect::<Vec<_>>().join(", ");
-        lines.push(format!(
-            "{}: launch times of Proposed over the first variant's: {each}.",
-            result.place.name()
-        ));
+    fn heads(&self) -> [&'static str; 2] {
+        ["Where", "Variant"]
     }
-    lines
+
+    fn summary(&self) -> Vec<Figure<'_, Sample>> {
+        self.launches()
+    }
+
+    fn rounds(&self) -> usize {
+        self.options.wanted.rounds
+    }
+
+    fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
+        notes(self.options, self.root, self.results)
+    }
+
+    fn aim(&self) -> String {
+        "The paper's smallest gain of a launch is 28 % (a browser), its largest 65 % (an office program)."
+            .into()
+    }
+
+    fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {
+        let goal = |figure| {
+            let arm = Variant::Proposed.title().into();
+            Goal { arm, figure, wanted: Bound::AtMost(SHORTER) }
+        };
+        self.launches().into_iter().map(goal).collect()
+    }
+
+    fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
+        let pictures = self.results.iter().map(|result| picture(self.options, result));
+        std::iter::once(published()).chain(pictures).collect()
+    }
+
+    fn ratios(&self) -> (&'static str, Vec<Figure<'_, Sample>>) {
+        ("over-first", self.launches())
+    }
+
+    fn figures(&self, _place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
+        let mut figures = self.launches();
+        figures.extend([
+            Figure::new("Reads of all", "/s", |s: &Sample| s.beside.reads / s.beside.seconds.max(1e-3)),
+            Figure::new("The background for a tag", "ms", |s: &Sample| s.beside.tag_ms),
+            Figure::new("Guest's CPUs busy", "%", |s: &Sample| s.beside.busy * 100.0),
+        ]);
+        figures
+    }
 }
 
 fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
@@ -107,7 +143,6 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
     if !root.versions.is_empty() {
         notes.push(Note::info(format!("Versions: {}.", root.versions.join(", "))));
     }
-    notes.extend(few(options.wanted.rounds));
     notes
 }
 
@@ -130,7 +165,8 @@ fn published() -> Section {
 
 fn picture(options: &Options, result: &PlaceResult) -> Section {
     let figures = |arm: &Measured<Sample>| {
-        (0..options.programs.len()).map(|at| spread(&arm.rounds, of(at))).collect::<Vec<_>>()
+        let of = |at| spread(&arm.rounds, |sample: &Sample| sample.seconds.get(at).copied());
+        (0..options.programs.len()).map(of).collect::<Vec<_>>()
     };
     let rows = result.arms.0.iter().map(|arm| (arm.arm.clone(), figures(arm))).collect();
     let categories = options.programs.iter().map(|program| program.name().to_owned()).collect();
@@ -138,64 +174,4 @@ fn picture(options: &Options, result: &PlaceResult) -> Section {
     let block = bars(caption, ("launch", "s"), categories, rows);
     let title = format!("Launch times in {} (Figure 5)", result.place.name());
     Section::new(format!("{}-launches", result.place.name()), &title, Vec::new(), vec![block])
-}
-
-/// Columns for the programs, after others.
-fn columns<'a>(
-    options: &'a Options,
-    before: &[(&'a str, &'a str)],
-    unit: &'a str,
-) -> Vec<(&'a str, &'a str)> {
-    before.iter().copied().chain(options.programs.iter().map(|program| (program.name(), unit))).collect()
-}
-
-fn over_first(options: &Options, result: &PlaceResult) -> Section {
-    let row = |arm: &Measured<Sample>| -> Vec<Cell> {
-        let each = (0..options.programs.len()).map(|at| result.arms.over_first(arm, of(at)).into());
-        std::iter::once(arm.arm.clone().into()).chain(each).collect()
-    };
-    let rows = result.arms.0.iter().skip(1).map(row).collect();
-    let text = "Each launch over that of the first variant in the same turn: median, smallest and largest.";
-    let title = format!("Over the first variant, in {}", result.place.name());
-    let block = table("Over the first variant", &columns(options, &[("Variant", "")], "x"), rows);
-    Section::new(format!("{}-over-first", result.place.name()), &title, vec![text.into()], vec![block])
-}
-
-fn figures(options: &Options, result: &PlaceResult) -> Section {
-    let row = |arm: &Measured<Sample>| -> Vec<Cell> {
-        let each = (0..options.programs.len()).map(|at| cell(arm, of(at)));
-        let beside = [
-            cell(arm, |s| Some(s.beside.reads / s.beside.seconds.max(1e-3))),
-            cell(arm, |s| Some(s.beside.tag_ms)),
-            cell(arm, |s| Some(s.beside.busy * 100.0)),
-        ];
-        std::iter::once(arm.arm.clone().into()).chain(each).chain(beside).collect()
-    };
-    let mut titles = columns(options, &[("Variant", "")], "s");
-    titles.extend([("Reads of all", "/s"), ("The background for a tag", "ms"), ("Guest's CPUs busy", "%")]);
-    let rows = result.arms.0.iter().map(row).collect();
-    let mut blocks = vec![table("Each variant: median of its launches (shortest-longest)", &titles, rows)];
-    blocks.push(means(options, &result.arms));
-    let shown: Vec<&str> =
-        variants(std::iter::once(&result.arms)).iter().map(|variant| variant.title()).collect();
-    let text = format!(
-        "{} in turns. For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.",
-        shown.join(", ")
-    );
-    Section::new(result.place.name(), &result.about, vec![text], blocks)
-}
-
-/// What the paper has: means.
-fn means(options: &Options, arms: &Arms<Sample>) -> vlane_report::Block {
-    let mean = |arm: &Measured<Sample>, at: usize| -> Cell {
-        let all: Vec<f64> = arm.rounds.iter().filter_map(of(at)).collect();
-        if all.is_empty() { Cell::Empty } else { Cell::Number(all.iter().sum::<f64>() / all.len() as f64) }
-    };
-    let row = |arm: &Measured<Sample>| -> Vec<Cell> {
-        std::iter::once(arm.arm.clone().into())
-            .chain((0..options.programs.len()).map(|at| mean(arm, at)))
-            .collect()
-    };
-    let rows = arms.0.iter().map(row).collect();
-    table("Means of all launches, as the paper has them", &columns(options, &[("Variant", "")], "s"), rows)
 }

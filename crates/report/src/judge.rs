@@ -1,12 +1,20 @@
-//! Arms held against the first one, and goals against what came of it.
+//! The one judge of all experiments: arms relative to the first one, and goals.
+//!
+//! The first arm is measured twice in each round (A/A). Its ratio to itself is the noise: smaller
+//! differences are not seen. [`crate::stats`] has the interval of a ratio; [`Bound::met`] judges by
+//! the whole interval.
 
 use serde::Serialize;
 
-use super::AGAIN;
-use vlane_report::build::spread;
-use vlane_report::{Cell, Spread};
+use crate::build::spread;
+use crate::{Cell, Spread};
 
-/// What was measured of one arm, by round.
+/// The end of the name of an arm that is measured a second time (A/A).
+pub const AGAIN: &str = " again";
+/// Fewer rounds than this say little.
+pub const ENOUGH: usize = 5;
+
+/// One arm's samples, by round.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured<S> {
     /// The arm's name.
@@ -15,7 +23,7 @@ pub struct Measured<S> {
     pub rounds: Vec<S>,
 }
 
-/// Arms that were measured in turns; the first one is what others are held against, the last one it again.
+/// Arms that were measured in turns. The first one is the baseline, and one is its repetition.
 #[derive(Debug, Clone, Serialize)]
 pub struct Arms<S>(pub Vec<Measured<S>>);
 
@@ -48,21 +56,35 @@ pub enum Bound {
     AtMost(f64),
 }
 
-/// A goal, held against what was measured.
+/// The outcome of a goal that is judged by an interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Met {
+    /// The whole interval is on the good side.
+    Yes,
+    /// The whole interval is on the bad side.
+    No,
+    /// The interval holds the bound, or there is no interval.
+    Unclear,
+}
+
+/// A goal, and its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict {
-    /// Where it was measured.
+    /// Place of the measurement.
     pub place: String,
     /// The arm.
     pub arm: String,
-    /// What is aimed at.
+    /// The goal.
     pub goal: String,
-    /// How much there is: of ratios the median, the smallest and the largest.
+    /// The measured figure: median, smallest and largest of the ratios.
     pub figure: Option<Spread>,
-    /// How much there should be.
+    /// The wanted figure.
     pub wanted: Bound,
-    /// The same figure of the first arm over itself: what no smaller difference can be seen beside.
+    /// The same figure of the first arm relative to itself. Smaller differences are not seen.
     pub noise: Option<Spread>,
+    /// The reason why the figure says nothing; empty if it does say something.
+    pub void: &'static str,
 }
 
 impl Bound {
@@ -74,31 +96,43 @@ impl Bound {
         }
     }
 
+    /// Judges both ends of an interval.
+    pub fn met(self, ends: Option<(f64, f64)>) -> Met {
+        match ends.map(|(low, high)| (self.holds(low), self.holds(high))) {
+            Some((true, true)) => Met::Yes,
+            Some((false, false)) => Met::No,
+            _ => Met::Unclear,
+        }
+    }
+
     /// In words.
     pub fn says(self) -> String {
+        let round = |bound: f64| (bound * 1000.0).round() / 1000.0;
         match self {
-            Self::AtLeast(bound) => format!("at least {bound}"),
-            Self::AtMost(bound) => format!("at most {bound}"),
+            Self::AtLeast(bound) => format!("at least {}", round(bound)),
+            Self::AtMost(bound) => format!("at most {}", round(bound)),
         }
     }
 }
 
 impl Verdict {
-    /// Whether it is met; nothing where nothing was measured.
+    /// True if the goal is met by the median; none without a figure that says something.
     pub fn is_met(&self) -> Option<bool> {
-        self.figure.map(|figure| self.wanted.holds(figure.median))
+        self.figure.filter(|_| self.void.is_empty()).map(|figure| self.wanted.holds(figure.median))
     }
 
-    /// What became of it, in words.
-    pub fn says(&self) -> &'static str {
+    /// The outcome in words.
+    pub fn says(&self) -> String {
         let clear = |figure: Spread| self.wanted.holds(figure.min) == self.wanted.holds(figure.max);
-        match (self.is_met(), self.figure.is_some_and(clear)) {
+        let words = match (self.is_met(), self.figure.is_some_and(clear)) {
             (Some(true), true) => "met, in every round",
             (Some(true), false) => "met, not in every round",
             (Some(false), true) => "NOT met, in no round",
             (Some(false), false) => "NOT met, in some rounds",
+            (None, _) if !self.void.is_empty() => return format!("nothing to say: {}", self.void),
             (None, _) => "nothing to say",
-        }
+        };
+        words.to_owned()
     }
 }
 
@@ -115,16 +149,19 @@ impl<S> Arms<S> {
         self.0.iter().find(|arm| arm.arm == name)
     }
 
+    /// The names without the repetition: indices of [`Arms::named`]'s names modulo this are arms.
+    pub fn distinct(&self) -> usize {
+        self.0.iter().filter(|arm| !arm.is_again()).count()
+    }
+
     /// A figure of an arm over that of the first one in the same round.
     pub fn over_first(&self, arm: &Measured<S>, of: impl Fn(&S) -> Option<f64>) -> Option<Spread> {
-        let pairs: Vec<(&S, &S)> = arm.rounds.iter().zip(&self.0.first()?.rounds).collect();
-        spread(&pairs, |(a, b)| Some(of(a)? / of(b)?).filter(|ratio| ratio.is_finite()))
+        arm.over(self.0.first()?, of)
     }
 
     /// The first arm over itself.
     pub fn noise(&self, of: impl Fn(&S) -> Option<f64>) -> Option<Spread> {
-        let again = self.0.last().filter(|arm| arm.arm.ends_with(AGAIN))?;
-        self.over_first(again, of)
+        self.over_first(self.0.iter().find(|arm| arm.is_again())?, of)
     }
 
     /// A goal for a figure of an arm over the first one's.
@@ -138,8 +175,38 @@ impl<S> Arms<S> {
     ) -> Option<Verdict> {
         let figure = self.over_first(self.arm(arm)?, &of);
         let (place, arm, goal) = (place.to_owned(), arm.to_owned(), goal.to_owned());
-        Some(Verdict { place, arm, goal, figure, wanted, noise: self.noise(&of) })
+        Some(Verdict { place, arm, goal, figure, wanted, noise: self.noise(&of), void: "" })
     }
+}
+
+impl<S> Measured<S> {
+    /// True for the repetition of the first arm.
+    pub fn is_again(&self) -> bool {
+        self.arm.ends_with(AGAIN)
+    }
+
+    /// A figure over that of another arm in the same round.
+    pub fn over(&self, other: &Self, of: impl Fn(&S) -> Option<f64>) -> Option<Spread> {
+        let pairs: Vec<(&S, &S)> = self.rounds.iter().zip(&other.rounds).collect();
+        spread(&pairs, |(a, b)| Some(of(a)? / of(b)?).filter(|ratio| ratio.is_finite()))
+    }
+}
+
+/// The goals in a sentence.
+pub fn met(verdicts: &[Verdict]) -> String {
+    let count = |is: Option<bool>| verdicts.iter().filter(|verdict| verdict.is_met() == is).count();
+    format!(
+        "Of {} goals {} are met, {} are not; of {} nothing can be said.",
+        verdicts.len(),
+        count(Some(true)),
+        count(Some(false)),
+        count(None)
+    )
+}
+
+/// A ratio for people: `0.21 (0.20-0.23)`.
+pub fn says(ratio: Option<Spread>) -> String {
+    ratio.map_or("-".into(), |r| format!("{:.2} ({:.2}-{:.2})", r.median, r.min, r.max))
 }
 
 #[cfg(test)]
