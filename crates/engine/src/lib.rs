@@ -102,8 +102,8 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Why the storage takes no writes at present, with what to do; nothing if no reason is known.
-    /// Not for the data path.
+    /// Returns the reason why the storage takes no writes at present, with the action to take; none
+    /// if no reason is known. Not for the data path.
     fn refuses_writes(&self) -> Option<String> {
         None
     }
@@ -123,7 +123,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// A way into it for one lane. `slots` is the number of requests that can be in flight.
     ///
     /// # Errors
-    /// [`EngineError`] when the system refuses what the channel needs.
+    /// [`EngineError`] when the system refuses a resource that the channel needs.
     fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError>;
 }
 
@@ -138,10 +138,11 @@ pub const PART: u64 = if cfg!(vlane_simulated) { 4096 } else { vlane_ring::limit
 pub enum Outcome {
     /// Answered.
     Done(Status),
-    /// Goes on when its only operation completes, which is the simplest there is: all of its data between its own buffers and its own place in
-    /// this file. Nearly all requests are like this; it spares them the [`Operation`] in words.
+    /// Continues when its only operation completes. It is the simplest: all of its data between its
+    /// own buffers and its own place in this file. Nearly all requests are like this; it spares
+    /// them the [`Operation`] in words.
     Whole(u8),
-    /// Goes on when one of its operations completes, or when [`Channel::poll`] names it.
+    /// Continues when one of its operations completes, or when [`Channel::poll`] names it.
     Pending,
     /// There is more to do, after the lane's other work: [`Channel::go_on`].
     Again,
@@ -184,8 +185,8 @@ pub trait Channel: Send + fmt::Debug {
         Outcome::Done(Status::IoErr)
     }
 
-    /// Goes on with a request that [`Channel::poll`] named, or that asked for it with [`Outcome::Again`]. Not called
-    /// for a channel that does neither.
+    /// Continues a request that [`Channel::poll`] named, or that asked for it with
+    /// [`Outcome::Again`]. Not called for a channel that does neither.
     fn go_on(
         &mut self,
         _slot: Slot,
@@ -200,15 +201,16 @@ pub trait Channel: Send + fmt::Debug {
     /// [`Channel::submit`], and a wait of its ends.
     fn forget(&mut self, _slot: Slot) {}
 
-    /// Names requests that wait for others of this channel to end, and of which nothing is under
-    /// way: the lane may [forget](Channel::forget) any of them.
+    /// Names requests that wait for others of this channel to end, and have no operation under way:
+    /// the lane may [forget](Channel::forget) any of them.
     fn waiting(&self, _slots: &mut Vec<Slot>) {}
 
     /// Names the requests that can go on. The lane asks when the [doorbell](Channel::doorbell) was rung, and at the
     /// [deadline](Channel::deadline).
     fn poll(&mut self, _now: Instant, _ready: &mut Vec<Slot>) {}
 
-    /// An eventfd that somebody else writes when [`Channel::poll`] has something. It stays the same.
+    /// An eventfd that another thread writes when [`Channel::poll`] has a request. It stays the
+    /// same.
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -257,7 +259,7 @@ pub enum ErrorKind {
     Io,
 }
 
-/// Why an engine cannot do what is asked. The text says what failed, on what, why, and what to do.
+/// An engine's refusal. The text names the failure, the object, the cause and the action.
 #[derive(Debug, thiserror::Error)]
 pub struct EngineError {
     /// To match on.

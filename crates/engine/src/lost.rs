@@ -11,7 +11,7 @@ pub enum Writeback {
     Flush = 1,
     /// A write that was to be durable when it was answered.
     Write = 2,
-    /// The sync at the end, or at somebody's wish.
+    /// The sync at the end, or on request.
     Sync = 3,
 }
 

@@ -46,12 +46,13 @@ impl std::ops::AddAssign for Pages {
     }
 }
 
-/// Pages of a range that are in the page cache; nothing where the system does not tell (before Linux 6.5, or forbidden).
+/// Pages of a range that are in the page cache; none where the system does not report it (before
+/// Linux 6.5, or forbidden).
 pub fn cached(file: &File, range: &Range<u64>) -> Option<u64> {
     count(file, range).map(|pages| pages.cached)
 }
 
-/// The same, and what they are.
+/// The same, by kind.
 pub fn count(file: &File, range: &Range<u64>) -> Option<Pages> {
     let len = range.end.saturating_sub(range.start);
     if len == 0 {
@@ -120,7 +121,7 @@ mod tests {
 
     #[test]
     fn pages_of_a_range_are_counted() {
-        // In memory: nobody drops its pages.
+        // In memory: its pages are never dropped.
         let memory = rustix::fs::memfd_create("vlane-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = File::from(memory);
         file.write_all(&vec![1; 1 << 20]).unwrap();

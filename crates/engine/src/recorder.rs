@@ -27,7 +27,7 @@ thread_local! {
     static REQUEST: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Writes down what reaches a volume's storage. It has the data of all writes in it.
+/// Records the changes that reach a volume's storage. It has the data of all writes in it.
 #[derive(Debug)]
 pub struct StorageRecorder {
     entries: SyncSender<Entry>,
@@ -61,10 +61,10 @@ impl StorageRecorder {
         }))
     }
 
-    /// Ends the record: what happens from now on is not in it.
+    /// Ends the record: later events are not in it.
     ///
     /// # Errors
-    /// When something could not be written: the record is worth nothing then.
+    /// When an entry could not be written: the record is worthless then.
     pub fn finish(&self) -> Result<(), vlane_trace::Error> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return Ok(()) };
@@ -83,7 +83,7 @@ impl StorageRecorder {
         self.lanes.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A request begins; nothing for one that neither changes the storage nor flushes it.
+    /// A request begins; none for one that neither changes the storage nor flushes it.
     pub(crate) fn request(&self, lane: u16, request: &Request, durable: bool) -> Option<u64> {
         let kind = match request.kind() {
             Kind::Out => RequestKind::Write,
@@ -135,7 +135,7 @@ pub(crate) fn data(request: &Request, from: u64, len: u64) -> Data {
     Data::of(bytes)
 }
 
-/// An operation that a recorder was told of, if there is one: to be told of its end.
+/// An operation that a recorder has noted, if there is one: its end is reported, too.
 #[derive(Debug)]
 #[must_use = "the recorder is told of the end, too"]
 pub(crate) struct Told<'a>(Option<(&'a StorageRecorder, u64)>);
@@ -165,7 +165,7 @@ impl<'a> Told<'a> {
         Told(recorder.map(|recorder| (&**recorder, recorder.begin(What::Clear { how, offset, len }))))
     }
 
-    /// A call is about to make durable what was written.
+    /// A call is about to make the written data durable.
     pub(crate) fn sync(recorder: Option<&'a Arc<StorageRecorder>>) -> Told<'a> {
         Told(recorder.map(|recorder| (&**recorder, recorder.begin(What::Sync))))
     }
@@ -198,7 +198,7 @@ fn write<W: Write>(mut writer: Writer<W>, entries: &Receiver<Entry>) -> Result<(
                     Some(error) => Err(error),
                 };
             }
-            // The lanes go on; the record is worth nothing any more.
+            // The lanes continue; the record is worthless now.
             (_, Some(_)) => {}
             (entry, None) => {
                 failed = writer.write(&entry).err();

@@ -9,7 +9,7 @@ pub enum IoErrorKind {
     Device,
     /// No space is left (ENOSPC, EDQUOT).
     NoSpace,
-    /// Transferred less than asked for and nothing more was to be had: the file was truncated.
+    /// Transferred less than asked for, and no more could be transferred: the file was truncated.
     Short,
 }
 
@@ -41,7 +41,7 @@ pub struct ChannelStats {
 }
 
 impl ChannelStats {
-    /// Requests failed because of the storage, for whatever reason.
+    /// Requests that failed because of the storage, for any reason.
     pub fn errors(&self) -> u64 {
         self.device_errors + self.no_space_errors + self.short_errors + self.lost_errors
     }

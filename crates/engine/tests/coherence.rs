@@ -178,8 +178,8 @@ fn direct_volume_leaves_page_cache_empty() {
     }
 }
 
-/// A change of part of a block has read the block when `other` is made by the same or another lane. Says what the block holds when both are
-/// answered; bytes from 512 to 1024 are the change's.
+/// A change of part of a block has read the block when `other` is made by the same or another lane.
+/// Returns the block's content when both are answered; bytes from 512 to 1024 are the change's.
 fn beside_a_change(place: &Place, is_one_lane: bool, other: Op) -> Vec<u8> {
     let engine = place.open();
     let mut lanes = [lane(&engine), lane(&engine)];
@@ -246,7 +246,8 @@ fn partial_block_change_undoes_no_write() {
     }
 }
 
-/// A lane that stops puts what is half done back: it keeps nobody waiting, and waits for nobody.
+/// A lane that stops puts half-done requests back: none of them blocks another request, and none
+/// waits.
 #[test]
 fn returned_request_holds_no_block_or_buffer() {
     for place in places() {
@@ -262,7 +263,7 @@ fn returned_request_holds_no_block_or_buffer() {
             }
             let slot = lanes[0].lane.take().expect("the request");
             lanes[0].lane.begin(slot);
-            // Half done: the block was read. Or nothing was done.
+            // Half done: the block was read. Or no step was done.
             lanes[0].lane.submit();
             lanes[0].lane.put_back_after_an_operation();
             if round % 1000 == 0 {
@@ -310,8 +311,8 @@ struct Model {
 
 impl Model {
     /// Returns true if a request may be made now. Through the page cache a disk's rules do not hold
-    /// for requests that overlap while they are under way: a read sees a write in part, and a
-    /// zeroing of a device drops what a write put there meanwhile. No guest does that.
+    /// for requests that overlap while they are under way. A read sees a write in part, and a
+    /// zeroing of a device drops data that a write put there meanwhile. No guest does that.
     fn may(&self, extents: &[(u64, u64)], changes: bool, clears: bool) -> bool {
         self.busy.iter().flat_map(HashMap::values).all(|(range, they_change)| {
             let meets = |extent: &(u64, u64)| {
@@ -565,8 +566,9 @@ fn from_environment(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().map_or(otherwise, |value| value.parse().expect("a number"))
 }
 
-/// Lanes of one volume, each a thread, with requests of any size and alignment that overlap: each read finds what a disk could give it, each
-/// sector is whole, and the volume holds at the end what a read of it finds.
+/// Lanes of one volume, each a thread, with requests of any size and alignment that overlap. Each
+/// read finds data that a disk could give it, each sector is whole, and the volume holds the data
+/// of the last reads at the end.
 fn model(place: &Place) {
     let first = Written { id: 0, begun: 0, answered: 0, certain: true };
     let sectors = vec![vec![first]; place.size() as usize / 512];
@@ -625,8 +627,8 @@ fn drops(engine: &Arc<FileEngine>) {
     assert!(has_dropped, "{:?}", engine.journal());
 }
 
-/// Lanes at work, each a thread. With pdc, one more thread says what the journal is, something else each time, and has it dropped.
-/// Says how often what is direct has changed.
+/// Lanes at work, each a thread. With pdc, one more thread names the journal, another one each
+/// time, and has it dropped. Returns how often the regions have changed.
 fn lanes(
     engine: &Arc<FileEngine>,
     model: &Mutex<Model>,

@@ -125,8 +125,8 @@ fn write_through_switch_covers_earlier_writes() {
         assert_eq!(fdatasyncs(&mut other, write()), 1, "what the other lane wrote");
         assert_eq!(fdatasyncs(&mut one, write()), 0, "which is done");
         assert_eq!(fdatasyncs(&mut other, write()), 0);
-        // A flush whose fdatasync ended before the switch, and that is told of it later, does not
-        // cover what was answered between the two.
+        // A flush whose fdatasync ended before the switch, and that is answered later, does not
+        // cover writes answered between the two.
         one.set_write_through(false);
         other.set_write_through(false);
         one.ok(write());
@@ -204,7 +204,7 @@ fn delayed_lane_delays_no_other_flush() {
                 start(rig, Op::Flush);
             }
             assert_eq!(drain(&mut others), [Status::Ok; 2]);
-            // It goes on, and finds its answer.
+            // It continues, and finds its answer.
             assert_eq!(held.drain()[0].status, Status::Ok);
         }
     });
@@ -240,7 +240,8 @@ fn threaded_lanes_get_all_their_flushes() {
                         rig.ok(Op::write(number * 64 + round % 8 * 8, bytes(round, 4096)));
                         rig.ok(Op::Flush);
                         if round % 20 == 19 {
-                            // A lane ends, and another one takes its place; here while nothing waits.
+                            // A lane ends, and another one takes its place; here while no flush
+                            // waits.
                             let stats = rig.stats();
                             let all = stats.fdatasyncs + stats.flushes_shared + stats.flushes_skipped;
                             assert_eq!(all, 20, "{stats:?}");

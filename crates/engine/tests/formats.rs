@@ -16,7 +16,8 @@ fn open(path: &Path, options: FileOptions) -> Result<FileEngine, EngineError> {
     FileEngine::open(path, options)
 }
 
-/// Opens an image that nobody uses: a program that another test starts has this one's descriptors for a moment, and so a claim that is over.
+/// Opens an unused image: a program that another test starts has this one's descriptors for a
+/// moment, and so a claim that is over.
 fn open_unused(path: &Path, options: FileOptions) -> Result<FileEngine, EngineError> {
     let begin = std::time::Instant::now();
     loop {
@@ -266,7 +267,8 @@ fn loop_partition_counts_as_its_device() {
         Err(why) => return skip(why),
     };
     let node = device.device.to_str().unwrap();
-    // A loop device keeps partitions that were made like this when it is detached, for whoever is given it next.
+    // A loop device keeps partitions that were made like this when it is detached, for its next
+    // user.
     struct Partition<'a>(&'a str);
     impl Drop for Partition<'_> {
         fn drop(&mut self) {
@@ -279,7 +281,7 @@ fn loop_partition_counts_as_its_device() {
     if let Err(why) = command("addpart", &[node, "1", "2048", "63488"]) {
         return skip(why);
     }
-    // A node of our own: nobody may make them in /dev here.
+    // The test uses its own node: it may make none in /dev here.
     let name = node.trim_start_matches("/dev/");
     let number = std::fs::read_to_string(format!("/sys/block/{name}/{name}p1/dev")).expect("a partition");
     let (major, minor) = number.trim().split_once(':').unwrap();

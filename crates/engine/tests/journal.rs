@@ -283,7 +283,7 @@ fn idle_journal_thread_sleeps_and_ends() {
     let mut rig = rig(&engine);
     rig.ok(Op::write(0, bytes(1, 4096)));
     report(&engine);
-    // It tells what it found, and looks once more for what changed meanwhile.
+    // The thread logs its finding, and looks once more for changes in the meantime.
     let mut before = 0;
     for _ in 0..100 {
         std::thread::sleep(Duration::from_millis(400));
@@ -328,7 +328,7 @@ fn fast_guest_loses_only_journal_events() {
     let lossy = report(&engine);
     assert!(lossy.traffic.written + lossy.lost * MIB >= 200 * MIB, "{lossy:?}");
     assert!(rig.ok(Op::read(JOURNAL.start / 512, 1 << 20)) == data);
-    // Nor does what it was not told of stay in the page cache.
+    // Nor do missed writes stay in the page cache.
     let first = lossy.lost;
     engine.without_journal_thread(|| {
         // Elsewhere, until the ring is full; then all over the journal.
@@ -339,7 +339,7 @@ fn fast_guest_loses_only_journal_events() {
         rig.ok(Op::Flush);
     });
     assert!(report(&engine).lost > first, "the thread kept up");
-    // The guest goes on quietly. Losses are not looked into at once.
+    // The guest continues quietly. Losses are not looked into at once.
     let mut end = report(&engine);
     for _ in 0..100 {
         std::thread::sleep(Duration::from_millis(100));
@@ -366,7 +366,7 @@ fn dropping_begins_no_other_writeback() {
     rig.set_write_through(true);
     let (mut rounds, mut written_back) = (0, 0);
     while rounds < 20 {
-        // By somebody else: the lane would see to it that it is written.
+        // Another process keeps the page: the lane would have it written.
         file.write_all_at(&bytes(rounds, 65536), dirty.start).expect("write");
         for at in (9 * MIB + 65536..dirty.start).step_by(65536) {
             rig.ok(Op::write(at / 512, bytes(rounds, 65536)));

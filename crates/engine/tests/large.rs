@@ -26,7 +26,7 @@ const MIB: u64 = 1 << 20;
 /// The most bytes of a part.
 const PART: u64 = 4 * MIB;
 
-/// Counts what is allocated.
+/// Counts the allocated bytes.
 struct Counting;
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
@@ -50,7 +50,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The tests count what the process allocates, so they run one at a time.
+/// The tests count the process's allocations, so they run one at a time.
 static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 fn one_at_a_time() -> std::sync::MutexGuard<'static, ()> {

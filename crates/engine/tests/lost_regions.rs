@@ -60,15 +60,15 @@ fn until(what: &str, rigs: &mut [&mut Rig], mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Writes three times what there is room for, from a byte on; all of it is answered.
+/// Writes three times as much as there is room for, from a byte on; all of it is answered.
 fn overfill(rig: &mut Rig, from: u64) {
     for at in (from..from + 3 * ROOM).step_by(PIECE as usize) {
         rig.ok(Op::write(at / 512, bytes(at, PIECE as usize)));
     }
 }
 
-/// Reads go on, and what was written is found, on the storage or not: nearly all of it. The system may do without a page that it takes for clean; on a busy machine
-/// it was seen to.
+/// Reads continue, and find the written data, on the storage or not: nearly all of it. The system
+/// may do without a page that it takes for clean; on a busy machine it was seen to.
 fn is_read(rig: &mut Rig, from: u64) {
     let pieces = (from..from + 3 * ROOM).step_by(PIECE as usize);
     let found = |at: &u64| rig.ok(Op::read(at / 512, PIECE as usize)) == bytes(*at, PIECE as usize);
@@ -129,7 +129,7 @@ fn region_stays_when_write_is_lost_elsewhere() {
     until("lost", &mut [&mut rig], || engine.lost_write().is_some());
     until("at rest", &mut [&mut rig], || !direct(&engine).is_changing);
     assert_eq!(direct(&engine).ranges, [REGION]);
-    // Around the page cache, as before, and nothing of it is there.
+    // Around the page cache, as before, and no page of it is there.
     assert!(rig.ok(Op::read(REGION.start / 512, FOLIO as usize)) == bytes(7, FOLIO as usize));
     is_lost(&engine, &mut rig);
     assert_eq!(direct(&engine).ranges, [REGION]);
@@ -147,7 +147,7 @@ fn held_requests_continue_after_lost_write() {
     let (mut stuck, mut other) = (lane(&engine), lane(&engine));
     other.ok(Op::write(REGION.start / 512, bytes(7, FOLIO as usize)));
     overfill(&mut other, REGION.end);
-    // It is under way where the map is to change, and nobody looks at what became of it.
+    // It is under way where the map is to change, and its end is not looked at.
     stuck.start(Op::read(REGION.start / 512 + 8, 4096));
     stuck.begin();
     pretend(&engine, &[REGION]);
@@ -191,7 +191,7 @@ fn failed_flush_freezes_map_and_drops() {
         }
         overfill(&mut rig, 0);
         assert_eq!(rig.run(Op::Flush).status, Status::IoErr);
-        // The system tells an open file once.
+        // The system reports an error once to each open file.
         for _ in 0..3 {
             assert!(engine.sync().is_err());
         }
@@ -206,7 +206,7 @@ fn failed_flush_freezes_map_and_drops() {
     }
 }
 
-/// It says so: nothing is lost, and maps go on changing.
+/// The write reports its failure: no answered write is lost, and maps still change.
 #[test]
 fn failed_region_write_is_not_lost() {
     let Some(storage) = TooSmall::new() else { return };

@@ -22,7 +22,7 @@ fn lane(engine: &Arc<FileEngine>) -> Rig {
     Rig::new(Arc::clone(engine) as Arc<dyn Engine>)
 }
 
-/// Writes three times what there is room for; all of it is answered.
+/// Writes three times as much as there is room for; all of it is answered.
 fn overfill(rig: &mut Rig) {
     for at in 0..3 * ROOM / PIECE as u64 {
         rig.ok(Op::write(at * PIECE as u64 / 512, bytes(at, PIECE)));
@@ -69,8 +69,8 @@ fn failed_writeback_fails_all_later_flushes() {
     assert_eq!(engine.lost_write(), None);
 }
 
-/// Two flushes are in the kernel at the same time, of two lanes or of one; whichever of them is told of the failure, whichever is looked
-/// at first, both fail.
+/// Two flushes are in the kernel at the same time, of two lanes or of one. Both fail, whichever
+/// gets the error, and whichever is looked at first.
 #[test]
 fn flush_parallel_to_failed_one_fails() {
     let Some(storage) = TooSmall::new() else { return };
@@ -163,7 +163,7 @@ fn answered_write_through_write_is_durable() {
             let at = usize::try_from(at).unwrap();
             assert!(content[at..at + PIECE / 2] == bytes(at as u64, PIECE / 2), "the write at {at} is lost");
         }
-        // A durable write that failed may have been told what others lost.
+        // A failed durable write may have got the error of others' losses.
         for rig in &mut lanes {
             assert_eq!(rig.run(Op::Flush).status, Status::IoErr);
             assert_eq!(rig.run(Op::write(0, bytes(1, 4096))).status, Status::IoErr);

@@ -114,7 +114,7 @@ fn span(sector: u64, sectors: u64) -> std::ops::Range<usize> {
 }
 
 impl Model {
-    /// Runs the steps, several at a time as long as they do not touch what another one changes.
+    /// Runs the steps, several at a time as long as they do not touch another one's changes.
     fn check(&mut self, rig: &mut Rig, steps: &[Step]) {
         let mut out: Vec<(usize, Step, Vec<u8>)> = Vec::new();
         for (number, step) in steps.iter().enumerate() {
@@ -186,7 +186,7 @@ impl Model {
         assert!(out.is_empty());
     }
 
-    /// Discarded sectors hold what they did, or zeroes; from now on, what they hold now.
+    /// Discarded sectors hold their old data, or zeroes; from now on, their present data.
     fn adopt(&mut self, rig: &mut Rig, sector: u64, sectors: u64) {
         for at in sector..sector + sectors {
             let found = rig.ok(Op::read(at, 512));

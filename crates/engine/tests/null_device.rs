@@ -18,7 +18,7 @@ fn null(latency: Option<Duration>, parallelism: usize) -> Arc<NullEngine> {
     Arc::new(NullEngine::new(NullConfig { size: 1 << 30, latency, parallelism }).expect("a null device"))
 }
 
-/// Collects what is due at `now`: the places, in order.
+/// Collects the answers due at `now`: the places, in order.
 fn due(rig: &mut Rig, now: Instant) -> Vec<usize> {
     rig.reap(now);
     rig.collect().into_iter().inspect(|a| assert_eq!(a.status, Status::Ok)).map(|a| a.place).collect()

@@ -184,7 +184,7 @@ fn durable_region_write_needs_no_flush() {
     assert_eq!(rig.stats().fdatasyncs, before + 1, "it was not durable");
 }
 
-/// A lane has a request under way where the map is going to change, and does not look at what became of it.
+/// A lane has a request under way where the map is going to change, and does not look at its end.
 fn stuck(engine: &Arc<FileEngine>) -> Rig {
     let mut rig = lane(engine);
     rig.start(Op::read(REGION.start / 512 + 8, 4096));
@@ -236,7 +236,7 @@ fn slow_region_change_is_put_off() {
     let slot = other.lane.take().expect("the request");
     other.lane.begin(slot);
     other.lane.put_back(slot);
-    // The old map stays in force, so it goes on although the first one is still under way.
+    // The old map stays in force, so it continues although the first one is still under way.
     assert_eq!(other.drain().len(), 1);
     until("put off", &mut [&mut other], || engine.journal().is_some_and(|report| report.direct.put_off > 0));
     assert!(ranges(&engine).is_empty());
@@ -346,7 +346,7 @@ fn stale_device_pages_go_before_first_read() {
     let (after, refusal) = left(Some(options(JournalWay::Direct)));
     assert_eq!(refusal, None);
     assert!(after.is_some_and(|after| after < before / 4), "{after:?} of {before} pages");
-    // A server that was killed may have written around it, whatever the next one does.
+    // A killed server may have written around it, for any next one.
     for cache in [Cache::Writeback, Cache::WriteThrough, Cache::Pdc, Cache::None] {
         for read_only in [false, true] {
             let (after, _) = left(Some(FileOptions { cache, read_only, ..FileOptions::default() }));

@@ -55,11 +55,11 @@ fn btrfs_with_checksums_takes_the_page_cache() {
     };
     let summed = image(btrfs.place.path(), 1 << 20);
     assert_eq!(auto(&summed), Cache::Writeback);
-    // Readers change nothing, and `none` is taken at its word.
+    // Readers make no change, and `none` is taken at its word.
     let reader = FileOptions { read_only: true, ..FileOptions::default() };
     assert_eq!(FileEngine::open(&summed, reader).unwrap().cache(), Cache::None);
     assert_eq!(open(&summed, Cache::None).cache(), Cache::None);
-    // Without checksums there is nothing to differ.
+    // Without checksums the two readings cannot differ.
     let plain = btrfs.place.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
     command("chattr", &["+C", plain.to_str().unwrap()]).unwrap();

@@ -121,7 +121,7 @@ fn overflowed_completions_are_found_without_sleeping() {
     uring.submit().expect("submit");
     fds.iter().for_each(signal);
     let mut seen = std::collections::BTreeSet::new();
-    // As a polling lane does: never waits, and stops when there is nothing to do.
+    // As a polling lane does: never waits, and stops when there is no work.
     while uring.has_work() {
         uring.submit().expect("submit");
         while let Some(Event::Wake { token, .. }) = uring.next_event() {
@@ -171,8 +171,8 @@ fn where_io_uring_gives(errno: i32, check: impl FnOnce() + Send + 'static) -> bo
     where_call_gives(libc::SYS_io_uring_setup, errno, || (), |()| check())
 }
 
-/// Runs `check` on what `make` made, in a thread that a seccomp filter lets everything but `call`,
-/// which gets `errno`; `make` comes before.
+/// Runs `check` on the value of `make`, in a thread whose seccomp filter fails `call` with `errno`;
+/// `make` comes before.
 fn where_call_gives<T>(
     call: libc::c_long,
     errno: i32,

@@ -16,7 +16,7 @@ use common::{Op, Rig, bytes};
 use vlane_engine::file::Cache;
 use vlane_engine::{Engine, Status};
 
-/// No request takes that long, unless it waits for what does not come.
+/// No request takes that long, unless it waits for an event that does not come.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A file system on which each write waits until this is dropped.
@@ -45,7 +45,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Waits until a thread of this process stands still in the kernel, and nothing can wake it.
+/// Waits until a thread of this process stands still in the kernel, and cannot be woken.
 fn until_it_stands_still(thread: u32) {
     let begin = Instant::now();
     loop {
@@ -76,8 +76,8 @@ fn answered(rig: &mut Rig, op: Op) -> Status {
     }
 }
 
-/// One lane's thread is held in a write that nothing told of. The lanes of other threads serve all
-/// that does not write, and hold no thread with what they write.
+/// One lane's thread is held in a write that came without a warning. The lanes of other threads
+/// serve all that does not write, and their writes hold no thread.
 #[test]
 fn held_write_delays_only_writes() {
     for cache in [Cache::Writeback, Cache::Pdc] {

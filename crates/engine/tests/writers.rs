@@ -58,7 +58,7 @@ fn loop_devices_conflict_where_they_overlap() {
     conflict(second, across);
     go_together(first, second);
     go_together(first, across);
-    // Readers go beside each other.
+    // Readers are served in parallel.
     let reader = || FileEngine::open(whole, FileOptions { read_only: true, ..FileOptions::default() });
     let served = open(first).unwrap();
     drop(reader().expect("a reader"));
@@ -123,8 +123,8 @@ impl Partition {
     fn new(dir: &Path, disk: &Loop, number: u32, start: u64, len: u64) -> Result<Partition, String> {
         let disk = disk.device.to_str().unwrap().to_owned();
         let number = number.to_string();
-        // A loop device keeps partitions that were made like this when it is detached, for whoever
-        // is given it next.
+        // A loop device keeps partitions that were made like this when it is detached, for its next
+        // user.
         let _ = command("delpart", &[&disk, &number]);
         command("addpart", &[&disk, &number, &start.to_string(), &len.to_string()])?;
         let name = disk.trim_start_matches("/dev/");

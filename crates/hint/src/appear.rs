@@ -61,7 +61,7 @@ impl Appear {
         happened
     }
 
-    /// Watches the nearest directory that is there, for each. Watching one twice changes nothing.
+    /// Watches the nearest directory that is there, for each. Watching one twice has no effect.
     fn watch(&mut self) {
         // ATTRIB: a socket that may be connected to from now on.
         let flags = inotify::WatchFlags::CREATE
@@ -75,7 +75,7 @@ impl Appear {
                 match self.changes.watch(directory, flags) {
                     Ok(()) => return true,
                     Err(error) if is_absent(&error) => {}
-                    // A directory above it tells nothing of what happens in it.
+                    // A directory above it does not report events inside it.
                     Err(_) => return false,
                 }
             }

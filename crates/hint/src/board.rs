@@ -56,7 +56,7 @@ impl Classes {
     pub const READS: Classes = Classes(0xf);
     /// Writes, of any priority.
     pub const WRITES: Classes = Classes(0xf0);
-    /// Flushes: somebody waits until data is safe.
+    /// Flushes: a program waits until data is safe.
     pub const FLUSHES: Classes = Classes(1 << 8);
     /// All requests of no other class.
     pub const OTHERS: Classes = Classes(1 << 9);
@@ -95,8 +95,8 @@ impl Classes {
     }
 
     /// True if these are express requests and no others. Then only an express request is the
-    /// guest's answer: with others the guest shows that it runs, but not that it runs for who
-    /// waits.
+    /// guest's answer: another one shows that the guest runs, but not that it runs for the waiting
+    /// program.
     pub const fn is_express_only(self) -> bool {
         self.0 != 0 && self.0 & !Classes::EXPRESS.0 == 0
     }
@@ -138,8 +138,7 @@ impl Board {
         Ok((Arc::new(board), fd))
     }
 
-    /// Maps a board that somebody sent, who said that it has so many lanes. No value in it is
-    /// trusted.
+    /// Maps a board from a sender who announced so many lanes. No value in it is trusted.
     ///
     /// # Errors
     /// [`HintError::Memory`] if it is not safe to map, [`HintError::Board`] if it is none.
@@ -203,7 +202,7 @@ impl Board {
         }
     }
 
-    /// Fills it with what makes no sense; for tests.
+    /// Fills it with values that make no sense; for tests.
     #[cfg(test)]
     pub(crate) fn scribble(&self, mut value: impl FnMut() -> u64) {
         for at in 2..self.words.len() {

@@ -24,7 +24,7 @@ const TRIES: u32 = 5;
 /// takes twice as long each time, until a socket appears.
 const RETRY_REFUSED: Duration = Duration::from_secs(10);
 const RETRY_REFUSED_MOST: Duration = Duration::from_secs(600);
-/// How often one is looked for where the kernel does not tell when a socket appears.
+/// How often one is looked for where the kernel does not report when a socket appears.
 const RETRY_UNTOLD: Duration = Duration::from_secs(5);
 /// How long a scheduler may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -94,7 +94,7 @@ pub struct Client {
     tries: u32,
     /// How soon it is asked again when it refuses the next time.
     patience: Duration,
-    /// `None`: the kernel does not tell.
+    /// `None`: the kernel does not report it.
     appear: Option<Appear>,
     state: State,
     /// The last report, so that each is made once.
@@ -102,8 +102,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that looks for a scheduler at `sockets`, one after the other, now and when one of them appears. `expected`: there is
-    /// one, or will be; it is told about when it is not there.
+    /// A client that looks for a scheduler at `sockets`, one after the other, now and when one of
+    /// them appears. `expected`: there is one, or will be; its absence is reported.
     pub fn new(sockets: Vec<PathBuf>, guest: Guest, expected: bool, now: Instant) -> Client {
         let (appear, state) = (Appear::of(&sockets), State::Away { next: Some(now) });
         // One that is about to listen has its socket already.
@@ -128,7 +128,7 @@ impl Client {
         }
     }
 
-    /// Does what there is to do.
+    /// Does the work that is due.
     pub fn turn(&mut self, now: Instant) -> Option<Change> {
         let away = matches!(self.state, State::Away { .. });
         let appeared = away && self.appear.as_mut().is_some_and(Appear::happened);
@@ -174,7 +174,7 @@ impl Client {
         }
     }
 
-    /// No scheduler is told for now, or no more: when to look for one again.
+    /// No scheduler gets hints for now, or no more: sets the time to look for one again.
     fn goes_without(&mut self, before: State, unreached: Unreached, now: Instant) -> Option<Change> {
         let Unreached { why, is_short, refuses } = unreached;
         let joined = matches!(before, State::Joined { .. });
@@ -246,7 +246,7 @@ fn switch_off(state: &State) {
 /// Why no scheduler was reached.
 struct Unreached {
     why: String,
-    /// Descriptors or memory were short: that says nothing of the scheduler.
+    /// Descriptors or memory were short: that is no sign of the scheduler's state.
     is_short: bool,
     /// It is there, and refuses.
     refuses: bool,
@@ -361,7 +361,7 @@ mod tests {
         mode(&own, 0o775);
         assert!(!has_place_from_root(&socket, 1234), "others may put a socket there");
         mode(&own, 0o755);
-        // As in /tmp, where everybody may make directories.
+        // As in /tmp, where every user may make directories.
         mode(root.path(), 0o1777);
         assert!(!has_place_from_root(&socket, 1234));
         mode(root.path(), 0o755);

@@ -23,7 +23,7 @@ pub enum HintError {
     /// The other side closed the connection.
     #[error("the other side hung up")]
     HungUp,
-    /// A process is not there, or no longer: the pid belongs to nobody, or to another process.
+    /// A process is not there, or no longer: the pid is unused, or another process's.
     #[error("process {pid} is gone")]
     Gone {
         /// Its pid.

@@ -9,12 +9,14 @@ use crate::sync::{Arc, Ordering, Waker, fence, wake};
 /// A lane's messages to the scheduler, in its own slot of the board.
 ///
 /// An event is marked before the guest is signalled: the scheduler puts the vCPU before others, and then the
-/// interrupt finds it. It counts as served when the guest submits again on this queue: whoever waited for the answer has
-/// got to run. That the guest's driver took the answer would come earlier, but then the waiting process has not run yet.
+/// interrupt finds it. It counts as served when the guest submits again on this queue: the process
+/// that waited for the answer has got to run. That the guest's driver took the answer would come
+/// earlier, but then the waiting process has not run yet.
 ///
-/// Where only express completions are marked, only an express request is an answer: one that the guest's background submits says nothing of
-/// who waits. And an express completion counts, too, if the guest is not signalled for it because it has not taken an earlier signal yet, which
-/// told of others.
+/// Where only express completions are marked, only an express request is an answer: one from the
+/// guest's background is no sign of the waiting program. And an express completion counts, too, if
+/// the guest is not signalled for it because it has not taken an earlier signal yet, which showed
+/// others.
 #[derive(Debug)]
 pub struct LaneHint {
     board: Arc<Board>,
@@ -22,18 +24,20 @@ pub struct LaneHint {
     waker: Arc<Waker>,
     events: u64,
     served: u64,
-    /// Since when the guest has had something that it did not answer; 0: it has nothing.
+    /// The time since when the guest has had unanswered completions; 0: it has none.
     since: u64,
     /// True if only an express request is the answer to that.
     by_express: bool,
-    /// Where only express completions are marked: the guest was signalled, of whatever, and has not submitted anything since.
+    /// Where only express completions are marked: the guest was signalled, for any class, and has
+    /// not submitted a request since.
     is_signalled: bool,
     /// The classes of the completions that the next signal shows to the guest.
     classes: u64,
 }
 
 impl LaneHint {
-    /// The hint of lane `lane`, or nothing if the board has no such lane. There must be only one for each.
+    /// The hint of lane `lane`, or none if the board has no such lane. There must be only one for
+    /// each.
     pub fn new(board: Arc<Board>, lane: u16, waker: Arc<Waker>) -> Option<LaneHint> {
         board.slot(lane)?;
         Some(LaneHint {
@@ -49,7 +53,7 @@ impl LaneHint {
         })
     }
 
-    /// A request was answered, and the guest is not told yet. `is_express`: that is its class.
+    /// A request was answered, and the guest does not see it yet. `is_express`: that is its class.
     #[inline]
     pub fn completed(&mut self, request: &Request, is_express: bool) {
         self.told(Classes::of(request, is_express));
@@ -60,8 +64,8 @@ impl LaneHint {
         self.classes |= classes.0;
     }
 
-    /// The guest can see what was answered; `signals`: and is going to be signalled. Costs a load when the scheduler does not
-    /// want to know.
+    /// The guest can see the answers; `signals`: and is going to be signalled. Costs a load when
+    /// the scheduler does not want to know.
     #[inline]
     pub fn shown(&mut self, signals: bool) {
         let classes = std::mem::take(&mut self.classes);
@@ -92,7 +96,8 @@ impl LaneHint {
         self.since != 0 && self.by_express
     }
 
-    /// The guest has submitted something. Where it depends on what, that is not an answer yet.
+    /// The guest has submitted something. Where it depends on the kind of request, that is not an
+    /// answer yet.
     #[inline]
     pub fn submitted(&mut self) {
         self.is_signalled = false;
@@ -114,7 +119,7 @@ impl LaneHint {
         }
     }
 
-    /// The lane stops: what is pending will never be told as served.
+    /// The lane stops: pending completions will never be reported as served.
     pub fn forget(&mut self) {
         self.is_signalled = false;
         if std::mem::take(&mut self.since) != 0

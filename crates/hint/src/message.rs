@@ -54,7 +54,7 @@ pub struct Hello {
 /// Any message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// A back end's session wants to tell; with the board.
+    /// A back end's session introduces itself; with the board.
     Hello(Hello),
     /// It may; with the eventfd to write.
     Welcome,
@@ -143,7 +143,7 @@ impl Message {
         Ok(())
     }
 
-    /// Receives one, and the descriptor that came with it; nothing, if there is none yet.
+    /// Receives one, and the descriptor that came with it; none, if there is none yet.
     ///
     /// # Errors
     /// [`HintError::Protocol`], [`HintError::HungUp`], [`HintError::Io`].
@@ -158,7 +158,7 @@ impl Message {
             Err(Errno::CONNRESET) => return Err(HintError::HungUp),
             Err(errno) => return Err(errno.into()),
         };
-        // Owned at once: whatever is wrong with the message, they are closed.
+        // Owned at once: they are closed for any fault of the message.
         let mut fds: Vec<OwnedFd> = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {

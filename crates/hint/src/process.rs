@@ -41,7 +41,7 @@ impl ProcessId {
     }
 }
 
-/// Only these two say that a process is not there. Others, as "too many open files", say nothing of
+/// Only these two say that a process is not there. Others, as "too many open files", are no sign of
 /// it.
 fn unread(pid: u32, error: std::io::Error) -> HintError {
     let gone = [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].map(|errno| Some(errno.raw_os_error()));

@@ -5,7 +5,7 @@ pub(crate) use std::os::fd::OwnedFd as Waker;
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{Ordering, fence};
 
-/// Wakes whoever waits for the eventfd.
+/// Wakes the waiter of the eventfd.
 pub(crate) fn wake(waker: &Waker) {
     // One that is full is readable already.
     let _ = rustix::io::write(waker, &1u64.to_ne_bytes());

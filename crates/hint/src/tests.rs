@@ -21,7 +21,7 @@ fn wakes(fd: &OwnedFd) -> u64 {
     rustix::io::read(fd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
 }
 
-/// A signal that told of one request of some class.
+/// A signal that showed one request of some class.
 fn signal(hint: &mut LaneHint, classes: Classes) {
     hint.told(classes);
     hint.shown(true);
@@ -59,7 +59,8 @@ fn events_and_answers_come_in_order() {
     let marks: Vec<_> = watch.collect(crate::now()).collect();
     let [(2, Mark::Served { at: then, response_ns, count: 0 })] = marks[..] else { panic!("{marks:?}") };
     assert_eq!(response_ns, then - at);
-    // Two rounds between two looks: what is over is told as served, what is not as an event.
+    // Two rounds between two looks: completions that are over are reported as served, the others as
+    // an event.
     signal(&mut hint, Classes::READS);
     hint.submitted();
     signal(&mut hint, Classes::READS);
@@ -102,7 +103,7 @@ fn express_only_board_ignores_background() {
     let mut hint = LaneHint::new(board, 0, wake).unwrap();
     signal(&mut hint, Classes::READS);
     assert_eq!(watch.collect(u64::MAX).count(), 0, "a read that is not express");
-    // One signal for both: somebody waits for one of them.
+    // One signal for both: a program waits for one of them.
     hint.told(Classes::READS);
     signal(&mut hint, Classes::READS.and(Classes::EXPRESS_READS));
     assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Event { count: 1, .. }))));
@@ -169,7 +170,7 @@ proptest! {
         let mut armed = Classes::NONE;
         // The classes that answer the unanswered completions; 0: there are none.
         let (mut answers, mut events, mut served) = (0, 0_u32, false);
-        // A signal while only express counted, and nothing submitted since.
+        // A signal while only express counted, and no request submitted since.
         let mut is_signalled = false;
         for step in steps {
             match step {

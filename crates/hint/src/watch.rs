@@ -17,8 +17,8 @@ pub enum Mark {
         /// Signals since the last look, those included that are answered already.
         count: u32,
     },
-    /// The guest answered: it submitted again. There may have been no [`Mark::Event`] before: it was over when somebody
-    /// looked.
+    /// The guest answered: it submitted again. There may have been no [`Mark::Event`] before: it
+    /// was over at the time of the look.
     Served {
         /// When, `CLOCK_MONOTONIC`, ns; never in the future.
         at: u64,
@@ -66,8 +66,7 @@ impl Watch {
     }
 
     /// Returns the lanes' marks since the last look, by lane; of one lane the served ones before
-    /// those that came then. Asks to be woken at the next mark: what is marked from now on is seen
-    /// here or wakes.
+    /// those that came then. Asks to be woken at the next mark: later marks are seen here or wake.
     ///
     /// `now` is `CLOCK_MONOTONIC`, ns.
     pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (u16, Mark)> + '_ {
@@ -97,8 +96,8 @@ fn look(slot: &Slot<'_>, seen: &mut Seen, now: u64) -> [Option<Mark>; 2] {
         let at = slot.served_at.load(Ordering::Acquire);
         let response = slot.response.load(Ordering::Acquire);
         tries += 1;
-        // A lane that says that nothing is unanswered, and not yet that it was answered, is in between: the count of its
-        // signals belongs to the answer.
+        // A lane without unanswered completions, whose answer is not counted yet, is in between:
+        // the count of its signals belongs to the answer.
         let is_between = since == 0 && served == seen.served;
         if !is_between && slot.served.load(Ordering::Acquire) == served {
             break (served, events, since, at, response);

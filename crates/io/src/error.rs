@@ -1,6 +1,6 @@
 //! The error of this crate.
 
-/// What went wrong, to match on.
+/// The kind of a failure, to match on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -8,7 +8,7 @@ pub enum ErrorKind {
     NoIoUring,
     /// A limit of the process or system is too low.
     Limit,
-    /// Anything else the system says.
+    /// Any other error of the system.
     Io,
 }
 

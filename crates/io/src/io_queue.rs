@@ -95,7 +95,7 @@ impl IoQueue {
     /// Goes to another thread: `place` and `uring` are as in [`IoQueue::new`].
     ///
     /// # Panics
-    /// When an operation is under way: the uring that has it is the only one that tells of it.
+    /// When an operation is under way: only the uring that has it reports its end.
     pub fn move_to(&mut self, place: u16, uring: &mut Uring) {
         assert!(self.under_way == 0, "a queue moves while {} operations are under way", self.under_way);
         self.targets = self.kept.files.iter().map(|file| uring.fix(file)).collect();
@@ -156,7 +156,7 @@ impl IoQueue {
         unsafe { uring.push_express(entry, self.ticket.of(slot, 0, false)) };
     }
 
-    /// In another thread's ring. False, if that does not pay: then nothing has happened.
+    /// In another thread's ring. False, if that does not pay: then no state has changed.
     fn hand_over(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) -> bool {
         let request = self.kept.queue.request(slot);
         let (memory, len, is_list) = match request.buffers() {
@@ -192,8 +192,9 @@ impl IoQueue {
     /// Submits an operation for a request that is in flight.
     ///
     /// # Panics
-    /// When `slot` is not from this queue, when it is not in flight, when the operation names a file that the queue was not given, when it has
-    /// the number of another one of the same request that is under way.
+    /// On a `slot` that is not from this queue or not in flight. Also on an operation that names a
+    /// file the queue was not given, or that has the number of another one of the same request
+    /// under way.
     #[inline]
     pub fn begin(&mut self, uring: &mut Uring, slot: Slot, operation: &mut Operation) {
         let request = self.kept.queue.request(slot);
@@ -224,7 +225,8 @@ impl IoQueue {
         self.under_way += 1;
     }
 
-    /// Takes back what an operation had. None if the operation was not one of this queue's.
+    /// Takes back an operation's memory and file. None if the operation was not one of this
+    /// queue's.
     #[inline]
     pub fn finish(&mut self, finished: Finished) -> Option<(Slot, Completion)> {
         let (slot, number, is_held) = self.ticket.read(&finished)?;

@@ -41,14 +41,15 @@ pub enum What {
     Punch,
     /// Zeroes the extent and keeps it allocated (`fallocate`).
     Zero,
-    /// Tells a device that the extent is not needed (`BLOCK_URING_CMD_DISCARD`, Linux 6.12).
+    /// Marks the extent as unused (`BLOCK_URING_CMD_DISCARD`, Linux 6.12).
     Discard,
 }
 
 /// The memory of a read or write.
 #[derive(Debug)]
 pub enum Memory {
-    /// The request's own buffers, from this byte of its data on. The operation moves what one call takes: up to 1024 buffers.
+    /// The request's own buffers, from this byte of its data on. The operation moves as much as one
+    /// call takes: up to 1024 buffers.
     Request(u64),
     /// A buffer of the channel's, from this byte on. It comes back with the completion.
     Piece(Piece, usize),
@@ -125,6 +126,7 @@ pub enum Placement {
     /// Through the host's page cache.
     #[default]
     Cached,
-    /// Around it: direct I/O. The same for every request to a block: both ways beside each other lose data.
+    /// Around it: direct I/O. All requests to a block must use the same one: both ways in parallel
+    /// lose data.
     Direct,
 }

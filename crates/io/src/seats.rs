@@ -25,7 +25,7 @@ use crate::sync::{Arc, AtomicU64, Ordering, Waker, wake};
 /// Words that describe an operation.
 pub(crate) const WORDS: usize = 5;
 
-/// An operation in words; what they mean is the submitters' business.
+/// An operation in words; only the submitters know their meaning.
 pub(crate) type Words = [u64; WORDS];
 
 /// The most operations that a thread hands over at the same time. More go into its own queue.
@@ -72,7 +72,7 @@ pub struct Seat {
     free: u64,
     /// How the owner knows the operation in each of its cells.
     marks: Box<[u64]>,
-    /// Cells that have ended and whose results have not been told.
+    /// Cells that have ended and whose results have not been returned.
     collected: u64,
 }
 
@@ -111,7 +111,7 @@ impl Table {
         &self.letters[to * self.places.len() + from]
     }
 
-    /// Tells a thread that it has mail; says whether it has left.
+    /// Marks mail for a thread; returns true if the thread has left.
     fn tell(&self, to: usize) -> bool {
         let place = &self.places[to];
         let before = place.state.0.fetch_or(MAIL, Ordering::AcqRel);
@@ -157,8 +157,8 @@ impl Seat {
         (length <= most).then_some(to)
     }
 
-    /// Hands an operation to a thread. [`Seat::next_result`] gives its result once, with this `mark`. False, if it cannot: then
-    /// nothing has happened.
+    /// Hands an operation to a thread. [`Seat::next_result`] gives its result once, with this
+    /// `mark`. False, if it cannot: then no state has changed.
     pub(crate) fn send(&mut self, to: usize, words: Words, mark: u64) -> bool {
         let Some(at) = self.free_cell() else { return false };
         let bit = 1 << at;
@@ -182,7 +182,7 @@ impl Seat {
         (self.free != 0).then(|| self.free.trailing_zeros() as usize)
     }
 
-    /// Operations that it has handed over and whose results it has not told.
+    /// Operations that it has handed over and whose results it has not returned.
     pub(crate) fn handed_out(&self) -> usize {
         self.marks.len() - self.free.count_ones() as usize
     }
@@ -222,7 +222,8 @@ impl Seat {
         self.table.tell(from);
     }
 
-    /// The next result of those that [`Seat::open`] collected: the operation's mark, and what the system said.
+    /// The next result of those that [`Seat::open`] collected: the operation's mark, and the
+    /// system's result.
     pub(crate) fn next_result(&mut self) -> Option<(u64, i32)> {
         if self.collected == 0 {
             return None;
@@ -250,7 +251,8 @@ impl Seat {
         self.place().state.0.fetch_and(!ASLEEP, Ordering::AcqRel);
     }
 
-    /// Takes no more from anybody, but for what [`Seat::open`] finds now: call it once more after this.
+    /// Takes no more operations of other threads, but for those that [`Seat::open`] finds now: call
+    /// it once more after this.
     pub(crate) fn leave(&self) {
         self.place().state.0.fetch_or(GONE, Ordering::AcqRel);
     }

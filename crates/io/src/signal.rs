@@ -44,7 +44,8 @@ impl Signaller {
         }
     }
 
-    /// Makes an eventfd readable. Does not wait, whatever its counter and its flags are; a full one stays full.
+    /// Makes an eventfd readable. Does not wait, for any counter and flags; a full counter stays
+    /// full.
     ///
     /// # Errors
     /// When it is no eventfd, or the system has no memory for the moment.

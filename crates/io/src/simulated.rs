@@ -71,7 +71,7 @@ pub struct Call {
     pub durable: bool,
     /// Left to a worker (`IOSQE_ASYNC`).
     pub patient: bool,
-    /// All addresses of its buffers, and all their lengths, by "or": what they are aligned to.
+    /// All addresses of its buffers, and all their lengths, by "or": they show the alignment.
     pub addresses: u64,
     /// See [`Call::addresses`].
     pub lengths: u64,
@@ -94,13 +94,13 @@ struct Ring {
 
 #[derive(Default)]
 struct Kernel {
-    /// The process is: what it had not submitted never is.
+    /// The process is: its unsubmitted operations never are.
     is_dead: bool,
     rings: BTreeMap<u32, Ring>,
     operations: BTreeMap<u64, Operation>,
     /// Operations whose end stays unreported until the process dies: ring and user data.
     forgotten: Vec<(u32, u64)>,
-    /// By number, what came of syncs that have ended.
+    /// By number, the results of syncs that have ended.
     synced: BTreeMap<u64, i32>,
     numbers: u64,
     ring_numbers: u32,
@@ -124,7 +124,8 @@ pub fn begin(storage: Box<dyn Storage>) {
     NOW.set(0);
 }
 
-/// The process is dead: what was pushed and not submitted is cancelled. Ends when the last of its rings does.
+/// The process is dead: operations that were pushed and not submitted are cancelled. Ends when the
+/// last of its rings does.
 pub fn die() {
     kernel(|kernel| {
         kernel.is_dead = true;
@@ -160,7 +161,7 @@ pub fn load(number: u64, at: u64, into: &mut [u8]) {
     });
 }
 
-/// Writes into the memory of a read, from its byte `at` on; nothing for any other operation.
+/// Writes into the memory of a read, from its byte `at` on; any other operation is left alone.
 pub fn store(number: u64, at: u64, from: &[u8]) {
     walk(number, at, from.len(), |to, done, n| {
         // SAFETY: as in `load`; and a read's buffers are there to be written.
@@ -286,7 +287,7 @@ pub unsafe fn pwritev2(fd: RawFd, buffers: *const libc::iovec, count: i32, offse
     }
 }
 
-/// As the system's, of an extent that has nothing to wait for.
+/// As the system's, of an extent that has no page to wait for.
 ///
 /// # Safety
 /// None is needed; the system's has it.
@@ -383,7 +384,8 @@ impl Ring {
         !self.watches.is_empty() && self.look().contains(&true)
     }
 
-    /// Tells of what is readable. An eventfd tells of each write once, which is done here by reading it: nobody else does.
+    /// Reports readable descriptors. An eventfd reports each write once, which is done here by
+    /// reading it: it has no other reader.
     fn tell(&mut self) {
         if self.watches.is_empty() {
             return;
@@ -528,7 +530,8 @@ impl Submitter<'_> {
         Ok(())
     }
 
-    /// As io_uring's. To wait means here that what is under way is cancelled: nobody else would end it.
+    /// As io_uring's. To wait means here that the operations under way are cancelled: no other
+    /// thread would end them.
     ///
     /// # Safety
     /// As io_uring's.
@@ -602,7 +605,7 @@ impl Drop for IoUring {
 }
 
 impl Kernel {
-    /// Cancels what a ring has under way.
+    /// Cancels a ring's operations under way.
     fn cancel(&mut self, number: u32) {
         let of_ring = |(_, operation): &(&u64, &mut Operation)| operation.call.ring == Some(number);
         let numbers: Vec<u64> =

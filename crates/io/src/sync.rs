@@ -1,10 +1,11 @@
-//! What this crate's threads meet at. The models (crates/models) compile [`crate::seats`] with loom's in their place.
+//! Synchronisation types where this crate's threads meet. The models (crates/models) compile
+//! [`crate::seats`] with loom's in their place.
 
 pub use std::os::fd::OwnedFd as Waker;
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Wakes whoever waits for the eventfd, which does not block.
+/// Wakes the waiter of the eventfd, which does not block.
 #[inline]
 pub fn wake(waker: &Waker) {
     // One that is full is readable already.

@@ -34,9 +34,10 @@ const TAG_BELL: u64 = 5 << 60;
 /// As [`TAG_OP`], of an express request.
 const TAG_EXPRESS: u64 = 6 << 60;
 
-/// How many operations another thread's submission queue must have fewer than its own has of requests that are not express, for an operation to go
-/// there. There and back costs 6 to 32 us where that
-/// thread sleeps (docs/src/shortest.md), in which a device that serves 500,000 requests a second from a queue serves up to sixteen.
+/// An operation goes to another thread's submission queue if that has at least so many fewer
+/// operations than this one has requests that are not express. There and back costs 6 to 32 us
+/// where that thread sleeps (docs/src/shortest.md). In that time a device that serves 500,000
+/// requests a second from a queue serves up to sixteen.
 pub const HAND_OVER_MARGIN: usize = 16;
 
 /// An arrival on the ring.
@@ -46,11 +47,11 @@ pub enum Event {
     Wake {
         /// As given to [`Uring::watch`].
         token: u32,
-        /// The watch goes on. If not, it must be set up again.
+        /// The watch continues. If not, it must be set up again.
         armed: bool,
     },
-    /// The descriptor with this token cannot be watched: it is of a kind that nobody can wait for, such as a regular
-    /// file. Trying again would fail again.
+    /// The descriptor with this token cannot be watched: its kind, such as a regular file, has no
+    /// wait. Trying again would fail again.
     Unwatchable {
         /// As given to [`Uring::watch`].
         token: u32,
@@ -81,8 +82,9 @@ impl Finished {
     }
 }
 
-/// How a queue marks its operations, and knows them again. From the lowest bit: number (8 bits), slot (16), place (16), which of the
-/// queues that were ever there (19), whether the queue holds something for it (1), and the tag (4).
+/// How a queue marks its operations, and knows them again. From the lowest bit: number (8 bits),
+/// slot (16), place (16), the queue among all that ever were there (19), a mark that the queue
+/// holds memory for it (1), and the tag (4).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ticket(u64);
 
@@ -104,7 +106,7 @@ impl Ticket {
         self.0 | u64::from(slot.0) << 8 | u64::from(number) | if is_held { HELD } else { 0 }
     }
 
-    /// Slot, number, and whether something is held; nothing if another queue marked it.
+    /// Slot, number, and true if memory is held; none if another queue marked it.
     #[inline]
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) fn read(self, finished: &Finished) -> Option<(Slot, u8, bool)> {
@@ -176,7 +178,7 @@ impl Transfer {
 /// One io_uring, used by the thread that made it (the kernel serves no other).
 pub struct Uring {
     ring: IoUring,
-    /// The fixed files, in order; nothing when the kernel gave no table.
+    /// The fixed files, in order; none when the kernel gave no table.
     fixed: Option<Vec<FileKey>>,
     /// Pushed and not yet submitted.
     unsubmitted: usize,
@@ -211,8 +213,8 @@ impl Uring {
     /// An io_uring with room for `entries` submissions at a time, at most 32768.
     ///
     /// # Errors
-    /// [`ErrorKind::NoIoUring`] where the kernel or a sandbox forbids it, [`ErrorKind::Limit`] where a limit is too
-    /// low; both say what to do.
+    /// [`ErrorKind::NoIoUring`] where the kernel or a sandbox forbids it, [`ErrorKind::Limit`]
+    /// where a limit is too low; both name the action to take.
     pub fn new(entries: u32) -> Result<Uring, Error> {
         let entries = entries.clamp(64, 32768);
         let ring = IoUring::builder()
@@ -347,8 +349,9 @@ impl Uring {
         self.in_flight
     }
 
-    /// Hands a read or write, marked by a [`Ticket`], to the thread with the fewest operations in its ring, if it pays. False, if it does not:
-    /// then nothing has happened. Its completion arrives here, as any other.
+    /// Hands a read or write, marked by a [`Ticket`], to the thread with the fewest operations in
+    /// its ring, if it pays. False, if it does not: then no state has changed. Its completion
+    /// arrives here, as any other.
     ///
     /// # Safety
     /// As [`Uring::push`]; and the descriptor must stay open as long.
@@ -431,14 +434,15 @@ impl Uring {
         }
     }
 
-    /// Submits what was pushed and lets the kernel work on completions, if there is either to do. Does not wait.
+    /// Submits the pushed operations and lets the kernel work on completions, if there are any.
+    /// Does not wait.
     #[inline]
     pub fn submit(&mut self) -> io::Result<()> {
         if self.unsubmitted > 0 || self.kernel_has_work() { self.enter(0) } else { Ok(()) }
     }
 
-    /// Submits what was pushed and waits until something arrives, or `timeout` passes.
-    /// Returns at once when another thread has something for this one.
+    /// Submits the pushed operations and waits until an event arrives, or `timeout` passes. Returns
+    /// at once when another thread has something for this one.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.post.as_ref().is_some_and(|post| !post.seat.falls_asleep()) {
             return Ok(());

@@ -40,7 +40,7 @@ static TRIPS: AtomicU64 = AtomicU64::new(0);
 /// handler finds out by trying.
 const PAGE_SHIFTS: [u32; 8] = [12, 14, 16, 20, 21, 25, 29, 30];
 
-/// How often memory was lost so far, whoever's: one load, to find out that there is nothing to find out.
+/// How often memory was lost so far, in any mapping: one load, to see that there was no loss.
 #[inline]
 pub fn trips() -> u64 {
     TRIPS.load(Ordering::Relaxed)
@@ -57,8 +57,8 @@ pub fn has_tripped(address: usize, len: usize) -> bool {
     })
 }
 
-/// A mapping whose SIGBUS is caught. Dropping it ends the protection: do it before the mapping is undone, lest what
-/// comes to lie at its address is taken for it.
+/// A mapping whose SIGBUS is caught. Dropping it ends the protection: do it before the mapping is
+/// undone, lest a later mapping at its address is taken for it.
 #[derive(Debug)]
 pub struct Guard {
     index: usize,
@@ -68,7 +68,8 @@ impl Guard {
     /// Protects the mapping at `start`, `len` bytes, both multiples of the page size.
     ///
     /// # Errors
-    /// `OutOfMemory` when [`MAX_GUARDS`] mappings are guarded already; what `sigaction` says at first use.
+    /// `OutOfMemory` when [`MAX_GUARDS`] mappings are guarded already; the error of `sigaction` at
+    /// first use.
     pub fn new(start: *mut u8, len: usize) -> io::Result<Guard> {
         install()?;
         for (index, entry) in TABLE.iter().enumerate() {
@@ -122,7 +123,7 @@ fn install() -> io::Result<()> {
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and a SIGBUS of its own carries an address.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // A page is lost that nobody touched: whoever does will be told.
+    // A page is lost that was not touched: its next reader gets the error.
     if code == libc::BUS_MCEERR_AO {
         return;
     }
@@ -216,7 +217,7 @@ mod tests {
         }
         assert!(guard_a.tripped());
         assert!(!guard_b.tripped());
-        // The other page is still lost: who reads it with a system call is told.
+        // The other page is still lost: a reader with a system call gets the error.
         let disk = make();
         // SAFETY: mapped, as above, which the kernel checks by itself.
         let written = unsafe { libc::pwrite(disk.as_raw_fd(), a.cast(), 4096, 0) };

@@ -95,8 +95,8 @@ pub struct Region {
     file: Option<Arc<File>>,
 }
 
-// SAFETY: `host` points into `mapping`, which is Send and Sync and kept alive by the Arc beside it, or into memory
-// for which the caller of `from_raw` promised the same.
+// SAFETY: `host` points into `mapping`, which is Send and Sync and kept alive by the Arc beside it,
+// or into memory for which the caller of `from_raw` promised the same.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -134,23 +134,24 @@ impl Region {
         let (Some(len), Ok(start)) = (len, usize::try_from(offset)) else { return Err(bad) };
         let mapping = Mapping::new(file, 0, len, MapFlags::NORESERVE).map_err(map_error)?;
         let base = mapping.base();
-        // A core dump of the back end must not carry the guest's memory. Advice only: a failure changes nothing.
-        // SAFETY: the range is the mapping just made.
+        // A core dump of the back end must not carry the guest's memory. Advice only: a failure has
+        // no effect. SAFETY: the range is the mapping just made.
         let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
         // SAFETY: offset + size <= len of the mapping.
         let host = unsafe { base.add(start) };
         Ok(Region { spec, host, mapping: Some(Arc::new(mapping)), file: None })
     }
 
-    /// A region of this process' own memory: for fuzzers and Miri, where nothing is mapped and every byte beyond the
-    /// region is watched.
+    /// A region of this process' own memory: for fuzzers and Miri, where no file is mapped and
+    /// every byte beyond the region is watched.
     ///
     /// # Errors
     /// [`MemoryError::BadSize`].
     ///
     /// # Safety
-    /// The `spec.size` bytes at `host` must stay valid, and be accessed by others only as shared memory is (through
-    /// atomic, volatile or system calls), for as long as any [`GuestMemory`] with this region or a clone of it lives.
+    /// The `spec.size` bytes at `host` must stay valid for as long as any [`GuestMemory`] with this
+    /// region or a clone of it lives. Others must access them only as shared memory is (through
+    /// atomic, volatile or system calls).
     #[doc(hidden)]
     pub unsafe fn from_raw(spec: RegionSpec, host: NonNull<u8>) -> Result<Region, MemoryError> {
         let RegionSpec { guest, size, user, offset } = spec;

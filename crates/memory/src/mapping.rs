@@ -28,7 +28,7 @@ impl Mapping {
         Self::with(file, offset, len, ProtFlags::READ | ProtFlags::WRITE, flags)
     }
 
-    /// The same, only to be read: nothing in this process can write to it by accident.
+    /// The same, only to be read: no code in this process can write to it by accident.
     ///
     /// # Errors
     /// As [`Mapping::new`].
@@ -43,13 +43,13 @@ impl Mapping {
         may: ProtFlags,
         flags: MapFlags,
     ) -> io::Result<Mapping> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), len, may, MapFlags::SHARED | flags, file.as_fd(), offset)
         }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::Other)?;
         let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE)).inspect_err(|_| {
-            // SAFETY: what `mmap` returned, which nobody uses yet.
+            // SAFETY: the address from `mmap`, which has no other user yet.
             let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), len) };
         })?;
         let pages = Pages { base, len, guard: ManuallyDrop::new(guard) };

@@ -17,7 +17,7 @@ use crate::mapping::Mapping;
 
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
-/// `TMPFS_MAGIC`: what an ordinary memfd lies on. One of huge pages says something else.
+/// `TMPFS_MAGIC`: the file system of an ordinary memfd. One of huge pages says something else.
 const TMPFS: u64 = 0x0102_1994;
 
 /// Shared memory, as words of 64 bits. Unmapped on drop.
@@ -28,7 +28,7 @@ pub struct SharedWords {
     len: usize,
 }
 
-/// Why memory that somebody sent is not mapped.
+/// The reason why received memory is not mapped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedError {
@@ -77,7 +77,7 @@ impl SharedWords {
         Ok((words, fd))
     }
 
-    /// Maps what somebody else made, if it is memory that cannot shrink and has exactly `bytes` bytes.
+    /// Maps memory of another process, if it cannot shrink and has exactly `bytes` bytes.
     ///
     /// # Errors
     /// [`SharedError`].
@@ -119,7 +119,7 @@ impl SharedWords {
         self.len
     }
 
-    /// `count` words from word `first` on; nothing, if they are not all there.
+    /// `count` words from word `first` on; none, if they are not all there.
     #[inline]
     pub fn words(&self, first: usize, count: usize) -> Option<&[AtomicU64]> {
         if first.checked_add(count)? > self.len {

@@ -23,7 +23,7 @@ struct Host {
     fair: [u64; 3],
     /// Used by boosts.
     boosted: u64,
-    /// Used and not told to the book yet.
+    /// Used and not reported to the book yet.
     untold: [u64; 3],
     /// When the boost that is on has had its time.
     deadline: Option<u64>,

@@ -20,7 +20,7 @@ use vlane_policy::journal::{Detector, FileSystem, Journal};
 
 const MIB: u64 = 1 << 20;
 
-/// Looks at a disk, and at what must hold of every answer.
+/// Looks at a disk, and checks the properties of every answer.
 fn examine(disk: &mut Sparse) -> Findings {
     (disk.reads, disk.bytes) = (0, 0);
     let size = disk.size;
@@ -101,7 +101,7 @@ fn every_block_mapping_of_journals_is_followed() {
     }
 }
 
-/// A small change of an ext4, its name, and a part of what is said of it.
+/// A small change of an ext4, its name, and a part of the reason that it gives.
 type Lie = (&'static str, fn(&mut Sparse, &Parts), &'static str);
 
 fn set16(disk: &mut Sparse, at: u64, value: u16) {
@@ -494,7 +494,7 @@ fn evidence_is_watched_and_journal_is_not() {
     for at in parts.journal.iter().chain([&log]).flat_map(|range| [range.start, range.end - 512]) {
         assert!(!needs(&layout, at), "{at}");
     }
-    // Where nothing is: where something would appear.
+    // Empty places: there a table or superblock would appear.
     let layout = examine(&mut Sparse::new(160 * MIB)).layout;
     assert_eq!(layout.journals, []);
     for (at, is_watched) in [
@@ -596,7 +596,7 @@ proptest! {
         }
         disk.change = change.as_ref().map(|(when, at)| (*when, at.get(&used) * 512, vec![0xff; 512]));
         let found = examine(&mut disk);
-        // And what is found is the same in the next reading, when nothing changes any more.
+        // The next reading, without further changes, has the same findings.
         let again = examine(&mut disk);
         if disk.change.is_none() && change.is_none() {
             prop_assert_eq!(&found, &again);

@@ -56,7 +56,8 @@ fn has(programs: &[&str]) -> bool {
     missing.is_empty()
 }
 
-/// Runs a program with words that are apart by blanks, and gives what it printed. A `+` inside a word is a blank.
+/// Runs a program with words separated by blanks, and returns its output. A `+` inside a word is a
+/// blank.
 fn run(program: &str, words: &str, path: &Path, input: &str) -> String {
     let mut command = Command::new(program);
     command.env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin").env("LC_ALL", "C");
@@ -315,7 +316,8 @@ fn xfs_logs_match_xfs_db() {
     assert_eq!(examine(&path).places[0].content, content);
 }
 
-/// Writes the file systems of three images into the partitions of a fourth, and gives what is to be found there.
+/// Writes the file systems of three images into the partitions of a fourth, and returns the
+/// expected journals.
 fn fill(disk: &Path, dir: &TempDir, partitions: [u64; 3]) -> Vec<Journal> {
     let (big, small) = (sparse(dir, "big", 128 * MIB), sparse(dir, "small", 32 * MIB));
     mkfs_ext(&big, "-b 4096");

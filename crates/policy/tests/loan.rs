@@ -25,7 +25,7 @@ fn doing() -> impl Strategy<Value = Doing> {
 fn step() -> impl Strategy<Value = (u64, Step)> {
     let what = prop_oneof![
         doing().prop_map(Step::Event),
-        // Also runaways: a boost that nobody ended for seconds.
+        // Also runaways: a boost without an end for seconds.
         prop_oneof![0..3 * MS, 0..3000 * MS].prop_map(Step::Ran),
         prop_oneof![0..3 * MS, 0..3000 * MS].prop_map(Step::RanBoosted),
         Just(Step::Served),
@@ -187,8 +187,7 @@ fn contended(
     (used, book)
 }
 
-/// True if each has its share by weight, but for a fiftieth and for what it may be ahead of its
-/// share.
+/// True if each has its share by weight, but for a fiftieth and for its possible lead.
 fn keeps_shares(
     policy: Policy,
     weights: &[u32],
@@ -221,7 +220,8 @@ proptest! {
         policy in prop::sample::select(vec![Policy::Credit, Policy::Loan, Policy::Adaptive]),
     ) {
         let total: u64 = weights.iter().map(|&w| u64::from(w)).sum();
-        // Turns go round: who is due much more than half of a CPU has less of them than it needs as long as others have credits.
+        // Turns go round: a vCPU that is due much more than half of a CPU has fewer of them than it
+        // needs as long as others have credits.
         prop_assume!(weights.iter().all(|&w| u64::from(w) * cpus * 2 <= total));
         keeps_shares(policy, &weights, cpus, (with_events.min(weights.len()), every))?;
     }

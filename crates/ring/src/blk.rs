@@ -15,8 +15,8 @@ const ID: u64 = 20;
 /// Bytes of one `struct virtio_blk_discard_write_zeroes`.
 const RANGE: usize = 16;
 /// A request's lists keep their memory up to this: more than Linux needs with the announced number
-/// of segments. Memory that one large request took beyond it goes back when it is answered, or each
-/// slot of a queue would keep its largest for ever.
+/// of segments. Memory of one large request beyond it goes back when it is answered, or each slot
+/// of a queue would keep its largest for ever.
 const KEPT: usize = 256;
 const KEPT_RANGES: usize = 4;
 
@@ -63,7 +63,7 @@ pub enum PriorityClass {
     RealTime,
     /// Best effort.
     BestEffort,
-    /// Only when nobody else wants the device.
+    /// Only when no other request wants the device.
     Idle,
 }
 
@@ -170,8 +170,9 @@ impl Words<'_> {
                     self.request.copy_from(at, &mut word);
                     break;
                 }
-                // SAFETY: four bytes inside a buffer of guest memory that the queue keeps mapped while this request is in flight, which was
-                // checked; an array of bytes needs no alignment, and a guest that writes meanwhile changes what is read and nothing else.
+                // SAFETY: four bytes inside a checked buffer of guest memory that the queue keeps
+                // mapped while this request is in flight; an array of bytes needs no alignment. A
+                // guest that writes meanwhile only changes the bytes read.
                 word = unsafe { buffer.iov_base.cast::<u8>().add(offset).cast::<[u8; 4]>().read_volatile() };
                 break;
             }
@@ -261,8 +262,8 @@ impl Request {
         }
     }
 
-    /// The end of what a request for data or ranges asks for, in bytes of the volume; none for the
-    /// others, and beyond 64 bits.
+    /// The end of a request for data or ranges, in bytes of the volume; none for the others, and
+    /// beyond 64 bits.
     pub fn end(&self) -> Option<u64> {
         let last = match self.kind {
             Kind::In | Kind::Out => self.sector.checked_add(self.len / SECTOR),
@@ -271,14 +272,14 @@ impl Request {
         last.and_then(|sector| sector.checked_mul(SECTOR))
     }
 
-    /// Copies `bytes` into the data buffers from their start; what does not fit is left out, what is left over of
-    /// the buffers is zeroed.
+    /// Copies `bytes` into the data buffers from their start; bytes that do not fit are left out,
+    /// and the rest of the buffers is zeroed.
     pub fn fill(&self, bytes: &[u8]) {
         let mut rest = bytes;
         for buffer in self.buffers() {
             let n = rest.len().min(buffer.iov_len);
-            // SAFETY: the buffer is guest memory that the queue keeps mapped while this request exists; nothing else
-            // in this process holds a reference into it.
+            // SAFETY: the buffer is guest memory that the queue keeps mapped while this request
+            // exists; this process holds no reference into it.
             unsafe {
                 std::ptr::copy_nonoverlapping(rest.as_ptr(), buffer.iov_base.cast::<u8>(), n);
                 std::ptr::write_bytes(buffer.iov_base.cast::<u8>().add(n), 0, buffer.iov_len - n);
@@ -288,15 +289,17 @@ impl Request {
     }
 
     /// Gives the data to `each`, in order and piece by piece: copied first, each byte read once, since the guest may
-    /// change it at any time. For those who want to look at it; who moves it uses [`Request::buffers`].
+    /// change it at any time. It is for callers that look at the data; callers that move it use
+    /// [`Request::buffers`].
     pub fn copy_out(&self, mut each: impl FnMut(&[u8])) {
         let mut copy = [0u8; 4096];
         for buffer in self.buffers() {
             let mut at = 0;
             while at < buffer.iov_len {
                 let n = (buffer.iov_len - at).min(copy.len());
-                // SAFETY: inside a buffer of guest memory that the queue keeps mapped while this request exists, and inside
-                // `copy`, which is ours alone; a guest that writes meanwhile changes what is copied and nothing else.
+                // SAFETY: inside a buffer of guest memory that the queue keeps mapped while this
+                // request exists, and inside `copy`, which is ours alone; a guest that writes
+                // meanwhile only changes the bytes copied.
                 unsafe {
                     let from = buffer.iov_base.cast::<u8>().add(at);
                     std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), n);
@@ -317,8 +320,9 @@ impl Request {
     /// time.
     pub fn copy_from(&self, from: u64, bytes: &mut [u8]) {
         self.parts(from, bytes.len(), |at, guest, n| {
-            // SAFETY: `n` bytes of guest memory that the queue keeps mapped while this request is in flight, which `parts` checks, and
-            // `n` bytes of `bytes` from `at` on; a guest that writes meanwhile changes what is copied and nothing else.
+            // SAFETY: `n` bytes of guest memory that the queue keeps mapped while this request is
+            // in flight, which `parts` checks, and `n` bytes of `bytes` from `at` on; a guest that
+            // writes meanwhile only changes the bytes copied.
             unsafe { std::ptr::copy_nonoverlapping(guest.cast_const(), bytes.as_mut_ptr().add(at), n) };
         });
     }
@@ -332,13 +336,13 @@ impl Request {
     /// Copies `bytes` into the data from its byte `from` on, as much as there is room for.
     pub fn copy_into(&self, from: u64, bytes: &[u8]) {
         self.parts(from, bytes.len(), |at, guest, n| {
-            // SAFETY: as in `copy_from`; nothing in this process holds a reference into guest memory.
+            // SAFETY: as in `copy_from`; this process holds no reference into guest memory.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(at), guest, n) };
         });
     }
 
-    /// Calls `each` with (offset from the first byte, address, length) of the parts of the buffers that make up `len` bytes of the data
-    /// from byte `from` on.
+    /// Calls `each` with (offset from the first byte, address, length) of the buffers' parts with
+    /// `len` bytes of the data from byte `from` on.
     fn parts(&self, from: u64, len: usize, mut each: impl FnMut(usize, *mut u8, usize)) {
         if !self.in_flight {
             return;
@@ -367,7 +371,7 @@ impl Request {
             && (self.buffers.iter().any(is_lost) || fault::has_tripped(self.status as usize, 1))
     }
 
-    /// The request is answered: gives back what only a large one needs.
+    /// The request is answered: gives back the memory that only a large one needs.
     #[inline]
     pub(crate) fn give_back(&mut self) {
         if self.buffers.capacity() >= KEPT {
@@ -503,8 +507,8 @@ impl Request {
         for index in 0..readable {
             let Some(buffer) = self.buffers.get_mut(index) else { break };
             let n = buffer.iov_len.min(HEADER - got);
-            // SAFETY: `n` bytes of mapped guest memory, as checked when the buffer was collected; the guest may change
-            // them meanwhile, which changes what is copied and nothing else.
+            // SAFETY: `n` bytes of mapped guest memory, as checked when the buffer was collected;
+            // the guest may change them meanwhile, which only changes the bytes copied.
             unsafe {
                 std::ptr::copy_nonoverlapping(buffer.iov_base.cast::<u8>(), header.as_mut_ptr().add(got), n);
                 buffer.iov_base = buffer.iov_base.cast::<u8>().add(n).cast();

@@ -3,7 +3,7 @@
 use crate::error::Broken;
 use vlane_memory::{GuestMemory, Window};
 
-/// Data buffers that one request may have: what one `preadv` takes (`IOV_MAX`).
+/// Data buffers that one request may have: as many as one `preadv` takes (`IOV_MAX`).
 pub const MAX_BUFFERS: usize = 1024;
 
 /// Buffers that one chain may have: the data, the header and the status. As many empty ones may stand between them.
@@ -75,17 +75,18 @@ pub(crate) struct Collector<'a> {
     empty: usize,
     /// The first buffer that is not in guest memory.
     pub hole: Option<Broken>,
-    /// Why there is nothing to go on with.
+    /// The reason why the chain cannot continue.
     broken: Option<Broken>,
 }
 
 /// In [`Walk::readable`]: a buffer of the chain is not in guest memory. The other bits say how many
-/// buffers there were before the last such one. So no count of buffers is above it, and those who
-/// look at nothing else see that something is wrong.
+/// buffers there were before the last such one. So no count of buffers is above it, and a check of
+/// the count alone sees the fault.
 pub(crate) const HOLE: usize = 1 << (usize::BITS - 1);
 
-/// How far a chain is collected. It goes from hand to hand by value, and never inside of a `Result`: what a rare case takes by reference, or
-/// gives back beside an error, lies in memory for all the others, too (a third of the instructions).
+/// How far a chain is collected. It is passed by value, and never inside of a `Result`. A rare case
+/// that takes it by reference, or returns it beside an error, puts it into memory for all the
+/// others, too (a third of the instructions).
 #[derive(Clone, Copy)]
 pub(crate) struct Walk {
     /// The hinted region.
@@ -128,8 +129,8 @@ impl<'a> Collector<'a> {
         true
     }
 
-    /// Adds a buffer that is in another region than the last, or empty, or illegal. An empty one adds nothing, wherever it points.
-    /// None means an error: [`Collector::why`].
+    /// Adds a buffer that is in another region than the last, or empty, or illegal. An empty one
+    /// adds no buffer, for any address. None means an error: [`Collector::why`].
     #[cold]
     pub(crate) fn push_otherwise(
         &mut self,
@@ -180,7 +181,7 @@ impl<'a> Collector<'a> {
         Some(walk)
     }
 
-    /// Adds nothing for a buffer of a chain that has one outside of guest memory.
+    /// Adds no buffer of a chain that has one outside of guest memory.
     #[cold]
     fn pass_over(&mut self, mut walk: Walk) -> Option<Walk> {
         // Counted as empty ones are.
@@ -192,7 +193,7 @@ impl<'a> Collector<'a> {
         Some(walk)
     }
 
-    /// Notes why there is nothing to go on with.
+    /// Notes the reason why the chain cannot continue.
     #[cold]
     pub(crate) fn fail<T>(&mut self, broken: Broken) -> Option<T> {
         self.broken = Some(broken);

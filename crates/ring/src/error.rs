@@ -79,7 +79,7 @@ pub enum Broken {
         /// With it.
         wrap: bool,
     },
-    /// The back end before this one left marks of what was in flight, and they cannot be read.
+    /// The back end before this one left marks of requests in flight, and they cannot be read.
     #[error(
         "the requests in flight when the last back end ended are unknown: {0}; they are not repeated, and the guest waits for them; reset the guest"
     )]
@@ -140,7 +140,7 @@ pub enum Broken {
     MemoryLost,
 }
 
-/// Why it is not known what was in flight.
+/// The reason why the requests in flight are unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Lost {

@@ -90,7 +90,7 @@ pub struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// Bytes that `queues` queues of `size` entries need, whatever their layout, and the [`Notes`].
+    /// Bytes that `queues` queues of `size` entries need, in any layout, and the [`Notes`].
     ///
     /// # Errors
     /// [`InflightError::Shape`].
@@ -194,7 +194,7 @@ macro_rules! words {
     ($load:ident, $store:ident, $word:ty, $atomic:ty) => {
         #[inline]
         fn $load(&self, at: usize) -> $word {
-            // Acquire: as the successor of who stored it.
+            // Acquire: as the successor of the storing device.
             <$word>::from_le(self.word::<$atomic>(at).load(Ordering::Acquire))
         }
 
@@ -229,9 +229,9 @@ impl InflightPart {
     }
 
     /// Returns true if a device of version 1 has left marks here that a queue with so many entries
-    /// can continue with. `first` and `stride` are where the marks lie. Of a queue of another size
-    /// nothing may be in flight: a driver that begins anew, as a system does after its firmware,
-    /// may choose.
+    /// can continue with. `first` and `stride` are where the marks lie. A queue of another size may
+    /// have no request in flight: a driver that begins anew, as a system does after its firmware,
+    /// may choose its size.
     fn left_by(&self, size: u16, first: usize, stride: usize) -> Result<bool, Lost> {
         match (self.load16(VERSION_AT), usize::from(self.load16(DESC_NUM))) {
             (0, _) => Ok(false),

@@ -89,8 +89,9 @@ pub(crate) fn part_sizes(size: u16) -> (u64, u64, u64) {
 }
 
 impl PackedQueue {
-    /// `parts` must be mapped for the sizes of [`part_sizes`] and aligned to 16, 4 and 4 bytes. `base` is what
-    /// [`PackedQueue::base`] gave; a fresh ring begins with 0x8000_8000 (or its low half alone).
+    /// `parts` must be mapped for the sizes of [`part_sizes`] and aligned to 16, 4 and 4 bytes.
+    /// `base` is the value of [`PackedQueue::base`]; a fresh ring begins with 0x8000_8000 (or its
+    /// low half alone).
     ///
     /// # Errors
     /// [`Broken::PlaceLost`] with a queue that is of no use.
@@ -109,10 +110,11 @@ impl PackedQueue {
             outstanding: 0,
             went_on: false,
         };
-        // User-Mode Linux gives 0 for a fresh ring, whose wrap counters are 1. A ring that really stands at position 0
-        // with its counters at 0 went round: as no chain is longer than the ring, somewhere in that lap one began,
-        // and there its used descriptor, or the driver's next, has the used bit. (Not at position 0, which may be the
-        // middle of a chain.) In a fresh ring no descriptor has it.
+        // User-Mode Linux gives 0 for a fresh ring, whose wrap counters are 1. A ring that really
+        // stands at position 0 with its counters at 0 went round. No chain is longer than the ring,
+        // so in that lap one began somewhere, and there its used descriptor, or the driver's next,
+        // has the used bit. (Not at position 0, which may be the middle of a chain.) In a fresh
+        // ring no descriptor has it.
         let used_bit =
             |at| (u64::from_le(queue.second_at(at).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16 & USED;
         if base == 0 && (0..size).all(|at| used_bit(at) == 0) {
@@ -144,7 +146,7 @@ impl PackedQueue {
         self.used
     }
 
-    /// Goes on at this position, with so many descriptors in flight.
+    /// Continues at this position, with so many descriptors in flight.
     pub(crate) fn goes_on(&mut self, used: Position, in_flight: u16) {
         (self.used, self.avail) = (used, used);
         self.avail.advance(in_flight, self.size);
@@ -324,7 +326,7 @@ impl PackedQueue {
         self.show() && self.wants_signal()
     }
 
-    /// Shows what was answered to the driver; says whether there was anything.
+    /// Shows the answers to the driver; returns true if there were any.
     #[inline]
     pub(crate) fn show(&mut self) -> bool {
         let Some((index, second)) = self.first.take() else { return false };
@@ -350,8 +352,8 @@ impl PackedQueue {
                 // An event of the other lap lies one ring behind.
                 let event =
                     if (raw & WRAP != 0) == self.used.wrap { event } else { event.wrapping_sub(self.size) };
-                // A driver that reuses descriptors before it can have seen them used may make a batch longer than
-                // the ring, and than what can be told in 16 bits.
+                // A driver that reuses descriptors before it can have seen them used may make a
+                // batch longer than the ring, and longer than 16 bits can count.
                 batch > self.size || need_event(event, self.used.index, self.used.index.wrapping_sub(batch))
             }
             _ => true,

@@ -50,7 +50,8 @@ enum Ring {
 /// One virtqueue, device side.
 ///
 /// Take requests with [`Queue::pop`], answer each once with [`Queue::complete`] in any order, and show the answers to
-/// the driver with [`Queue::publish`]. After the first [`Broken`] the queue yields nothing more.
+/// the driver with [`Queue::publish`]. After the first [`Broken`] the queue yields no more
+/// requests.
 #[derive(Debug)]
 pub struct Queue {
     ring: Ring,
@@ -137,9 +138,11 @@ impl Queue {
         self.requests.iter_mut().for_each(|request| request.lane = index);
     }
 
-    /// Marks what is in flight in `part` from now on, and has what the device before left there submitted again: [`Queue::pop`] yields those requests
-    /// first, in the order in which they were taken, and exactly those. Must come before the first `pop`. If the marks cannot be read, the queue is
-    /// broken ([`Broken::InflightLost`]). Returns how many requests there are.
+    /// Marks requests in flight in `part` from now on, and has the requests that the device before
+    /// left there submitted again: [`Queue::pop`] yields those requests first, in the order in
+    /// which they were taken, and exactly those. Must come before the first `pop`. If the marks
+    /// cannot be read, the queue is broken ([`Broken::InflightLost`]). Returns how many requests
+    /// there are.
     pub fn track(&mut self, part: InflightPart) -> usize {
         let size = self.config.size;
         let found = match &mut self.ring {
@@ -176,7 +179,7 @@ impl Queue {
     }
 
     /// True if there are requests of the device before that were not taken again: they do not wait
-    /// for the driver, and no base tells of them.
+    /// for the driver, and no base counts them.
     #[inline]
     pub fn is_replaying(&self) -> bool {
         self.tracker.as_ref().is_some_and(|tracker| !tracker.pending.is_empty())
@@ -190,8 +193,8 @@ impl Queue {
         broken
     }
 
-    /// Takes the next request, or nothing when the driver has made none available. The requests that one look at
-    /// shared memory found are handed out without another.
+    /// Takes the next request, or none when the driver has made none available. The requests that
+    /// one look at shared memory found are handed out without another.
     ///
     /// # Errors
     /// [`Broken`], now and ever after.
@@ -348,8 +351,8 @@ impl Queue {
         &self.requests[usize::from(slot.0)]
     }
 
-    /// Answers a request. The driver sees it after [`Queue::publish`]. Answering one that is not in flight does
-    /// nothing.
+    /// Answers a request. The driver sees it after [`Queue::publish`]. Answering one that is not in
+    /// flight has no effect.
     ///
     /// # Panics
     /// When `slot` is not from this queue.
@@ -418,7 +421,7 @@ impl Queue {
         self.requests[usize::from(slot.0)].give_back();
     }
 
-    /// A request of an earlier memory was answered: unmaps what it was the last to need.
+    /// A request of an earlier memory was answered: unmaps the memory that it was the last to need.
     #[cold]
     fn release(&mut self, epoch: u32) {
         if let Some(at) = self.retired.iter().position(|r| r.epoch == epoch) {
@@ -475,7 +478,7 @@ impl Queue {
         Ok(came || self.is_replaying())
     }
 
-    /// Asks the driver not to kick: somebody is looking anyway.
+    /// Asks the driver not to kick: the device looks anyway.
     pub fn disable_notify(&mut self) {
         match &mut self.ring {
             Ring::Split(ring) => ring.disable_notify(),
@@ -486,8 +489,8 @@ impl Queue {
         }
     }
 
-    /// The device stops, with nothing in flight: where a packed ring stands is left in it, for a device that comes next
-    /// and whose front end does not know. (In a split ring it is there anyway.)
+    /// The device stops, with no request in flight. A packed ring's position is left in it, for a
+    /// next device whose front end does not know it. (In a split ring it is there anyway.)
     pub fn leave_place(&mut self) {
         if let Ring::Packed(ring) = &mut self.ring
             && self.broken.is_none()
@@ -513,7 +516,8 @@ impl Queue {
         self.requests.len() - self.free.len()
     }
 
-    /// Where another back end must go on, in the form of [`QueueConfig::base`]. Exact only with nothing in flight.
+    /// Where another back end must go on, in the form of [`QueueConfig::base`]. Exact only with no
+    /// request in flight.
     pub fn base(&self) -> u32 {
         match &self.ring {
             Ring::Split(ring) => u32::from(ring.base()),
@@ -531,7 +535,7 @@ impl Queue {
         &self.memory
     }
 
-    /// Goes on with other memory. Requests in flight keep the old one mapped.
+    /// Continues with other memory. Requests in flight keep the old one mapped.
     ///
     /// # Errors
     /// [`QueueError`] when the ring itself is not in the new memory; the queue is broken then.
@@ -601,7 +605,8 @@ impl Queue {
     }
 }
 
-/// Marks what the device wrote for one request: its data, if it was a reading one, and the status byte.
+/// Marks the pages that the device wrote for one request: its data, if it was a reading one, and
+/// the status byte.
 #[cold]
 fn log_request(log: &DirtyLog, memory: &GuestMemory, retired: &[Retired], request: &Request) {
     let mark = |host: *const u8, len: usize| {

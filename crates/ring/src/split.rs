@@ -70,7 +70,8 @@ impl SplitQueue {
         self.published
     }
 
-    /// Goes on with so many chains in flight, and everything else before the next available one answered.
+    /// Continues with so many chains in flight, and everything else before the next available one
+    /// answered.
     pub(crate) fn goes_on(&mut self, in_flight: u16) {
         self.next_avail = self.next_used.wrapping_add(in_flight);
         self.avail_idx = self.next_avail;
@@ -244,7 +245,7 @@ impl SplitQueue {
         Ok(self.available()? > 0)
     }
 
-    /// Asks the driver not to kick. With the event index there is nothing to do: the event that
+    /// Asks the driver not to kick. With the event index there is no work: the event that
     /// [`SplitQueue::enable_notify`] wrote is passed once and stays behind.
     pub(crate) fn disable_notify(&mut self) {
         //= virtio 2.7.10.2

@@ -16,7 +16,7 @@ use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_ring::{Queue, QueueConfig, RingFormat, Slot, Status};
 
-/// The longest request. Under Miri the bytes are what takes the time.
+/// The longest request. Under Miri the bytes take most of the time.
 const SECTORS: u32 = if cfg!(miri) { 1 } else { 4 };
 const DATA: u32 = 512 * SECTORS;
 
@@ -167,7 +167,7 @@ enum Op {
     Answer(prop::sample::Index),
     DevicePublish,
     Reap,
-    /// Asks to be woken, and sleeps if there is nothing.
+    /// Asks to be woken, and sleeps if there is no request.
     DriverSleep,
     DeviceSleep,
     DriverPoll,
@@ -318,7 +318,8 @@ proptest! {
     }
 }
 
-/// A bell that is rung only when the other side asks for it; who waits for one that does not come has been forgotten.
+/// A bell that is rung only when the other side asks for it; a waiter whose bell does not ring has
+/// been forgotten.
 fn wait(bell: &Receiver<()>, who: &str) -> bool {
     let patience = Duration::from_secs(if cfg!(miri) { 3600 } else { 20 });
     match bell.recv_timeout(patience) {
@@ -329,11 +330,12 @@ fn wait(bell: &Receiver<()>, who: &str) -> bool {
 }
 
 fn ring(bell: &SyncSender<()>) {
-    // One that is rung already needs no second stroke; one that nobody hears any more, none at all.
+    // A bell that is rung already needs no second stroke; a bell without a listener needs none at
+    // all.
     let _ = bell.try_send(());
 }
 
-/// The device's thread: polls for a while, sleeps, goes on, until the driver is gone.
+/// The device's thread: polls for a while, sleeps, continues, until the driver is gone.
 fn device_thread(mut device: Queue, kick: &Receiver<()>, call: &SyncSender<()>, polls: u32) {
     let mut taken: Vec<Slot> = Vec::new();
     loop {

@@ -193,7 +193,8 @@ fn dirty(bitmap: &File) -> BTreeSet<u64> {
     (0..4096 * 8).filter(|page| bytes[*page as usize / 8] >> (page % 8) & 1 == 1).collect()
 }
 
-/// A read of three pages' worth at an odd place, and a write: what the device wrote is logged, and nothing else.
+/// A read of three pages' worth at an odd place, and a write: the pages that the device wrote are
+/// logged, and no others.
 #[test]
 fn device_writes_are_logged() {
     let ram = Ram::new(&[(0x1_0000, 0x1_0000), (0x4_0000, 0x1_0000)]);

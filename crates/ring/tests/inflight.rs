@@ -31,7 +31,7 @@ struct Shape {
     segments: u16,
 }
 
-/// A driver, its ring and its memory, and what the front end keeps; devices come and go.
+/// A driver, its ring and its memory, and the front end's memory; devices come and go.
 struct Guest {
     arena: Arena,
     memory: Arc<GuestMemory>,
@@ -214,7 +214,7 @@ fn run(shape: Shape, steps: &[Step], kills: &[u64]) -> bool {
     killed > 0
 }
 
-/// A new device, which has taken again what was in flight, and what that was.
+/// A new device, which has taken again the requests in flight, and these requests.
 fn begin(guest: &Guest, work: &mut Work, checks: bool) -> Queue {
     let mut device = guest.device();
     let before = std::mem::take(work);
@@ -303,7 +303,7 @@ fn kill_after_any_store_loses_no_request() {
 const SPLIT: Shape = Shape { packed: false, event_idx: true, indirect: true, depth: 4, segments: 1 };
 const PACKED: Shape = Shape { packed: true, ..SPLIT };
 
-/// Slot 0, alone: nothing may take it for "none" (elsewhere it was).
+/// Slot 0, alone: no code may take it for "none" (elsewhere some did).
 #[test]
 fn first_descriptor_is_like_the_others() {
     for shape in [SPLIT, PACKED] {
@@ -386,7 +386,7 @@ fn seen_answer_is_never_done_again() {
     }
 }
 
-/// GET_VRING_BASE and a start in the same session: nothing is in flight, and the ring goes on.
+/// GET_VRING_BASE and a start in the same session: no request is in flight, and the ring continues.
 #[test]
 fn clean_stop_leaves_no_request() {
     for shape in [SPLIT, PACKED] {
@@ -407,8 +407,8 @@ fn clean_stop_leaves_no_request() {
     }
 }
 
-/// A driver that begins anew (a reboot), with memory that the front end kept although the device was reset: nothing was in flight, so
-/// the marks do not speak of this ring.
+/// A driver begins anew (a reboot), with memory that the front end kept although the device was
+/// reset: no request was in flight, so the marks are not of this ring.
 #[test]
 fn restarted_ring_ignores_old_position() {
     for shape in [SPLIT, PACKED] {
@@ -445,7 +445,7 @@ fn reset_device_has_no_request_in_flight() {
     }
 }
 
-/// Bytes of a queue's part, as a back end finds them that knows nothing of notes behind the last
+/// Bytes of a queue's part, as a back end finds them that does not know of notes behind the last
 /// one.
 fn part(guest: &Guest) -> u64 {
     guest.bytes / u64::from(QUEUES) / 64 * 64
@@ -483,7 +483,8 @@ fn impossible_marks_break_the_queue() {
 proptest! {
     #![proptest_config(cases(2000))]
 
-    /// The front end can write what it likes: a queue is broken or goes on, nothing panics, and nothing outside of guest memory is touched.
+    /// The front end can write any bytes: a queue is broken or continues, without a panic, and
+    /// without touching memory outside the guest's.
     #[test]
     fn arbitrary_marks_keep_device_in_memory(
         shape in shapes(),

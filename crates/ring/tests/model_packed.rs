@@ -31,11 +31,11 @@ enum Op {
     Wish(u8),
     /// The device wants to be kicked, or not.
     Notify(bool),
-    /// Another device goes on where this one is, if nothing is in flight.
+    /// Another device continues where this one is, if no request is in flight.
     Restart,
-    /// The device stops in order, and the next one is not told where.
+    /// The device stops in order, and the next one does not get the position.
     Stop,
-    /// The device is gone from one moment to the next, and the next one is not told where it was.
+    /// The device is gone from one moment to the next, and the next one does not get its position.
     Kill,
 }
 
@@ -110,7 +110,7 @@ impl<'a> World<'a> {
         chain.push(Desc { addr: page + 16, len: 1, flags: WRITE, link: 0 });
         if indirect {
             for (i, desc) in chain.iter().enumerate() {
-                // Flags and ids mean nothing here, but for WRITE.
+                // Flags and ids are ignored here, but for WRITE.
                 let entry = Desc { flags: desc.flags | 5, link: 77, ..*desc };
                 self.ram.write(page + 32 + 16 * i as u64, &entry.packed());
             }
@@ -187,7 +187,7 @@ impl<'a> World<'a> {
             Op::Publish => self.publish(),
             Op::Reap => self.reap(),
             Op::Wish(wish) => {
-                // An event further than a lap ahead, or behind, cannot be told from others.
+                // An event further than a lap ahead, or behind, looks like another one.
                 let mut place = self.driver.used;
                 (0..u16::from(wish / 4) % self.driver.size)
                     .for_each(|_| place = place.next(self.driver.size));
@@ -237,7 +237,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Another device comes, and all that it is told is where the first one began.
+    /// Another device comes, and gets only the place where the first one began.
     fn succeed(&mut self) {
         self.queue = Queue::new(self.driver.config(0x8000_8000), self.ram.memory.clone()).expect("queue");
         // As a lane does.
@@ -316,8 +316,9 @@ proptest! {
 proptest! {
     #![proptest_config(cases(2000))]
 
-    /// A front end that does not know where the last device was, and a device that was killed: whatever the next one does,
-    /// it does nothing twice, and nothing that was never asked. It may say that it does not know.
+    /// A front end that does not know where the last device was, and a device that was killed: the
+    /// next one does no request twice, and none that was never asked. It may say that it does not
+    /// know.
     #[test]
     fn next_device_does_only_unanswered_requests(
         size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
@@ -332,7 +333,7 @@ proptest! {
         for (ops, kill) in rounds {
             let mut sleeps = false;
             for op in &ops {
-                // A lane that sleeps does nothing before it says that it is awake.
+                // A sleeping lane does no step before it is marked awake.
                 if matches!(op, Op::Pop | Op::Complete(_) | Op::Publish | Op::Restart) && sleeps {
                     world.step(&Op::Notify(false));
                     sleeps = false;
@@ -342,14 +343,15 @@ proptest! {
                 }
                 match op {
                     Op::Add { sectors, indirect } => world.add(*sectors, tables.unwrap_or(*indirect)),
-                    // In no ring can requests answered out of order be told from unanswered ones.
+                    // In no ring do requests answered out of order look different from unanswered
+                    // ones.
                     Op::Complete(_) if !world.taken.is_empty() => world.complete(0),
                     op => world.step(op),
                 }
             }
             world.step(if kill { &Op::Kill } else { &Op::Stop });
             if !world.goes_on() {
-                // Without event indices a ring that is all to be done shows nothing.
+                // Without event indices a ring whose requests are all unanswered shows no position.
                 prop_assert!(kill || !event_idx, "a device that stops says where");
                 return Ok(());
             }

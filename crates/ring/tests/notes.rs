@@ -67,7 +67,7 @@ fn long_name_keeps_its_end() {
     assert!(name.len() <= 64 && name.len() > 60 && name.ends_with("\u{e9}/the.raw"), "{name}");
 }
 
-/// A back end that knows nothing of notes divides the memory among the queues.
+/// A back end without notes divides the memory among the queues.
 #[test]
 fn notes_move_no_marks() {
     for queues in 1..=64 {
@@ -91,7 +91,7 @@ fn other_program_s_memory_has_no_notes() {
     }
 }
 
-/// A process that is killed while it notes an image leaves the whole of it, or nothing.
+/// A process that is killed while it notes an image leaves the whole of it, or none.
 #[test]
 fn kill_leaves_a_whole_image_or_none() {
     let mut came = 0;
@@ -112,7 +112,7 @@ fn kill_leaves_a_whole_image_or_none() {
 proptest! {
     #![proptest_config(cases(1000))]
 
-    /// The front end can write what it likes.
+    /// The front end can write any bytes.
     #[test]
     fn damaged_notes_count_as_missing(
         junk in proptest::collection::vec((0u64..NOTES - 16, 1u8..), 1..4),

@@ -32,7 +32,8 @@ const REGIONS: [(u64, usize); 4] =
 const TABLE: u64 = 0x1_0000;
 const AVAIL: u64 = 0x1_0800;
 const USED: u64 = 0x1_0c00;
-/// Eight indirect tables of 64 entries; the last one ends where the first region does, or goes on in the second.
+/// Eight indirect tables of 64 entries; the last one ends where the first region does, or continues
+/// in the second.
 const INDIRECTS: [u64; 8] = [0x1_1000, 0x1_1400, 0x1_1801, 0x1_1c08, 0x1_2000, 0x1_7c00, 0x1_7f80, 0x1_7f88];
 /// Where the driver puts headers.
 const HEADERS: u64 = 0x1_3000;

@@ -252,7 +252,7 @@ fn impossible_request_gets_the_right_status() {
         assert_eq!(kind_of(kind, &[readable(DATA, 16)], &sectors(MAX_RANGE_SECTORS + 1)), io_err);
         assert_eq!(kind_of(kind, &[readable(DATA, 32)], &[sectors(8), sectors(u32::MAX)].concat()), io_err);
     }
-    // Flags: unmap is for writing zeroes only; the others are for nobody.
+    // Flags: unmap is for writing zeroes only; the others are for no kind.
     let flags = |flags: u8| [0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, flags, 0, 0, 0];
     assert_eq!(kind_of(DISCARD, &[readable(DATA, 16)], &flags(0)), Kind::Discard);
     assert_eq!(kind_of(DISCARD, &[readable(DATA, 16)], &flags(1)), unsupported);
@@ -342,7 +342,7 @@ fn buffer_outside_memory_fails_only_its_request() {
                 assert_eq!(ram.read(STATUS, 1), [Status::IoErr as u8]);
             });
         }
-        // Without a place for the status nothing can be answered.
+        // Without a place for the status no answer is possible.
         let broken = Broken::BadAddress { addr, len, hole };
         for chain in [
             vec![readable(HEADER, 16), writable(DATA, 512), outside],

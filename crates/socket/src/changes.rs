@@ -22,7 +22,7 @@ type Tell = dyn Fn(Option<&OsStr>) + Send + Sync;
 
 /// The watches of the process. It is made when it is first needed, and stays.
 static HUB: Mutex<Option<Arc<Hub>>> = Mutex::new(None);
-/// The lack of an instance was told.
+/// The lack of an instance was logged.
 static WAS_TOLD: AtomicBool = AtomicBool::new(false);
 
 struct Hub {
@@ -55,8 +55,8 @@ impl std::fmt::Debug for Changes {
 }
 
 impl Changes {
-    /// Calls `tell` for each change of a watched file from now on. It must not wait for long:
-    /// others are told after it.
+    /// Calls `tell` for each change of a watched file from now on. It must not wait for long: other
+    /// listeners are called after it.
     ///
     /// # Errors
     /// When the system gives no inotify instance or no thread. The first time that is said as a
@@ -78,7 +78,7 @@ impl Changes {
         Ok(Changes { hub, number })
     }
 
-    /// Watches a file or a directory. To watch the same once more changes nothing.
+    /// Watches a file or a directory. To watch the same once more has no effect.
     ///
     /// # Errors
     /// The error of inotify_add_watch(2).
@@ -126,7 +126,7 @@ impl Hub {
         self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads events and tells of them, as long as the process lives.
+    /// Reads events and reports them, as long as the process lives.
     fn read(&self) {
         let mut buffer = [MaybeUninit::uninit(); 4096];
         let mut events = inotify::Reader::new(&self.inotify, &mut buffer);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// Bytes that a unix socket's path can have (`sockaddr_un`, without the final zero).
 pub(crate) const MAX_PATH: usize = 107;
 
-/// Why a socket cannot be listened on. Says what to do.
+/// Why a socket cannot be listened on. The text names the action to take.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {

@@ -31,7 +31,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The owner and nobody else.
+    /// The owner only.
     pub const OWNER: Access = Access::Exactly { mode: 0o600, group: None };
 }
 
@@ -68,7 +68,7 @@ impl<'a> Place<'a> {
         Self { kind, ..self }
     }
 
-    /// For those who may.
+    /// Sets the users that may connect.
     pub const fn access(self, access: Access) -> Self {
         Self { access, ..self }
     }
@@ -101,7 +101,8 @@ impl SocketFile {
         if place.directory
             && let Some(directory) = path.parent()
         {
-            // Not what the umask says: who may write there may put another socket in this one's place.
+            // The umask does not decide: a user who may write there may put another socket in this
+            // one's place.
             let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(directory);
             made.map_err(|error| bind_error(place, error))?;
         }
@@ -127,7 +128,7 @@ impl SocketFile {
         &self.path
     }
 
-    /// Device and inode of the file, for [`SocketFile::adopt`]; nothing if it could not be looked at.
+    /// Device and inode of the file, for [`SocketFile::adopt`]; none if it could not be looked at.
     pub fn identity(&self) -> Option<(u64, u64)> {
         self.identity
     }
@@ -149,7 +150,8 @@ impl SocketFile {
     fn open_to(&self, place: &Place<'_>) -> Result<(), ListenError> {
         let Access::Exactly { mode, group } = place.access else { return Ok(()) };
         let failed = |error: Errno| bind_error(place, error.into());
-        // By a descriptor of the file, so that it is the one that was made here whatever is done to its name.
+        // By a descriptor of the file, so that it is the one that was made here even if its name
+        // changes.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(&self.path, flags, Mode::empty()).map_err(failed)?;
         let stat = rustix::fs::fstat(&file).map_err(failed)?;
@@ -167,7 +169,7 @@ impl SocketFile {
             })?;
         }
         if stat.st_mode & 0o777 != mode {
-            // A descriptor that was opened for nothing else has no other way.
+            // A descriptor opened only as a path has no other way.
             let by_descriptor = format!("/proc/self/fd/{}", raw(&file));
             rustix::fs::chmod(by_descriptor, Mode::from_raw_mode(mode)).map_err(failed)?;
         }
@@ -212,7 +214,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Removes what a dead process left; refuses what somebody else needs.
+/// Removes a dead process's file; refuses a path that is in use.
 fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
     let Place { path, option, what, .. } = *place;
     let Ok(metadata) = fs::symlink_metadata(path) else { return Ok(()) };
@@ -225,7 +227,7 @@ fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
         Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
             return Err(ListenError::Io { path: path.to_owned(), source: error.into() });
         }
-        // Connected, or its queue is full, or it is of another type: somebody is there.
+        // Connected, or its queue is full, or it is of another type: a server is there.
         _ => return Err(ListenError::InUse { path: path.to_owned(), option, what }),
     }
     // Another process may have found it dead, too, and be there by now.
@@ -237,7 +239,8 @@ fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// Connects to see if a server listens there. Does not wait for one who is too busy to answer.
+/// Connects to see if a server listens there. Does not wait for a server that is too busy to
+/// answer.
 fn probe(place: &Place<'_>) -> rustix::io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;

@@ -7,17 +7,17 @@
 
 use std::fmt::{self, Display, Write as _};
 
-/// Characters of a name that are shown; what is more is left out, and `...` says so.
+/// Characters of a name that are shown; the rest is left out, and `...` marks that.
 const MOST: usize = 128;
 
-/// A name of somebody else, as it may be printed: see [`printable`].
+/// A foreign name, as it may be printed: see [`printable`].
 #[derive(Debug, Clone, Copy)]
 pub struct Printable<'a>(&'a str);
 
-/// A name of somebody else, for people: one line, no control characters, nothing that reorders or hides the text around it, and no
-/// longer than 128 characters. A character that is not shown as it is, is shown as Rust writes it:
-/// `\n`, `\u{1b}`. Bytes that are no text are the caller's to turn into some
-/// ([`String::from_utf8_lossy`]).
+/// A foreign name, for people: one line, no control characters, no character that reorders or hides
+/// the text around it, and no longer than 128 characters. A character that is not shown as it is,
+/// is shown as Rust writes it: `\n`, `\u{1b}`. Bytes that are no text are the caller's to turn into
+/// some ([`String::from_utf8_lossy`]).
 pub const fn printable(name: &str) -> Printable<'_> {
     Printable(name)
 }

@@ -13,11 +13,11 @@ use rustix::io::Errno;
 /// The first pause after a refusal; each further one is twice as long, up to the longest.
 const FIRST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_millis(500);
-/// The same shortage is not told again sooner.
+/// The same shortage is not logged again sooner.
 const TOLD_AGAIN: Duration = Duration::from_secs(60);
 
-/// Says whether the system was short of descriptors or memory. Such an error says nothing of what
-/// was asked for.
+/// Says whether the system was short of descriptors or memory. Such an error says no more about the
+/// requested object.
 pub fn is_short(error: &io::Error) -> bool {
     let short = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
     short.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
@@ -39,8 +39,7 @@ pub fn no_descriptor() -> io::Error {
     Errno::MFILE.into()
 }
 
-/// Paces attempts that the system refuses for the moment. It tells of a shortage once, and of its
-/// end.
+/// Paces attempts that the system refuses for the moment. It logs a shortage once, and its end.
 #[derive(Debug)]
 pub struct Shortage {
     /// The thing that does not go on, as the beginning of a sentence.
@@ -48,9 +47,9 @@ pub struct Shortage {
     pause: Duration,
     /// When the last attempt was refused; `None`: it was not.
     refused: Option<Instant>,
-    /// When it was told.
+    /// The time when it was logged.
     told: Option<Instant>,
-    /// Refusals that were not told.
+    /// Refusals that were not logged.
     untold: u64,
 }
 
@@ -61,7 +60,7 @@ impl Shortage {
         Shortage { what: what.into(), pause: FIRST, refused: None, told: None, untold: 0 }
     }
 
-    /// An attempt was refused at `now`; when to try the next one. Tells it, unless it was told a
+    /// An attempt was refused at `now`; when to try the next one. Logs it, unless it was logged a
     /// short while ago.
     pub fn refused(&mut self, error: &io::Error, now: Instant) -> Instant {
         if let Some(line) = self.note(error, now) {
@@ -91,7 +90,7 @@ impl Shortage {
         Some(format!("{}: {error}{more}; it is tried again{remedy}", self.what))
     }
 
-    /// An attempt was successful at `now`. Tells the end of a shortage that was told.
+    /// An attempt was successful at `now`. Logs the end of a shortage that was logged.
     pub fn passed(&mut self, now: Instant) {
         let Some(refused) = self.refused else { return };
         // One success between refusals is no end.

@@ -7,8 +7,8 @@ use std::time::Duration;
 /// Says in words that the server at the other end has not answered; `None` for an error of another
 /// kind.
 ///
-/// A read or write that runs into its time limit fails with EAGAIN, which tells people nothing.
-/// The parameter `whom` is the server in words, as "the server".
+/// A read or write that runs into its time limit fails with EAGAIN, an error without a hint for
+/// people. The parameter `whom` is the server in words, as "the server".
 pub fn unanswered(stream: impl AsFd, error: &io::Error, whom: &str, after: Duration) -> Option<String> {
     if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
         return None;

@@ -20,7 +20,7 @@ pub enum ErrorKind {
     Unfit,
 }
 
-/// An error of this crate. The text says what, and where in the trace.
+/// An error of this crate. The text names the fault, and its place in the trace.
 #[derive(Debug, thiserror::Error)]
 #[error("{context} (at byte {offset} of the trace)")]
 pub struct Error {

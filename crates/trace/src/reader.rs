@@ -113,7 +113,7 @@ impl<R: Read> Iterator for Reader<R> {
     }
 }
 
-/// Reads until `bytes` is full or nothing comes any more; returns how much came.
+/// Reads until `bytes` is full or the input ends; returns the count of bytes.
 pub(crate) fn fill(from: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < bytes.len() {

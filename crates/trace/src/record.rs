@@ -23,7 +23,7 @@ pub enum Kind {
     Read = 0,
     /// Write sectors.
     Write = 1,
-    /// Make what was answered durable.
+    /// Make answered writes durable.
     Flush = 2,
     /// Read the serial number.
     GetId = 3,
@@ -81,7 +81,7 @@ pub enum PriorityClass {
     RealTime,
     /// Best effort.
     BestEffort,
-    /// Only when nobody else wants the device.
+    /// Only when no other request wants the device.
     Idle,
 }
 
@@ -121,7 +121,7 @@ pub struct Record {
     pub submit: u64,
     /// How long it took from there until it was answered, in ns.
     pub service: u64,
-    /// First sector; 0 where it means nothing.
+    /// First sector; 0 where it has no meaning.
     pub sector: u64,
     /// Sectors; 0 where there are none.
     pub sectors: u32,
@@ -212,8 +212,9 @@ pub struct LayoutPiece {
 pub enum Entry {
     /// A request, or a part of one.
     Record(Record),
-    /// Recording of a lane begins, at first or after it was stopped and started. Numbers begin anew, and what the lane did before
-    /// was all completed, but for `in_flight` requests that are not recorded.
+    /// Recording of a lane begins, at first or after it was stopped and started. Numbers begin
+    /// anew, and all earlier requests of the lane were completed, but for `in_flight` requests that
+    /// are not recorded.
     Start {
         /// The queue.
         lane: u16,
@@ -329,7 +330,7 @@ impl Entry {
     /// Makes sense of one entry's bytes, which stand at `offset` of the trace.
     ///
     /// # Errors
-    /// [`ErrorKind::Corrupt`] with what cannot be.
+    /// [`ErrorKind::Corrupt`] with the impossible value.
     pub fn decode(bytes: &[u8], header: &Header, offset: u64) -> Result<Entry, Error> {
         let corrupt = |what: String| {
             Err(Error::new(ErrorKind::Corrupt, offset, format!("the entry is damaged: {what}")))

@@ -49,7 +49,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Makes what was written so far visible.
+    /// Makes the entries written so far visible.
     ///
     /// # Errors
     /// [`ErrorKind::Io`].
@@ -57,7 +57,7 @@ impl<W: Write> Writer<W> {
         self.to.flush().map_err(|e| Error::io(self.offset, "cannot write the entries", e))
     }
 
-    /// Says that the trace is complete, and gives back what it was written to.
+    /// Marks the trace as complete, and gives back its target.
     ///
     /// # Errors
     /// [`ErrorKind::Io`].

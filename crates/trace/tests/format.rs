@@ -207,7 +207,7 @@ fn other_version_is_named_in_error() {
     assert!(error.to_string().contains("version 9"), "{error}");
 }
 
-/// A trace of the first version differs in nothing but its number, and in having no heads.
+/// A trace of the first version differs only in its number, and in having no heads.
 #[test]
 fn first_version_trace_is_read() {
     let entries = [Entry::Start { lane: 0, time: 1, in_flight: 0 }];

@@ -72,7 +72,7 @@ proptest! {
         } else {
             bytes[at] ^= 1 << bit;
         }
-        // Bits of the header that mean nothing are covered by its checksum, too.
+        // Unused bits of the header are covered by its checksum, too.
         let read = Reader::new(&bytes[..]).and_then(|reader| reader.collect::<Result<Vec<_>, _>>());
         prop_assert!(read.is_err(), "{at} of {}: {read:?}", bytes.len());
     }
@@ -197,11 +197,11 @@ fn failed_sync_is_never_made_up() {
     let flush =
         |n: u64, result| [request(n, RequestKind::Flush), begin(n, n, What::Sync), end(n, result), answer(n)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush(2, -5)]), [Reason::Failed]);
-    // The system tells of a failure once; then it says that all is well.
+    // The system reports a failure once; then it reports success.
     let refused = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, -5)];
     let refused = [&refused[..], &[Entry::Answer { request: 2, status: 1 }]].concat();
     assert_eq!(reasons(&[&opening(), &answered_write(), &refused, &flush(3, 0)]), [Reason::Failed]);
-    // One that was interrupted did nothing, and can be done again.
+    // An interrupted one had no effect, and can be done again.
     let again = [
         request(2, RequestKind::Flush),
         begin(2, 2, What::Sync),

@@ -13,7 +13,7 @@ use super::format::shell_word;
 pub struct Astray {
     /// Another file is at the path.
     pub is_replaced: bool,
-    /// Where it is; nothing if it was deleted and ends with this process.
+    /// Its place; none if it was deleted and ends with this process.
     pub now_at: Option<PathBuf>,
     /// Its file system was unmounted.
     pub is_unmounted: bool,
@@ -85,7 +85,7 @@ impl Astray {
     }
 }
 
-/// Says whether both are the same file, or the same device by whatever node.
+/// Returns true if both are the same file, or the same device by any node.
 pub(super) fn is_same(a: &Metadata, b: &Metadata) -> bool {
     match (a.file_type().is_block_device(), b.file_type().is_block_device()) {
         // Nodes of a device come and go.
@@ -95,14 +95,14 @@ pub(super) fn is_same(a: &Metadata, b: &Metadata) -> bool {
     }
 }
 
-/// Where an open image is, if not at its path. A device's data are in the device, whatever its node
-/// is called.
+/// Where an open image is, if not at its path. A device's data is in the device, under any name of
+/// its node.
 pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
     let served = file.metadata().ok().filter(|served| served.file_type().is_file())?;
     let found = std::fs::metadata(path);
     match &found {
         Ok(found) if is_same(found, &served) => return None,
-        // A path that cannot be looked at (a directory's mode, a network) says nothing.
+        // A path that cannot be looked at (a directory's mode, a network) is no evidence.
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return None,
         _ => {}
     }

@@ -22,7 +22,7 @@ pub(super) struct Attached {
     pub(super) is_sure: bool,
     /// It is a loop device, which anybody can mount.
     pub(super) is_loop: bool,
-    /// The kernel itself lets nobody have it for itself beside the image.
+    /// The kernel itself gives no other process exclusive use beside the image.
     pub(super) is_kept: bool,
     pub(super) user: User,
 }
@@ -50,8 +50,7 @@ pub(super) enum User {
     Unknown(io::Error),
 }
 
-/// The devices that have bytes in common with an image, whether they are in use or not, as far as
-/// the system tells.
+/// The devices that share bytes with an image, in use or not, as far as the system reports them.
 pub(super) fn devices(image: &File) -> Vec<Attached> {
     let Some(thing) = Thing::of(image) else { return Vec::new() };
     let stack = Stack::read(Roots::system());
@@ -95,15 +94,15 @@ pub(super) fn files_below(device: &File) -> Vec<(PathBuf, io::Result<File>)> {
     loops.map(|(device, path)| (path.clone(), open_backing(device, &path))).collect()
 }
 
-/// Opens a loop device's file, if it is what is found at its path.
+/// Opens a loop device's file, if its path still leads to it.
 fn open_backing(device: &Device, path: &Path) -> io::Result<File> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let is_it = Thing::of(&file).is_some_and(|thing| device.lower.iter().any(|lower| lower.of == thing));
     is_it.then_some(file).ok_or_else(|| io::Error::other("another file is at its path"))
 }
 
-/// Finds the user of a device. `is_claimed`: a device on it has it, so that its being taken says
-/// nothing.
+/// Finds the user of a device. `is_claimed`: a device on it has it, so that a claim is no sign of
+/// another user.
 fn user_of(stack: &Stack, number: u64, device: &Device, is_claimed: bool) -> User {
     if let Some(place) = mounted_at(number) {
         return User::Is(format!("mounted at {place}"));
@@ -119,7 +118,7 @@ fn user_of(stack: &Stack, number: u64, device: &Device, is_claimed: bool) -> Use
     if lock::is_locked(&file) {
         return User::Is(lock::user_in_words(&file).trim_start_matches("is ").to_owned());
     }
-    // Another user has it for itself, in whatever namespace: a mount, an array, a mapping, swap
+    // Another user has exclusive use of it, in some namespace: a mount, an array, a mapping, swap
     // space, another back end.
     match is_claimed || !is_taken(&device.name, number) || by_a_partition(stack, number, device) {
         true => User::Nobody,
@@ -137,7 +136,7 @@ fn open_node(name: &str, number: u64, flags: i32) -> io::Result<File> {
     }
 }
 
-/// Says whether a device is taken by somebody for itself.
+/// Returns true if a process has exclusive use of a device.
 fn is_taken(name: &str, number: u64) -> bool {
     open_node(name, number, libc::O_EXCL).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }

@@ -83,7 +83,7 @@ pub(super) struct FileChannel {
     pub(super) shared: Arc<Shared>,
     pub(super) progress: Box<[Progress]>,
     write_through: bool,
-    /// Writes were answered that nobody has made durable, and write-through was switched on since.
+    /// Writes were answered that are not durable yet, and write-through was switched on since.
     debt: bool,
     pub(super) flusher: Flusher,
     writes: inline::Writes,
@@ -139,7 +139,7 @@ impl FileChannel {
         &mut self.progress[usize::from(slot.0)]
     }
 
-    /// Which of the files, and what it demands.
+    /// The number of the file, and its demands.
     #[inline]
     pub(super) fn way_in(&self, placement: Placement) -> (u8, Align) {
         match placement {
@@ -148,7 +148,7 @@ impl FileChannel {
         }
     }
 
-    /// Tells who looks for journals of a request that changes something.
+    /// Reports a changing request to the search for journals.
     #[inline]
     pub(super) fn notice(&mut self, request: &Request, decisions: Decisions) {
         if let Some(sense) = &mut self.sense {
@@ -226,7 +226,8 @@ impl FileChannel {
         Extent { data: Data::Request(0), write, file, offset, len: request.len(), align }
     }
 
-    /// Begins a transfer that is not one operation on all of the request's data, or goes on after its first `done` bytes.
+    /// Begins a transfer that is not one operation on all of the request's data, or continues it
+    /// after its first `done` bytes.
     #[cold]
     fn begin_otherwise(
         &mut self,
@@ -240,7 +241,7 @@ impl FileChannel {
         self.proceed(slot, request, decisions, None, operations)
     }
 
-    /// A write to the page cache leaves the thread: a worker, who can wait, does it.
+    /// A write to the page cache leaves the thread: a worker, which can wait, does it.
     #[cold]
     fn leave(
         &mut self,
@@ -257,8 +258,8 @@ impl FileChannel {
         self.proceed(slot, request, decisions, None, operations)
     }
 
-    /// An operation of a request has ended, if there was one: of a write that had left the thread
-    /// its end tells how long writes take.
+    /// An operation of a request has ended, if there was one: the end of a write that had left the
+    /// thread shows how long writes take.
     fn comes_back(&mut self, slot: Slot) {
         if std::mem::take(&mut self.at(slot).has_left) {
             self.writes.ended();
@@ -325,7 +326,7 @@ impl FileChannel {
         }
     }
 
-    /// A request's state, and what its transfer needs of the channel.
+    /// A request's state, and the means for its transfer.
     fn means(&mut self, slot: Slot, placement: Placement) -> (ProgressOfTransfer<'_>, Means<'_>) {
         let FileChannel { shared, progress, pool, holder, stats, .. } = self;
         let Progress { stage, durable, hold, transfer, .. } = &mut progress[usize::from(slot.0)];
@@ -369,8 +370,8 @@ impl FileChannel {
         }
     }
 
-    /// The answer to a flush, or a durable write, of which the system says that it went well: so it does to one of two that go on
-    /// together, whatever happened to the pages of both.
+    /// The answer to a flush, or a durable write, that the system reports as done. The system does
+    /// so for one of two that run together, even if pages of both are lost.
     fn proven(&mut self, during: Writeback) -> Status {
         if self.shared.durability.ask(during) { self.lost() } else { Status::Ok }
     }
@@ -449,7 +450,7 @@ impl FileChannel {
         let Progress { stage, durable, .. } = *self.at(slot);
         let durability = &self.shared.durability;
         match stage {
-            // Noted before anybody was told.
+            // The loss is noted before any request is answered.
             Stage::Sync => {}
             // Its own transfer, or the writeback after it, which may be that of any page: the system does not say which.
             _ if durable && request.kind() != Kind::In && kind == IoErrorKind::Device => {

@@ -19,8 +19,8 @@ pub(super) fn is_read_only(device: &File) -> bool {
     asked == 0 && answer != 0
 }
 
-/// Why a file takes no writes although it was opened for them, with what to do; nothing if no
-/// reason is known.
+/// Returns the reason why a file takes no writes although it was opened for them, with the action
+/// to take; none if no reason is known.
 pub(super) fn refuses_writes(path: &Path, file: &File, is_device: bool) -> Option<String> {
     let name = path.display();
     if is_device {
@@ -60,7 +60,7 @@ const LOOP_GET_STATUS64: libc::Ioctl = 0x4c05;
 /// Words of its `struct loop_info64`, which begins with device, inode, and number of the device.
 const LOOP_INFO64: usize = 29;
 
-/// Asks a loop device on what it lies.
+/// Asks a loop device for its file.
 pub(super) fn backing(device: &File) -> Option<Backing> {
     let mut info = [0u64; LOOP_INFO64];
     // SAFETY: an open descriptor, and as many words as LOOP_GET_STATUS64 writes, which live until

@@ -30,12 +30,12 @@ use vlane_io::system::sync_file_range;
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Durability {
-    /// The first failure's; 0: nothing is lost.
+    /// The first failure's; 0: no write is lost.
     errno: AtomicI32,
     during: AtomicU8,
     failures: AtomicU64,
-    /// None: nothing can be written, or the witness cannot be asked. Locked once for each flush and each durable write, both of which
-    /// wait for the device; never for long.
+    /// None: the volume refuses writes, or the witness cannot be asked. Locked once for each flush
+    /// and each durable write, both of which wait for the device; never for long.
     witness: Option<Mutex<File>>,
 }
 
@@ -85,7 +85,7 @@ impl Durability {
     /// Asks the witness; returns true if a write was lost up to this moment.
     pub(super) fn ask(&self, during: Writeback) -> bool {
         if let Some(witness) = &self.witness {
-            // Until the loss is noted: the system tells the witness once, too.
+            // Until the loss is noted: the system reports it to the witness once, too.
             let witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
             if let Err(errno) = look(&witness) {
                 self.fail(errno, during);
@@ -104,7 +104,7 @@ fn look(file: &File) -> Result<(), i32> {
         return Ok(());
     }
     match io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
-        // A sandbox without the call: what the flush itself was told has to do.
+        // A sandbox without the call: the flush's own result has to do.
         libc::ENOSYS | libc::EPERM => Ok(()),
         errno => Err(errno),
     }

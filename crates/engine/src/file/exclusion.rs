@@ -42,7 +42,8 @@ use vlane_ring::Slot;
 
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, Waker, fence, wake};
 
-/// Alone on its cache line (and on the one that is fetched with it), for what is looked at often and written seldom, or the reverse.
+/// Alone on its cache line (and on the one that is fetched with it), for data that is read often
+/// and written seldom, or the reverse.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Alone<T>(T);
@@ -66,8 +67,8 @@ struct Gate {
     doorbell: Arc<Waker>,
 }
 
-/// A channel's way into the exclusion: what it holds, and what it waits for. Dropped, it gives back both; nothing of it may be
-/// under way in the kernel then.
+/// A channel's way into the exclusion: its holds, and its waits. Dropped, it gives back both; none
+/// of its operations may be under way in the kernel then.
 #[derive(Debug)]
 pub(crate) struct Holder {
     shared: Arc<Exclusion>,
@@ -126,7 +127,8 @@ struct Entry {
     /// grow with the square of the waiters for one block.
     followers: Option<(Held, Held)>,
     next: Option<Held>,
-    /// Among whose followers it is. If nobody's, it holds, or is a change that waits for unregistered writes.
+    /// Among whose followers it is. Without one, it holds, or is a change that waits for
+    /// unregistered writes.
     follows: Option<Held>,
 }
 
@@ -198,7 +200,7 @@ impl Holder {
     fn register_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
         let mut state = self.shared.lock();
         if self.unregistered == 0 {
-            // A change may have seen that it was said, although nothing came of it.
+            // A change may have seen the mark, although no write came of it.
             self.gate.busy.0.store(false, Ordering::Relaxed);
             state.look(&mut self.ring);
         }
@@ -256,8 +258,8 @@ impl Holder {
         self.ring();
     }
 
-    /// Returns the next request that waited and holds now. To be called until there is nothing,
-    /// after the doorbell's eventfd was read: what is granted after the look rings it again.
+    /// Returns the next request that waited and holds now. Call it until it returns none, after
+    /// reading the doorbell's eventfd: a grant after the look rings it again.
     pub(crate) fn granted(&mut self) -> Option<(Slot, Hold)> {
         if self.granted.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();
@@ -269,7 +271,8 @@ impl Holder {
         self.granted.pop_front()
     }
 
-    /// `slot` waits for nothing any more, and has no need of what it was granted. A hold of its that is given back all the same does no harm.
+    /// `slot` stops waiting, and has no need of its grant. A hold of its that is given back all the
+    /// same does no harm.
     #[cold]
     pub(crate) fn forget(&mut self, slot: Slot) {
         self.granted.retain(|(granted, _)| *granted != slot);
@@ -340,8 +343,8 @@ impl State {
         list.get_mut(at)
     }
 
-    /// Returns true if it holds now. If not, it follows what it waits for; or it is a change and
-    /// waits for unregistered writes only.
+    /// Returns true if it holds now. If not, it follows an older one; or it is a change and waits
+    /// for unregistered writes only.
     fn place(&mut self, held: Held) -> bool {
         let Some(entry) = self.entry(held) else { return false };
         entry.follows = None;
@@ -384,7 +387,8 @@ impl State {
         }
     }
 
-    /// Takes an entry out, and grants what waited for it alone. One that is not there is none's.
+    /// Takes an entry out, and grants the ones that waited for it alone. One that is not there is
+    /// none's.
     fn remove(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
         let list = self.list(held);
         let found = list.binary_search_by_key(&held.ticket(), |entry| entry.ticket).ok();
@@ -398,7 +402,7 @@ impl State {
         }
     }
 
-    /// Takes out what a channel holds and waits for, in one slot or in all.
+    /// Takes out a channel's holds and waits, in one slot or in all.
     fn remove_all(&mut self, channel: u64, slot: Option<Slot>, ring: &mut Vec<Arc<Gate>>) {
         let is_one = |entry: &&Entry| entry.channel == channel && slot.is_none_or(|slot| entry.slot == slot);
         let of = |list: &VecDeque<Entry>, held: fn(u64) -> Held| -> Vec<Held> {

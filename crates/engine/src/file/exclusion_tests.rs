@@ -275,10 +275,10 @@ fn odd_ranges_are_accepted() {
 enum Step {
     Write(usize, Range<u64>),
     Change(usize, Range<u64>),
-    /// One of what the channel holds ends.
+    /// One of the channel's holds ends.
     End(usize, prop::sample::Index),
     Look(usize),
-    /// One of what the channel asked for is of no use any more.
+    /// One of the channel's requests is forgotten.
     Forget(usize, prop::sample::Index),
     /// It is dropped, and another one takes its place.
     Replace(usize),
@@ -305,11 +305,11 @@ struct Known {
     channel: usize,
     change: bool,
     range: Range<u64>,
-    /// It is a write, and nothing was changing when it was asked for.
+    /// It is a write, and no change was there when it was asked for.
     unregistered: bool,
 }
 
-/// The specification: what was asked for and has not ended, in the order of asking.
+/// The specification: all requests that have not ended, in the order of asking.
 #[derive(Debug, Default)]
 struct Specification(BTreeMap<u16, Known>);
 

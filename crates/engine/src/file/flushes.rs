@@ -51,7 +51,7 @@ pub(crate) struct Flushes {
 #[derive(Debug)]
 struct Gate {
     answered: Answered,
-    /// The channel was told something and has not looked yet. Written under the mutex.
+    /// The channel was rung and has not looked yet. Written under the mutex.
     rung: AtomicBool,
     doorbell: Arc<Waker>,
 }
@@ -62,7 +62,7 @@ struct Gate {
 #[repr(align(128))]
 struct Answered(AtomicU64);
 
-/// A channel's way to flushes. Dropped, it waits for nothing any more.
+/// A channel's way to flushes. Dropped, it waits for no flush any more.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     shared: Arc<Flushes>,
@@ -166,7 +166,7 @@ impl Flushes {
         Arc::new(Flushes { state: Mutex::new(state), called: Condvar::new() })
     }
 
-    /// Ends the thread, when it has done what it is at.
+    /// Ends the thread after its present work.
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
         self.called.notify_all();
@@ -184,7 +184,7 @@ impl Syncer {
         Syncer { shared: Arc::clone(shared), ring: Vec::new() }
     }
 
-    /// Waits until an `fdatasync` is to begin, and tells for what. None: there will be none any
+    /// Waits until an `fdatasync` is to begin, and returns its reason. None: there will be none any
     /// more.
     pub(crate) fn next(&self) -> Option<Writeback> {
         let mut state = self.shared.lock();
@@ -199,7 +199,7 @@ impl Syncer {
         }
     }
 
-    /// True once [`Syncer::next`] will have nothing any more.
+    /// True once [`Syncer::next`] will return none.
     pub(crate) fn is_over(&self) -> bool {
         self.shared.lock().is_over
     }
@@ -259,7 +259,7 @@ impl Flusher {
         answered.store(answered.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
     }
 
-    /// `slot` wants everything to be durable that was answered before; and for what.
+    /// `slot` wants all earlier answered writes to be durable; `asks` is the reason.
     pub(crate) fn ask(&mut self, slot: Slot, asks: Writeback) -> Asked {
         let mut state = self.shared.lock();
         if state.durable == state.answered() {
@@ -277,8 +277,8 @@ impl Flusher {
         Asked::Wait
     }
 
-    /// The next request that was told something. To be called until there is nothing, after the doorbell's eventfd was read: what is told
-    /// after the look rings it again.
+    /// The next request whose flush has ended. Call it until it returns none, after reading the
+    /// doorbell's eventfd: a result after the look rings it again.
     pub(crate) fn told(&mut self) -> Option<(Slot, Told)> {
         if self.told.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();
@@ -296,7 +296,7 @@ impl Flusher {
         !self.told.is_empty() || self.gate.rung.load(Ordering::Relaxed)
     }
 
-    /// `slot` waits for nothing any more.
+    /// `slot` stops waiting.
     #[cold]
     pub(crate) fn forget(&mut self, slot: Slot) {
         self.told.retain(|(told, _)| *told != slot);
@@ -340,7 +340,7 @@ impl State {
         }
     }
 
-    /// Begins an `fdatasync` for those who wait, if one was called for; says for what.
+    /// Begins an `fdatasync` for the waiting requests, if one was called for; returns its reason.
     fn begin(&mut self) -> Option<Writeback> {
         if self.turn != Turn::Called {
             return None;

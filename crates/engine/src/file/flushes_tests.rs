@@ -49,13 +49,14 @@ enum Step {
     Replace(usize),
 }
 
-/// A volume that is watched: each answer is held against what was written, and against the `fdatasync`s that there were.
+/// A volume that is watched: each answer is checked against the writes, and against the
+/// `fdatasync`s that there were.
 struct World {
     flushes: Arc<Flushes>,
     syncer: Syncer,
     lanes: Vec<Lane>,
     now: Moment,
-    /// When each write was answered; the first is of whoever had the image before.
+    /// The times at which the writes were answered; the first is the previous owner's.
     writes: Vec<Moment>,
     syncs: Vec<Sync>,
     /// The last of them has not ended.
@@ -113,7 +114,7 @@ impl World {
         }
     }
 
-    /// Does what a lane does when its doorbell was rung.
+    /// Acts as a lane does when its doorbell was rung.
     fn look(&mut self, lane: usize) {
         if rustix::io::read(&*self.lanes[lane].doorbell, &mut [0u8; 8]).is_ok() {
             self.read_news(lane);
@@ -161,7 +162,7 @@ impl World {
         }
     }
 
-    /// From now on all goes well, and everybody is awake when they are woken.
+    /// From now on all syncs succeed, and every lane looks when it is rung.
     fn settle(&mut self) {
         let out: usize = self.lanes.iter().map(|lane| lane.out.len()).sum();
         for _ in 0..=2 * out {

@@ -39,7 +39,7 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// Says what is wrong with an image of it, and what to do.
+    /// Describes the fault of an image of it, and the action to take.
     pub(super) fn in_words(self, path: &Path) -> String {
         let Format { name, remedy } = self;
         let insist = "or say --format raw if it is a raw image in which the guest wrote this";

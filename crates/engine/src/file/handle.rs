@@ -46,7 +46,7 @@ pub(super) fn handle(file: &File) -> Option<(i32, Vec<u8>)> {
     handle.handle.get(..len).map(|bytes| (handle.kind, bytes.to_vec()))
 }
 
-/// The UUID of the file system that the file lies on, if the kernel and the file system tell it.
+/// The UUID of the file system that the file lies on, if the kernel and the file system report it.
 pub(super) fn uuid(file: &File) -> Option<[u8; 16]> {
     let mut uuid = Uuid::default();
     // SAFETY: an open descriptor, and a structure of the size that the number names, which lives

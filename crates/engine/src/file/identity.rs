@@ -41,7 +41,7 @@ enum Way {
 impl Way {
     const ALL: [Way; 5] = [Way::Handle, Way::Birth, Way::Name, Way::Mapped, Way::Number];
 
-    /// A file, or a device that is none in disguise; nothing if that is not known.
+    /// A file, or a device that is no file in disguise; none if that is not known.
     fn is_file(self) -> Option<bool> {
         match self {
             Way::Handle | Way::Birth => Some(true),
@@ -51,8 +51,8 @@ impl Way {
     }
 }
 
-/// File systems whose own number comes from what is written on them. On btrfs it names the
-/// subvolume, too: a snapshot has the inodes of what it was taken of.
+/// File systems whose own number comes from their stored data. On btrfs it names the subvolume,
+/// too: a snapshot has the inodes of its origin.
 const NUMBERED: [u64; 4] = [0xef53, 0x9123_683e, 0x2fc1_2fc1, 0x00c3_6400];
 /// The handles of these name the server's file system.
 const NFS: u64 = 0x6969;
@@ -60,7 +60,7 @@ const NFS: u64 = 0x6969;
 const FUSE: u64 = 0x6573_5546;
 
 impl Identity {
-    /// Of an open image; nothing if the system does not tell.
+    /// Of an open image; none if the system does not report it.
     pub(super) fn of(file: &File) -> Option<Identity> {
         let metadata = file.metadata().ok()?;
         match metadata.file_type().is_block_device() {
@@ -77,7 +77,7 @@ impl Identity {
         matches!((self.way.is_file(), other.way.is_file()), (Some(one), Some(two)) if one != two)
     }
 
-    /// As numbers, to be kept: how it is known, and what it is known by.
+    /// As numbers, to be kept: the kind of evidence, and its digest.
     pub fn words(&self) -> (u64, [u64; 2]) {
         (self.way as u64 | u64::from(self.host) << 32, self.digest)
     }
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// An identity that holds for another host alone is compared with nothing here.
+    /// An identity that holds for another host alone is not compared here.
     #[test]
     fn identity_of_another_host_is_not_compared() {
         let here = Identity { way: Way::Handle, host: this_host(), digest: [1, 2] };

@@ -68,7 +68,7 @@ pub(super) struct Pace {
     channels: AtomicUsize,
 }
 
-/// Read for each write, and seldom written. Relaxed: hints, of which nothing else depends.
+/// Read for each write, and seldom written. Relaxed: hints, on which no other state depends.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Said {
@@ -285,7 +285,7 @@ mod tests {
         assert!(!pace.is_held_up(1000 + SLOW) && pace.is_held_up(1001 + SLOW));
         other.show_left();
         assert!(!pace.is_held_up(u64::MAX));
-        // One that left may take longer; each that ends shows that it goes on.
+        // A write that left may take longer; each that ends shows progress.
         one.leaves();
         one.leaves();
         assert!(

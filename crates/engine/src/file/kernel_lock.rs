@@ -35,7 +35,7 @@ impl KernelLock {
         KernelLock((!refuses_to_wait).then(AtomicUsize::default))
     }
 
-    /// One begins. Relaxed: a hint, of which nothing else depends.
+    /// One begins. Relaxed: a hint, on which no other state depends.
     pub(super) fn begin(&self) {
         if let Some(count) = &self.0 {
             count.fetch_add(1, Ordering::Relaxed);

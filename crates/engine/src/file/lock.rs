@@ -29,9 +29,11 @@ const CONSISTENT_READ: i64 = 0;
 const WRITE: i64 = 1;
 const RESIZE: i64 = 3;
 
-/// For how long an image is waited for, unless somebody is more patient, that is locked although no process that runs has it open.
+/// The wait for an image that is locked although no running process has it open; a caller may wait
+/// longer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
-/// For how long one is that a process has open: whoever starts a program has, for a moment, a second process with all its files.
+/// The wait for an image that a process has open: a starting program has, for a moment, a second
+/// process with all its files.
 pub(super) const MOMENT: Duration = Duration::from_millis(100);
 /// The longest time between two looks. More often at first.
 const LOOK: Duration = Duration::from_millis(200);
@@ -53,7 +55,7 @@ pub(super) fn acquire(
             Attempt::Locked => {}
             Attempt::Done => return Ok(()),
         }
-        // Not to be in the way of one who does the same at the same moment.
+        // Releases it for another process that does the same at the same moment.
         lock_byte(file, libc::F_OFD_SETLK, libc::F_UNLCK, 0).map_err(|error| {
             EngineError::new(ErrorKind::Io, Some(path), "cannot unlock it").with_source(error)
         })?;
@@ -244,7 +246,7 @@ pub(super) fn is_open_elsewhere(file: &File) -> bool {
     Openers::of(file).other_running().is_some()
 }
 
-/// For tests of who has an image: a lock, as a writer has it.
+/// For tests of an image's holders: a lock, as a writer has it.
 #[cfg(test)]
 fn hold(file: &File) -> io::Result<()> {
     announce(file, false).map(drop)

@@ -17,12 +17,12 @@ const PIECES_AT_OPEN: usize = 1000;
 #[derive(Debug)]
 pub(super) struct Map {
     pages: Mapping,
-    /// One bit per page that is known to exist. Losing a bit costs a system call, nothing else.
+    /// One bit per page that is known to exist. Losing a bit only costs a system call.
     present: Box<[AtomicU64]>,
 }
 
 impl Map {
-    /// Maps the file for reading: nothing in this process can write to it by accident.
+    /// Maps the file for reading: no code in this process can write to it by accident.
     pub(super) fn new(file: &File, size: u64) -> io::Result<Map> {
         let len = usize::try_from(size.next_multiple_of(PAGE)).map_err(|_| io::ErrorKind::FileTooLarge)?;
         let pages = Mapping::read_only(file, len)?;

@@ -70,11 +70,12 @@ use vlane_io::StorageFile;
 /// The use of the host's page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Cache {
-    /// [`Cache::None`] where direct I/O is possible and the storage reads what it writes once,
+    /// [`Cache::None`] where direct I/O is possible and the storage reads written data once,
     /// [`Cache::Writeback`] elsewhere.
     ///
-    /// The default: the guest has a page cache of its own, so a second copy on the host costs memory, and copying, for
-    /// little; and a host crash loses nothing that the guest was told is on the device's write cache only.
+    /// This is the default: the guest has a page cache of its own, so a second copy on the host
+    /// costs memory, and copying, for little. A host crash loses only data that the guest knows to
+    /// be in the device's write cache.
     #[default]
     Auto,
     /// Not used: direct I/O.
@@ -91,8 +92,8 @@ pub enum Cache {
 /// How [`Cache::Pdc`] keeps the guest's journal out of the page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JournalWay {
-    /// It is written through the page cache, and dropped from it once it is flushed. Possible everywhere; a commit costs what it costs with
-    /// [`Cache::Writeback`].
+    /// It is written through the page cache, and dropped from it once it is flushed. Possible
+    /// everywhere; a commit costs the same as with [`Cache::Writeback`].
     #[default]
     Drop,
     /// It is read and written around the page cache, as the whole image with [`Cache::None`], where that is safe, and dropped elsewhere. A commit waits for the
@@ -106,9 +107,10 @@ pub enum Discard {
     /// They free it.
     #[default]
     On,
-    /// They are not offered. One that comes all the same is answered, and does nothing.
+    /// They are not offered. A discard that comes all the same is answered without an effect.
     Off,
-    /// Files read as zeroes there, and keep what they have allocated. On devices nothing is done.
+    /// Files read as zeroes there, and keep their allocated space. On devices a discard has no
+    /// effect.
     Keep,
 }
 
@@ -119,7 +121,7 @@ pub struct FileOptions {
     pub cache: Cache,
     /// True if writes are refused.
     pub read_only: bool,
-    /// It is raw, whatever format it looks like.
+    /// It is raw, even if it looks like another format.
     pub raw: bool,
     /// The effect of discards. Without [`Discard::On`], zeroes that need not stay allocated do.
     pub discard: Discard,
@@ -130,7 +132,7 @@ pub struct FileOptions {
     pub flush_delay: Duration,
     /// For experiments, with [`Cache::Pdc`]: a flush writes no dirty page to the device but those
     /// of the guest's journal. Data flushed elsewhere **can be lost** when the host fails. With no
-    /// journal known a flush is what it is elsewhere, and the sync at the volume's end always is.
+    /// journal known a flush is a normal one, and so is the sync at the volume's end always.
     pub danger_flush_journal_only: bool,
 }
 
@@ -149,7 +151,8 @@ pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
     Ok(attached::loop_on(&file).map(|device| format!("is attached to /dev/{device}")))
 }
 
-/// An image to look into, and its size in bytes: open for reading, without any lock, whoever uses it.
+/// An image to look into, and its size in bytes: open for reading, without any lock, with any other
+/// user.
 ///
 /// # Errors
 /// As [`FileEngine::open`], if it is no image that could be served for reading.
@@ -181,7 +184,8 @@ struct Shared {
     /// For the simulator: how many of each kind a channel has under way (`turns.rs`).
     turns: Option<[usize; 2]>,
     durability: Arc<durability::Durability>,
-    /// Which parts of the volume are read and written around the page cache; nothing if that never changes.
+    /// The parts of the volume that are read and written around the page cache; none if that never
+    /// changes.
     placements: Option<Arc<placements::Placements>>,
     flushes: Arc<flushes::Flushes>,
     kernel_lock: kernel_lock::KernelLock,
@@ -199,13 +203,13 @@ struct Shared {
     /// It has a command that zeroes, or a file system that does. Zeroes are written elsewhere.
     can_zero: bool,
     map: Option<map::Map>,
-    /// With [`Cache::Pdc`], unless nothing can be written.
+    /// With [`Cache::Pdc`], unless the volume refuses writes.
     journal: Option<journal::Journal>,
     /// [`FileOptions::flush_delay`].
     flush_delay: Duration,
     /// [`FileOptions::danger_flush_journal_only`].
     danger_flush_journal_only: bool,
-    /// Told of everything that reaches the storage, if somebody wants to know.
+    /// Records all changes of the storage, if recording is on.
     recorder: Option<Arc<StorageRecorder>>,
 }
 
@@ -220,13 +224,14 @@ impl FileEngine {
     /// seconds for them.
     ///
     /// # Errors
-    /// Every [`crate::ErrorKind`]; the text says what to do.
+    /// Every [`crate::ErrorKind`]; the text names the action to take.
     pub fn open(path: &std::path::Path, options: FileOptions) -> Result<FileEngine, EngineError> {
         FileEngine::open_patiently(path, options, &mut |leftover| leftover.waited <= lock::PATIENCE)
     }
 
-    /// The same, waiting as long as `patience` wants for what a dead process has left of the image: it is asked several times a second. An
-    /// image that a process has open that runs is refused as quickly as elsewhere.
+    /// The same, waiting for a dead process's requests as long as `patience` wants: it is called
+    /// several times a second. An image that a process has open that runs is refused as quickly as
+    /// elsewhere.
     ///
     /// # Errors
     /// As [`FileEngine::open`]; [`crate::ErrorKind::Locked`] when `patience` is at an end.
@@ -283,8 +288,7 @@ impl FileEngine {
         PathBuf::from(format!("/proc/self/fd/{}", self.shared.file().as_raw_fd()))
     }
 
-    /// For tests: what is taken for the layout of the volume from now on. Has no effect without
-    /// [`Cache::Pdc`].
+    /// For tests: sets the layout of the volume from now on. Has no effect without [`Cache::Pdc`].
     #[doc(hidden)]
     pub fn pretend_layout(&self, layout: vlane_policy::journal::layout::JournalLayout) {
         if let Some(journal) = &self.shared.journal {
@@ -298,7 +302,7 @@ impl FileEngine {
         self.shared.unknown_ways.fetch_or(ranges::Way::Discard.bit(), Ordering::Relaxed);
     }
 
-    /// For tests: does something while the journal thread does nothing. Has no effect without
+    /// For tests: runs `what` while the journal thread stands still. Has no effect without
     /// [`Cache::Pdc`].
     #[doc(hidden)]
     pub fn without_journal_thread(&self, what: impl FnOnce()) {
@@ -437,8 +441,9 @@ impl Shared {
     }
 }
 
-/// Bytes from `sector` on, as an offset that the system takes, with the end; nothing beyond what any file can have.
-/// The lane has checked requests against the volume; this keeps arithmetic safe for any request.
+/// Bytes from `sector` on, as an offset that the system takes, with the end; none beyond the limit
+/// of any file. The lane has checked requests against the volume; this keeps arithmetic safe for
+/// any request.
 #[inline]
 fn span(sector: u64, len: u64) -> Option<(u64, u64)> {
     let offset = sector.checked_mul(SECTOR)?;

@@ -34,8 +34,9 @@ pub use handed::HandedFiles;
 pub(super) use refused::checked_size;
 use refused::open_error;
 
-/// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served as a disk is;
-/// a file on a DAX device has direct I/O, which copies as a mapping would, and errors that a mapping would not have.
+/// Only tmpfs is mapped: it tells holes from data and can punch. ramfs does neither, and is served
+/// as a disk is. A file on a DAX device has direct I/O, which copies as a mapping would, and errors
+/// that a mapping would not have.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 
@@ -57,7 +58,7 @@ fn ways(
 ) -> Result<(File, Option<File>, Cache), EngineError> {
     let Asked { cache, read_only, is_device, in_memory, size } = asked;
     Ok(match cache {
-        // In memory the page cache is the storage: there is nothing to go around.
+        // In memory the page cache is the storage: direct I/O has no meaning.
         _ if in_memory => {
             if cache == Cache::None {
                 tracing::warn!(
@@ -94,8 +95,8 @@ fn ways(
     })
 }
 
-/// Tells of direct I/O on storage that reads what it writes twice, whose readings the guest can
-/// make differ.
+/// Warns of direct I/O on storage that reads written data twice: the guest can make the two
+/// readings differ.
 fn warn_of_rereading(path: &Path, file: &File) {
     if let Some(why) = rereads::reason(file) {
         tracing::warn!(
@@ -114,7 +115,7 @@ fn map(path: &Path, file: &File, size: u64) -> Option<map::Map> {
     map::Map::new(file, size).inspect_err(told).ok()
 }
 
-/// An image's files, and what is known of it.
+/// An image's files, and their known properties.
 struct Opened {
     file: File,
     /// With a second file the first one is direct.
@@ -122,7 +123,7 @@ struct Opened {
     /// In force.
     cache: Cache,
     witness: Option<File>,
-    /// Why nothing of it is read and written around the page cache, if that is asked.
+    /// The reason why no part of it is read and written around the page cache, if that is asked.
     refusal: Option<String>,
     can_discard: bool,
     can_zero: bool,
@@ -238,7 +239,8 @@ fn locked(
     patience: &mut lock::Patience<'_>,
 ) -> Result<(File, Metadata, u64), EngineError> {
     let (buffered, metadata) = open_image(path, read_only)?;
-    // Before anything is read: a dead process's writes may still be on their way, and storage that hangs lets nobody read.
+    // Before the first read: a dead process's writes may still be on their way, and reads hang on
+    // storage that hangs.
     lock::acquire(path, &buffered, read_only, patience)?;
     let size = raw_size(path, &buffered, raw)?;
     let is_device = metadata.file_type().is_block_device();
@@ -267,14 +269,14 @@ fn check_writable(path: &Path, file: &File, is_device: bool) -> Result<(), Engin
     Err(EngineError::new(ErrorKind::ReadOnly, Some(path), text))
 }
 
-/// An image through the page cache, and its size, whoever uses it.
+/// An image through the page cache, and its size, with any other user.
 pub(super) fn image(path: &Path, raw: bool) -> Result<(File, u64), EngineError> {
     let (file, _) = open_image(path, true)?;
     let size = raw_size(path, &file, raw)?;
     Ok((file, size))
 }
 
-/// An image through the page cache, of which nothing is read yet.
+/// An image through the page cache, of which no byte is read yet.
 fn open_image(path: &Path, read_only: bool) -> Result<(File, Metadata), EngineError> {
     let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
     let metadata = std::fs::metadata(path).map_err(|e| open_error(path, read_only, e))?;
@@ -293,14 +295,14 @@ fn open_image(path: &Path, read_only: bool) -> Result<(File, Metadata), EngineEr
     Ok((buffered, metadata))
 }
 
-/// The size of an image: what has to be right before it is used in any way.
+/// The size of an image, and the checks before it is used in any way.
 fn raw_size(path: &Path, file: &File, raw: bool) -> Result<u64, EngineError> {
     // Before the size: an image of another format may have any.
     check_format(path, file, raw)?;
     checked_size(path, file)
 }
 
-/// Empties the page cache of a device of what is clean.
+/// Empties the page cache of a device of clean pages.
 ///
 /// A previous user of the device may have written around the cache, and been killed. A direct write
 /// that ends later leaves a page of a block device in the cache that was read meanwhile (files'
@@ -313,7 +315,7 @@ fn open_with(path: &Path, read_only: bool, flags: i32) -> io::Result<File> {
     OpenOptions::new().read(true).write(!read_only).custom_flags(flags).open(path)
 }
 
-/// The same image as another open file: what the system tells an open file once, it tells each.
+/// The same image as another open file: the system reports an error once to each open file.
 fn open_again(path: &Path, file: &File, flags: i32) -> Result<File, EngineError> {
     // By its descriptor: what is found at the path may be another file by now.
     let own = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -332,8 +334,9 @@ fn open_again(path: &Path, file: &File, flags: i32) -> Result<File, EngineError>
     }
 }
 
-/// Opens a device again, for us alone: one that is mounted, or part of an array, has somebody who writes to it. The
-/// descriptor that has the claim is also the only one whose discards do not stumble over the page cache.
+/// Opens a device again, for exclusive use: a device that is mounted, or part of an array, has
+/// another writer. The descriptor that has the claim is also the only one whose discards do not
+/// stumble over the page cache.
 fn claim(path: &Path, is_direct: bool, file: &File) -> Result<File, EngineError> {
     let direct = if is_direct { libc::O_DIRECT } else { 0 };
     let begin = Instant::now();
@@ -386,7 +389,7 @@ impl Refusal {
     }
 }
 
-/// Opens the image for direct I/O, and tries whether that is what it announces.
+/// Opens the image for direct I/O, and checks the announced alignment.
 fn open_direct(
     path: &Path,
     read_only: bool,
@@ -446,7 +449,7 @@ pub(super) fn check_whole_blocks(path: &Path, block: u64, size: u64) -> Result<(
 }
 
 /// Returns the alignment that direct I/O demands; none if the file has no direct I/O. A file system
-/// that journals its data, or encrypts or compresses the file, takes the open and then goes through
+/// that journals its data, or encrypts or compresses the file, takes the open. It then goes through
 /// the page cache all the same.
 fn direct_alignment(file: &File, is_device: bool) -> Option<Align> {
     let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
@@ -462,11 +465,12 @@ fn direct_alignment(file: &File, is_device: bool) -> Option<Align> {
     Some(Align { block: u64::from(block), memory: block as usize })
 }
 
-/// Logical and physical block that the guest is told, bytes.
+/// Logical and physical block for the guest, bytes.
 ///
-/// An image file is a disk of 512-byte sectors wherever it lies, because what is in it counts in them: a partition
-/// table made for 512-byte sectors cannot be found on a disk of 4096-byte ones. The storage's
-/// preferred size is reported as the physical block, to which guests align. A device is what it is.
+/// An image file is a disk of 512-byte sectors on any storage, because its content counts in them.
+/// A partition table made for 512-byte sectors cannot be found on a disk of 4096-byte ones. The
+/// storage's preferred size is reported as the physical block, to which guests align. A device
+/// keeps its own block sizes.
 fn block_sizes(file: &File, is_device: bool, offset_align: u64) -> (u32, u32) {
     if is_device {
         let logical = rustix::fs::ioctl_blksszget(file).unwrap_or(512).max(512);
@@ -489,8 +493,7 @@ pub(super) fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Resul
     }
 }
 
-/// Tells of a file that somebody has allocated as a whole, of which a guest's trim will free what
-/// it trims.
+/// Warns of a fully allocated file whose space a guest's trim will free.
 fn warn_of_freeing(path: &Path, file: &File) {
     let is_whole =
         file.metadata().is_ok_and(|metadata| metadata.blocks().saturating_mul(SECTOR) >= metadata.len());

@@ -181,7 +181,8 @@ fn placement(is_direct: bool) -> Placement {
     if is_direct { Placement::Direct } else { Placement::Cached }
 }
 
-/// From the first to the last byte of the volume that a request touches; nothing for one that has no place.
+/// From the first to the last byte of the volume that a request touches; none for one that has no
+/// place.
 fn touched(request: &Request) -> Option<Range<u64>> {
     match request.kind() {
         Kind::In | Kind::Out => {

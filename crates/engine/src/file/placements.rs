@@ -57,7 +57,7 @@ struct State {
     /// Counts changes of the fields below.
     generation: u64,
     regions: Arc<Regions>,
-    /// Where nothing may begin.
+    /// The ranges where no request may begin.
     changing: Arc<Regions>,
     members: Vec<Member>,
     numbers: u64,
@@ -67,11 +67,11 @@ struct State {
 struct Member {
     number: u64,
     doorbell: Arc<Waker>,
-    /// The generation in whose changing ranges nothing of its is under way.
+    /// The generation in whose changing ranges none of its requests is under way.
     drained: u64,
 }
 
-/// A channel's view. Dropped, it has nothing under way any more.
+/// A channel's view. Dropped, it has no request under way any more.
 #[derive(Debug)]
 pub(crate) struct Placer {
     shared: Arc<Placements>,
@@ -80,7 +80,7 @@ pub(crate) struct Placer {
     regions: Arc<Regions>,
     changing: Arc<Regions>,
     flights: Box<[Flight]>,
-    /// How many are under way and touch what changes.
+    /// The requests under way that touch changing ranges.
     awaited: usize,
     held: Vec<Slot>,
     /// Those that were held and need not be.
@@ -90,7 +90,7 @@ pub(crate) struct Placer {
 /// The extent that a slot's request touches.
 #[derive(Debug, Clone, Default)]
 struct Flight {
-    /// From the first byte to the last one; empty: it has nothing under way.
+    /// From the first byte to the last one; empty: no request is under way.
     range: Range<u64>,
     is_awaited: bool,
     is_held: bool,
@@ -135,7 +135,7 @@ impl Placements {
         Arc::clone(&self.lock().regions)
     }
 
-    /// From now on nothing begins that touches `changing`, until [`Placements::release`].
+    /// From now on no request begins that touches `changing`, until [`Placements::release`].
     pub(crate) fn hold(&self, changing: Regions) {
         self.say(|state| state.changing = Arc::new(changing));
     }
@@ -146,7 +146,8 @@ impl Placements {
         state.members.iter().all(|member| member.drained == state.generation)
     }
 
-    /// This is the map in force, and nothing is held any more. If it differs from the one before, then only in what was held and has drained.
+    /// This is the map in force, and no request is held any more. It may differ from the one before
+    /// only in ranges that were held and have drained.
     pub(crate) fn release(&self, regions: Arc<Regions>) {
         self.say(|state| {
             state.regions = regions;
@@ -188,7 +189,7 @@ impl Placer {
         }
     }
 
-    /// Begins a request that touches nothing outside of `range`.
+    /// Begins a request that stays inside of `range`.
     pub(crate) fn begin(&mut self, slot: Slot, range: Range<u64>) -> Begun {
         self.look();
         let is_held = self.changing.touches(&range);
@@ -206,7 +207,8 @@ impl Placer {
         }
     }
 
-    /// Where a request that was begun goes on at a byte of its range: whether around the page cache, and where its next border is.
+    /// The way of a request at a byte of its range: true if around the page cache, and the place of
+    /// the next border.
     pub(crate) fn part(&mut self, slot: Slot, at: u64) -> (bool, u64) {
         let (is_direct, border) = self.regions.at(at);
         self.flights[usize::from(slot.0)].is_direct = is_direct;
@@ -223,7 +225,7 @@ impl Placer {
         self.flights[usize::from(slot.0)].is_held
     }
 
-    /// A request is answered, or put back: nothing of it is under way, and it waits for nothing.
+    /// A request is answered, or put back: it has no operation under way, and does not wait.
     pub(crate) fn end(&mut self, slot: Slot) {
         let flight = std::mem::take(&mut self.flights[usize::from(slot.0)]);
         if flight.is_held {
@@ -238,8 +240,8 @@ impl Placer {
         }
     }
 
-    /// A request that need not be held any more, and is to begin again. To be called until there is nothing, after the doorbell's eventfd was
-    /// read: what is said after the look rings it again.
+    /// A request that need not be held any more, and is to begin again. Call it until it returns
+    /// none, after reading the doorbell's eventfd: a release after the look rings it again.
     pub(crate) fn freed(&mut self) -> Option<Slot> {
         self.look();
         self.freed.pop()
@@ -250,7 +252,7 @@ impl Placer {
         !self.freed.is_empty()
     }
 
-    /// Adopts what was said, if something was since the last look.
+    /// Adopts the published state, if it changed since the last look.
     #[inline]
     fn look(&mut self) {
         // Relaxed: what it stands for is read under the mutex.

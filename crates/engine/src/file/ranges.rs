@@ -26,7 +26,7 @@ pub(super) enum Way {
     Zero,
     /// Writes zeroes.
     Write,
-    /// Tells the device that it is not needed, by io_uring. The device decides how it reads then.
+    /// Marks it as unused on the device, by io_uring. The device decides how it reads then.
     Discard,
     /// The same by a thread that waits for it (BLKDISCARD).
     Device,
@@ -54,7 +54,7 @@ impl Pieces {
             Way::Punch => self.punched,
             Way::Zero => self.zeroed,
             Way::Write => self.written,
-            // One command whatever its length, and one wait.
+            // One command for any length, and one wait.
             Way::Discard | Way::Device => u64::MAX,
         }
     }
@@ -86,7 +86,7 @@ impl FileChannel {
         }
     }
 
-    /// Begins what is next of a request's ranges, or ends it.
+    /// Begins the next of a request's ranges, or ends it.
     pub(super) fn next_range(
         &mut self,
         slot: Slot,

@@ -35,7 +35,7 @@ impl Recorded {
         Recorded { lane: recorder.lane(), inner, recorder, requests, under_way: Vec::new() }
     }
 
-    /// Has the channel do something for a request, and writes down what comes of it.
+    /// Has the channel act for a request, and records the result.
     fn tell(
         &mut self,
         slot: Slot,
@@ -79,7 +79,7 @@ impl Recorded {
     }
 }
 
-/// An operation as the record has it; nothing for one that changes nothing.
+/// An operation as the record has it; none for one that makes no change.
 fn told(request: &Request, operation: &Operation) -> Option<Told> {
     let Operation { file, offset, len, durable, .. } = *operation;
     let data = match &operation.what {
@@ -152,7 +152,7 @@ impl Channel for Recorded {
     }
 
     fn forget(&mut self, slot: Slot) {
-        // Some of it may have been told of and not begun: nobody waits for that.
+        // Some operations may be recorded as begun and never begin: none waits for them.
         self.under_way.retain(|(at, ..)| *at != slot);
         if let Some(number) = self.requests[usize::from(slot.0)].take() {
             self.recorder.forget(number);

@@ -40,7 +40,7 @@ struct OnDevice {
     wants_stable_writes: bool,
 }
 
-/// Why a file system reads what it writes twice.
+/// The reason why a file system reads written data twice.
 fn of_file_system(known: OnFileSystem) -> Option<&'static str> {
     match known.magic {
         BTRFS_MAGIC if known.is_nocow || known.is_nodatasum => None,
@@ -76,7 +76,8 @@ fn of_device(known: &OnDevice) -> Option<String> {
         .then(|| format!("/dev/{name} wants its data unchanged while it writes them (queue/stable_writes)"))
 }
 
-/// Why what is written to a file or device is read more than once, as far as the system tells.
+/// The reason why data written to a file or device is read more than once, as far as the system
+/// shows it.
 pub(super) fn reason(file: &File) -> Option<String> {
     reason_at(file, 0)
 }

@@ -106,7 +106,7 @@ pub struct SimulatedSyncs {
 }
 
 impl SimulatedSyncs {
-    /// Begins one, or tells of its end; says whether there was something to do.
+    /// Begins one, or reports its end; returns true if there was work.
     pub fn step(&mut self) -> bool {
         let begin = |asks, times| Some((asks, system::sync(self.shared.file().as_raw_fd()), times));
         let Some((asks, number, times)) = self.under_way else {
@@ -127,7 +127,7 @@ impl SimulatedSyncs {
 
 impl Drop for SimulatedSyncs {
     fn drop(&mut self) {
-        // Its end is told to nobody.
+        // Its end is not reported.
         if let Some((_, number, _)) = self.under_way {
             system::finish(number, -libc::ECANCELED);
         }

@@ -34,7 +34,7 @@ pub(super) struct Extent {
     pub(super) range: Range<u64>,
     /// They are exactly these bytes; otherwise some of them.
     pub(super) is_exact: bool,
-    /// The kernel lets nobody else have the thing for itself meanwhile.
+    /// The kernel gives no other process exclusive use meanwhile.
     pub(super) is_claimed: bool,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct Stack {
     pub(super) devices: BTreeMap<u64, Device>,
 }
 
-/// Where the system tells of devices, and where their nodes are.
+/// The system's list of devices, and the place of their nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Roots<'a> {
     pub(super) sys: &'a Path,
@@ -97,7 +97,7 @@ impl Roots<'static> {
 }
 
 impl Stack {
-    /// Looks at all block devices. Facts that the system does not tell are left out.
+    /// Looks at all block devices. Facts that the system does not report are left out.
     pub(super) fn read(roots: Roots<'_>) -> Stack {
         let mut devices = BTreeMap::new();
         for entry in std::fs::read_dir(roots.sys.join("dev/block")).into_iter().flatten().flatten() {
@@ -145,7 +145,7 @@ impl Stack {
         mapped.filter(|extent| !extent.range.is_empty()).collect()
     }
 
-    /// Says whether two things have bytes in common, in whatever lies below both.
+    /// Returns the bytes that two things share, in any layer below both.
     pub(super) fn shared(&self, one: Thing, other: Thing) -> Option<Shared> {
         let (ours, theirs) = (self.layers(one), self.layers(other));
         let pairs = ours.iter().flat_map(|our| theirs.iter().map(move |their| (our, their)));
@@ -205,8 +205,8 @@ fn read_device(roots: Roots<'_>, directory: &Path) -> Device {
     } else if let Some(path) = text("loop/backing_file") {
         let path = PathBuf::from(path.trim_end_matches('\n'));
         let thing = loop_backing(&roots.dev.join(&found.name)).or_else(|| {
-            // By its name, where the device may not be asked: that of another mount namespace means
-            // nothing here.
+            // By its name, where the device may not be asked: a name of another mount namespace has
+            // no meaning here.
             std::fs::metadata(&path).ok().map(|metadata| Thing::by(&metadata))
         });
         lower.extend(thing.map(|thing| is_exact(thing, count("loop/offset"), false)));
@@ -225,7 +225,7 @@ fn read_device(roots: Roots<'_>, directory: &Path) -> Device {
     Device { lower, disk, backing, ..found }
 }
 
-/// Asks a loop device on what it lies.
+/// Asks a loop device for its file.
 fn loop_backing(node: &Path) -> Option<Thing> {
     let flags = libc::O_NONBLOCK;
     let device = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(node).ok()?;

@@ -41,7 +41,7 @@ impl SyncThread {
         Arc::new(SyncThread { flushes: Arc::clone(flushes), thread: Mutex::default() })
     }
 
-    /// Begins, unless it has begun, or nothing can be written.
+    /// Begins, unless it has begun, or the volume refuses writes.
     ///
     /// # Errors
     /// When the system gives no thread.
@@ -89,7 +89,7 @@ fn run(shared: &Shared) {
     }
 }
 
-/// Waits that long, or until nobody needs the thread any more.
+/// Waits that long, or until the thread is no longer needed.
 fn rest(syncer: &Syncer, delay: Duration) {
     let begin = Instant::now();
     while let Some(left) = delay.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
@@ -100,7 +100,7 @@ fn rest(syncer: &Syncer, delay: Duration) {
     }
 }
 
-/// Makes durable what was answered; 0, or an error number.
+/// Makes answered writes durable; 0, or an error number.
 fn sync(shared: &Shared) -> i32 {
     let journal = shared.journal.as_ref().filter(|_| shared.danger_flush_journal_only);
     if let Some(pieces) = journal.and_then(|journal| pieces(&journal.map())) {
@@ -129,18 +129,17 @@ fn write_back(shared: &Shared, pieces: &[Range<u64>]) -> io::Result<()> {
     pieces.iter().try_for_each(|piece| pages::write_back(file, piece))
 }
 
-/// Notes what is lost, before anybody is told.
+/// Notes a loss, before any request is answered.
 pub(super) fn settle(shared: &Shared, asks: Writeback, errno: i32) -> End {
     if errno != 0 {
         shared.durability.fail(errno, asks);
         return End::Failed(errno);
     }
-    // The system says that it went well to one of two that go on together, whatever happened to the
-    // pages of both.
+    // The system reports success to one of two that run together, even if pages of both are lost.
     if shared.durability.ask(asks) { End::Lost } else { End::Well }
 }
 
-/// Where the journals lie; nothing if none is known, or there are too many.
+/// The places of the journals; none if no journal is known, or there are too many.
 fn pieces(map: &Map) -> Option<Vec<Range<u64>>> {
     let pieces = map.pieces().iter().filter(|piece| piece.verdict.kind == Kind::Journal);
     let pieces: Vec<_> = pieces.map(|piece| piece.range.clone()).take(MOST_PIECES + 1).collect();

@@ -196,7 +196,7 @@ impl Transfer {
         Transfer { extent, step: Step::Plain(extent.len), ..Transfer::default() }
     }
 
-    /// From now on a worker, who can wait, does its operations.
+    /// From now on a worker, which can wait, does its operations.
     pub(super) fn may_wait(&mut self) {
         self.patient = true;
     }
@@ -211,7 +211,7 @@ impl Transfer {
         self.piece = Some(piece);
     }
 
-    /// Begins what is not done yet, or goes on after a wait.
+    /// Begins the rest, or continues after a wait.
     pub(super) fn go_on(&mut self, request: &Request, durable: bool, means: &mut Means<'_>) -> Next {
         let Extent { data, write, offset, len, align, .. } = self.extent;
         let (at, left) = (offset + self.done, len - self.done);
@@ -360,11 +360,11 @@ impl Transfer {
         }
         self.retries += 1;
         means.stats.retries += 1;
-        // An operation that the system refused for the moment is left to a worker, who can wait.
+        // An operation that the system refused for the moment is left to a worker, which can wait.
         self.operation(piece, durable, true, means)
     }
 
-    /// Ends it where it is: nothing of it is under way, nor ever will be.
+    /// Ends it where it is: it has no operation under way, nor ever will have.
     pub(super) fn forget(&mut self, means: &mut Means<'_>) {
         means.pool.forget(means.slot);
         if let Some(holder) = &mut means.holder {
@@ -377,7 +377,7 @@ impl Transfer {
         self.end(None, means);
     }
 
-    /// The operation that is the present step, or what is left of it.
+    /// The operation of the present step, or the rest of it.
     fn operation(
         &mut self,
         piece: Option<Piece>,
@@ -395,7 +395,7 @@ impl Transfer {
                 let moved = blocks.moved;
                 (Memory::Piece(piece, moved), blocks.start + moved as u64, (blocks.len - moved) as u64)
             }
-            // An operation that nobody asked for.
+            // An operation without a request.
             (_, piece) => return self.fail(Failure::System(libc::EIO), piece, means),
         };
         let reads = !write || matches!(self.step, Step::Fetch(_));
@@ -404,7 +404,7 @@ impl Transfer {
         Next::Operation(Operation { number: 0, what, file, offset, len, durable: durable && !reads, patient })
     }
 
-    /// Puts what is to be written into the buffer that stands for `blocks`.
+    /// Puts the data to write into the buffer that stands for `blocks`.
     fn put(&self, request: &Request, blocks: Blocks, piece: &mut Piece) {
         let (data, skip, n) = self.overlap(blocks);
         let bytes = &mut piece.bytes_mut()[skip..skip + n];
@@ -432,7 +432,7 @@ impl Transfer {
         Next::Failed(failure)
     }
 
-    /// Gives back what it has.
+    /// Gives back its holds.
     fn end(&mut self, piece: Option<Piece>, means: &mut Means<'_>) {
         for piece in [piece, self.piece.take()].into_iter().flatten() {
             means.pool.give_back(piece);
@@ -447,7 +447,7 @@ impl Transfer {
     }
 }
 
-/// Gives back what a request holds.
+/// Gives back a request's hold.
 #[inline]
 pub(super) fn release(holder: Option<&mut Holder>, hold: &mut Option<Hold>) {
     if let (Some(hold), Some(holder)) = (hold.take(), holder) {

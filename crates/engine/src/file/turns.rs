@@ -30,9 +30,9 @@ pub(super) enum Turn {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// By kind: how many there may be, how many there are, and who waits.
+    /// By kind: the most turns, the present turns, and the waiting requests.
     lines: [Line; 2],
-    /// All who wait.
+    /// All waiting requests.
     waiting: usize,
 }
 
@@ -92,7 +92,7 @@ impl Turns {
         Some((slot, turn))
     }
 
-    /// Requests that wait: nothing of theirs is under way.
+    /// Requests that wait: they have no operation under way.
     pub(super) fn waiting(&self) -> impl Iterator<Item = Slot> {
         self.lines.iter().flat_map(|line| line.waiting.iter().copied())
     }

@@ -39,7 +39,7 @@ struct Lane {
     is_there: bool,
     /// How many lanes had this number before.
     generation: u64,
-    /// Served, and not yet told.
+    /// Served, and not yet reported.
     served: Vec<Slot>,
     /// Neither served nor forgotten.
     pending: usize,
@@ -258,7 +258,7 @@ mod tests {
         ports[0].submit_from(8, Slot(0), false);
         assert_eq!((ports[0].queue, ports[1].queue), (1, 0));
         assert_eq!(queues.lock().device.length(1), 1);
-        // A queue that nobody has, and where nothing is left, is another thread's.
+        // A queue without lanes and without requests is another thread's.
         drop(ports.remove(1));
         assert_eq!(Port::on(9, Arc::clone(&queues), 16).queue, 0);
         drop(ports);

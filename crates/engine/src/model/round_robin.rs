@@ -49,8 +49,8 @@ impl<J> RoundRobin<J> {
         self.queues.get(queue).map_or(0, |queue| queue.waiting.len() + queue.begun)
     }
 
-    /// The time has come to `now`: tells of each request that has ended meanwhile, in the order of their ends. A time that has
-    /// passed is the last one that was given.
+    /// The time has come to `now`: reports each request that has ended meanwhile, in the order of
+    /// their ends. A time that has passed is the last one that was given.
     pub(super) fn advance(&mut self, now: u64, mut ended: impl FnMut(J)) {
         self.now = self.now.max(now);
         while let Some(&(end, queue, _)) = self.busy.front() {
@@ -65,7 +65,8 @@ impl<J> RoundRobin<J> {
         }
     }
 
-    /// A request comes to a queue, now. Call [`RoundRobin::advance`] before: what has ended makes room.
+    /// A request comes to a queue, now. Call [`RoundRobin::advance`] before: ended requests make
+    /// room.
     pub(super) fn push(&mut self, queue: usize, job: J) {
         self.queues[queue].waiting.push_back(job);
         if self.busy.len() < self.channels {
@@ -119,7 +120,7 @@ mod tests {
         end: u64,
     }
 
-    /// The same device, one tick after the other: at each, what ends, then what begins, then what comes.
+    /// The same device, one tick after the other: at each, first ends, then begins, then arrivals.
     fn reference(latency: u64, channels: usize, queues: usize, arrivals: &[(u64, usize)]) -> Vec<Story> {
         let mut stories: Vec<_> =
             arrivals.iter().map(|(came, queue)| Story { came: *came, queue: *queue, end: 0 }).collect();
@@ -157,7 +158,7 @@ mod tests {
         stories
     }
 
-    /// Queues and arrivals, in the order of their times; and the moments at which somebody looks.
+    /// Queues and arrivals, in the order of their times; and the moments of the looks.
     fn scenes() -> impl Strategy<Value = (u64, usize, usize, Vec<(u64, usize)>, Vec<u64>)> {
         (1..6u64, 1..5usize, 1..5usize).prop_flat_map(|(latency, channels, queues)| {
             let arrivals = prop::collection::vec((0..40u64, 0..queues), 0..60);
@@ -191,7 +192,8 @@ mod tests {
                 let of_queue = |at: usize| (0..=job).filter(|j| arrivals[*j].1 == at && expected[*j].end > *time).count();
                 (0..queues).for_each(|at| assert_eq!(device.length(at), of_queue(at)));
             }
-            // From one promised moment to the next, nothing ends between them and nothing later than told.
+            // From one promised moment to the next, no request ends between them, and none later
+            // than promised.
             while let Some(next) = device.next_end(|_| true) {
                 device.advance(next - 1, |job: usize| order.push((job, next - 1)));
                 device.advance(next, |job: usize| order.push((job, next)));

@@ -30,7 +30,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// A lane for the device's side of `driver`, whose memory is `arena` and what else is given.
+    /// A lane for the device's side of `driver`, with the memory `arena` and the other given parts.
     pub fn new(
         engine: &dyn Engine,
         driver: &driver::Queue,
@@ -112,8 +112,8 @@ impl Lane {
         self.proceed(slot, outcome);
     }
 
-    /// Lets the next operation end and does not begin what comes after it, but puts the request back into its ring, as a lane that stops
-    /// does. It must be the last one that was taken.
+    /// Lets the next operation end without beginning the next step, but puts the request back into
+    /// its ring, as a lane that stops does. It must be the last one that was taken.
     pub fn put_back_after_an_operation(&mut self) {
         let begin = Instant::now();
         let finished = loop {
@@ -137,12 +137,12 @@ impl Lane {
         self.channel.forget(slot);
     }
 
-    /// Has what was begun submitted.
+    /// Has the begun operations submitted.
     pub fn submit(&mut self) {
         self.uring.submit().expect("submit");
     }
 
-    /// Works on what arrived and what goes on; returns how many steps of requests that were.
+    /// Works on arrivals and continued requests; returns how many steps of requests that were.
     pub fn turn(&mut self, now: Instant) -> usize {
         self.submit();
         let mut steps = 0;
@@ -167,7 +167,7 @@ impl Lane {
                 other => panic!("{other:?}"),
             }
         }
-        // Only then: nothing may rely on being looked at all the time.
+        // Only then: no code may rely on constant looks.
         if std::mem::take(&mut self.is_rung) || self.channel.deadline().is_some_and(|at| at <= now) {
             self.channel.poll(now, &mut self.ready);
             for slot in std::mem::take(&mut self.ready) {

@@ -164,7 +164,7 @@ impl Rig {
         index
     }
 
-    /// Takes what was made available and begins it; does not wait.
+    /// Takes the available requests and begins them; does not wait.
     pub fn begin(&mut self) {
         while let Some(slot) = self.lane.take() {
             self.lane.begin(slot);
@@ -172,12 +172,12 @@ impl Rig {
         self.lane.submit();
     }
 
-    /// Works on what arrived.
+    /// Works on arrivals.
     pub fn reap(&mut self, now: Instant) {
         self.lane.turn(now);
     }
 
-    /// Shows the guest what is answered.
+    /// Shows the answers to the guest.
     pub fn collect(&mut self) -> Vec<Answer> {
         self.lane.queue.publish();
         let mut ids = Vec::new();
@@ -232,7 +232,7 @@ impl Rig {
         answers.remove(0)
     }
 
-    /// One request that must succeed; what it read.
+    /// One request that must succeed; returns the data read.
     pub fn ok(&mut self, op: Op) -> Vec<u8> {
         let what = match &op {
             Op::Write { sector, pieces, .. } => format!("write at {sector}, {pieces:?}"),
@@ -256,7 +256,7 @@ fn positions(pieces: &Pieces) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Bytes that tell where they belong, and which write they came with.
+/// Bytes that identify their place, and their write.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

@@ -12,7 +12,7 @@ use vlane_engine::file::{Cache, FileEngine, FileOptions};
 #[allow(unused_imports, reason = "each test program uses its own part of this")]
 pub use vlane_testing::skip;
 
-/// Runs a command; its output, or what went wrong.
+/// Runs a command; its output, or its error.
 pub fn command(program: &str, args: &[&str]) -> Result<String, String> {
     let output = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -77,8 +77,8 @@ pub fn cached(path: &Path) -> usize {
     let len = usize::try_from(rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).expect("size")).unwrap();
     let pages = len.div_ceil(4096);
     let mut resident = vec![0u8; pages];
-    // SAFETY: a new mapping at an address of the kernel's choice, which nothing touches and which ends here; `resident` has a byte for each
-    // of its pages.
+    // SAFETY: a new mapping at an address of the kernel's choice, which is not accessed and which
+    // ends here; `resident` has a byte for each of its pages.
     unsafe {
         let at =
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);

@@ -19,7 +19,7 @@ use std::str::FromStr;
 /// A request's place among the others of its volume. Never between volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Class {
-    /// Before all others: somebody waits for it.
+    /// Before all others: a person waits for it.
     Express,
     /// In the order of their arrival.
     #[default]
@@ -48,8 +48,9 @@ impl fmt::Display for Class {
     }
 }
 
-/// The I/O priority in a request's header: any number that a guest can write. Linux' has its class in bits 13 to 15 (0 none, 1 real time, 2
-/// best effort, 3 idle), its level in bits 0 to 2 (0 the highest), and hints in bits 3 to 12, which mean nothing here.
+/// The I/O priority in a request's header: any number that a guest can write. Linux has its class
+/// in bits 13 to 15 (0 none, 1 real time, 2 best effort, 3 idle), and its level in bits 0 to 2 (0
+/// the highest). The hints in bits 3 to 12 are ignored here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ioprio(pub u32);
 
@@ -57,7 +58,8 @@ impl Ioprio {
     /// Best effort 3: ext4's journal thread.
     pub const JOURNAL: Ioprio = Ioprio(2 << 13 | 3);
 
-    /// Where its class stands in a [`Classes`]; what is more than 16 bits, or of an unknown class, is where none is.
+    /// The place of its class in a [`Classes`]; a number of more than 16 bits, or of an unknown
+    /// class, counts as none.
     #[inline]
     fn place(self) -> usize {
         let class = if self.0 >> 16 == 0 { (self.0 >> 13) & 7 } else { 0 };

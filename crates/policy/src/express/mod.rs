@@ -23,7 +23,8 @@ pub use window::Window;
 /// Which of the mechanisms a volume uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// None: requests are begun in the order of their arrival, whatever their priority. The paper's Vanilla and CPU.
+    /// None: requests are begun in the order of their arrival, without regard to priority. The
+    /// paper's Vanilla and CPU.
     #[default]
     Off,
     /// Express requests are begun first, in front of a bounded window of requests in flight. The paper's CPU+IO.

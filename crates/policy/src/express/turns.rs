@@ -61,7 +61,8 @@ impl Turns {
         self.passed[class as usize] >= SHARE - 1
     }
 
-    /// One of that class is begun; `waits` is who waited at that moment, itself included.
+    /// One of that class is begun; `waits` are the classes that waited at that moment, itself
+    /// included.
     #[inline]
     pub fn begun(&mut self, class: Class, waits: Each<bool>) {
         for other in Class::ALL {

@@ -41,7 +41,7 @@ impl ByWay {
 pub struct Traffic {
     /// Bytes written.
     pub written: u64,
-    /// Those of them that were written to what was known as a journal.
+    /// Those of them that were written to a known journal.
     pub journal_written: ByWay,
     /// The same of a cyclic log that is no file system's journal.
     pub log_written: u64,
@@ -57,8 +57,8 @@ pub struct Traffic {
     pub footprint_block: u64,
 }
 
-/// A volume's journals, what is written to them, and what of that is to go from the page cache. See [`Detector`] for the order in which it
-/// is told.
+/// A volume's journals, the writes to them, and the parts to drop from the page cache. See
+/// [`Detector`] for the order of the calls.
 #[derive(Debug)]
 pub struct Bypass {
     detector: Detector,
@@ -68,7 +68,7 @@ pub struct Bypass {
     journal: Footprint,
     /// The journal was written to since the last flush.
     is_dirty: bool,
-    /// Where what lies in the cache was looked at as a whole.
+    /// The journals whose cached pages were looked at as a whole.
     swept: Arc<Map>,
     /// The journals in the last [`Change`].
     told: Vec<Journal>,
@@ -118,7 +118,7 @@ impl Bypass {
         self.sweep();
     }
 
-    /// Writes were missed, nobody knows which.
+    /// An unknown set of writes was missed.
     pub fn missed(&mut self) {
         self.detector.missed();
         self.swept = Arc::default();
@@ -221,7 +221,7 @@ impl Bypass {
         (change != Change::default()).then_some(change)
     }
 
-    /// Where they lie. The same [`Arc`] as long as nothing changes.
+    /// Where they lie. The same [`Arc`] until a change.
     pub fn map(&self) -> &Arc<Map> {
         self.detector.map()
     }

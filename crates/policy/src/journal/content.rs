@@ -25,7 +25,7 @@ use xfs::Xfs;
 
 /// Chains that are followed at the same time, of each kind.
 pub const MOST_CHAINS: usize = 4;
-/// How far ahead of what was seen a chain is believed to go on where it goes: a burst of requests fits.
+/// How far ahead of the seen part a chain is believed to continue: a burst of requests fits.
 const AHEAD: u64 = 4 << 20;
 /// Foreign bytes in a journal that are forgiven at least.
 const FORGIVEN: u64 = 4 << 20;
@@ -92,7 +92,7 @@ pub fn scan(
     }
 }
 
-/// Finds journals by what is written. See the module.
+/// Finds journals by the written data. See the module.
 #[derive(Debug)]
 pub struct Content {
     size: u64,
@@ -100,7 +100,7 @@ pub struct Content {
     clock: u64,
     runs: Runs,
     jbd2: Vec<Jbd2>,
-    /// The superblocks that were seen last, of journals of which nothing else is known.
+    /// The superblocks that were seen last, of journals that are otherwise unknown.
     superblocks: Vec<jbd2::Named>,
     xfs: Vec<Xfs>,
     is_changed: bool,

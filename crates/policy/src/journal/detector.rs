@@ -8,13 +8,15 @@ use super::layout::JournalLayout;
 use super::pattern::Pattern;
 use super::{Head, Journal, Map};
 
-/// Finds a volume's journals from what is written to it. One per volume; it is told of writes and flushes in the order in which they are begun, as far as
-/// that is known.
+/// Finds a volume's journals from the writes to it. One per volume; writes and flushes are reported
+/// in the order in which they are begun, as far as that is known.
 ///
-/// The way that is trusted more has the last word on a place: what layout or content names a journal is no log by its pattern. A layout that was
-/// written over is believed until it is read again. A verdict by content or pattern ends where something else is written into it, or where it is discarded.
+/// The way that is trusted more has the last word on a place: a journal by layout or content is no
+/// log by its pattern. A layout that was written over is believed until it is read again. A verdict
+/// by content or pattern ends where something else is written into it, or where it is discarded.
 ///
-/// Each call takes a time that does not depend on what was written before, nor on the volume's size: [`Content`] and [`Pattern`] say what it costs, and what memory.
+/// The time of each call depends neither on earlier writes nor on the volume's size: [`Content`]
+/// and [`Pattern`] state their time and memory.
 #[derive(Debug)]
 pub struct Detector {
     layout: JournalLayout,
@@ -26,7 +28,7 @@ pub struct Detector {
 }
 
 impl Detector {
-    /// For a volume of `size` bytes, of which nothing is known.
+    /// For a volume of `size` bytes, without any knowledge of it.
     pub fn new(size: u64) -> Detector {
         Detector {
             layout: JournalLayout::default(),
@@ -56,7 +58,7 @@ impl Detector {
         self.needs_layout
     }
 
-    /// The layout was read, after all writes that the detector was told of.
+    /// The layout was read, after all writes that the detector has seen.
     pub fn set_layout(&mut self, layout: JournalLayout) {
         self.needs_layout = false;
         if self.layout.journals != layout.journals {
@@ -75,7 +77,7 @@ impl Detector {
         self.look_for_change();
     }
 
-    /// The guest has what was answered made durable.
+    /// The guest has all answered writes made durable.
     pub fn flush(&mut self) {
         self.pattern.flush();
     }
@@ -88,7 +90,7 @@ impl Detector {
         self.look_for_change();
     }
 
-    /// Returns the present map. The same [`Arc`] as long as nothing changes.
+    /// Returns the present map. The same [`Arc`] until a change.
     pub fn map(&self) -> &Arc<Map> {
         &self.map
     }

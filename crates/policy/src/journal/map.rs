@@ -7,10 +7,11 @@ use super::{Journal, Kind, Verdict};
 /// Pieces that a map has at most: 24 bytes each. A journal in more pieces than that is not worth it.
 pub const MOST_PIECES: usize = 4096;
 
-/// An immutable map of the volume: which bytes are a journal's. Made anew when something changes; shared by all who ask.
+/// An immutable map of the volume: which bytes are a journal's. Made anew at a change; shared by
+/// all callers.
 ///
-/// Memory: 24 bytes a piece ([`MOST_PIECES`] at most), whatever the volume's size. A look is a binary search in a list that is nearly always
-/// shorter than ten: at most twelve steps.
+/// Memory: 24 bytes a piece ([`MOST_PIECES`] at most), for a volume of any size. A look is a binary
+/// search in a list that is nearly always shorter than ten: at most twelve steps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Map {
     /// In the order of their places; none overlaps another.
@@ -41,7 +42,7 @@ impl Map {
         map
     }
 
-    /// Adds what of a range is not known yet.
+    /// Adds the unknown parts of a range.
     fn add(&mut self, range: Range<u64>, verdict: Verdict) {
         let mut begin = range.start;
         let mut at = self.pieces.partition_point(|piece| piece.range.end <= begin);

@@ -41,7 +41,7 @@ pub use regions::Regions;
 pub enum Way {
     /// From partition table and superblock.
     Layout,
-    /// From magic numbers in what is written.
+    /// From magic numbers in written data.
     Content,
     /// From the order of the writes.
     Pattern,
@@ -53,7 +53,7 @@ pub enum Way {
 pub enum Kind {
     /// A file system's journal: never read but after a crash.
     Journal,
-    /// Another cyclic log: a database's, or a journal that cannot be told from one.
+    /// Another cyclic log: a database's, or a journal that looks like one.
     Log,
 }
 
@@ -61,7 +61,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FileSystem {
-    /// ext3 and ext4, and whoever else uses JBD2.
+    /// ext3 and ext4, and other users of JBD2.
     Ext4,
     /// XFS.
     Xfs,

@@ -66,7 +66,7 @@ pub const REPLAYED: u64 = 256 << 10;
 /// Bytes written to the volume that make no pause in a track.
 pub const PAUSE: u64 = 1 << 20;
 
-/// How far before the end of what was written a log's next write may begin.
+/// How far before the end of the written part a log's next write may begin.
 const TAIL: u64 = 64 << 10;
 /// How far into its track a writer may begin anew.
 const HEAD: u64 = 64 << 10;
@@ -122,7 +122,7 @@ impl Pattern {
         self.size = size;
     }
 
-    /// The guest has what it wrote made durable.
+    /// The guest has its writes made durable.
     #[inline]
     pub fn flush(&mut self) {
         self.flushes += 1;
@@ -145,7 +145,7 @@ impl Pattern {
         self.remember(range);
     }
 
-    /// Notes that a write is not the one that a track goes on with.
+    /// Notes that a write does not continue a track.
     fn write_over(&mut self, range: &Range<u64>) {
         let changed = &mut self.is_changed;
         self.tracks.retain_mut(|track| {
@@ -212,7 +212,8 @@ impl Pattern {
         }
     }
 
-    /// Notes for a track that has just committed, and for all others, who was written since its commit before.
+    /// Notes for a track that has just committed, and for all others, which tracks were written
+    /// since its commit before.
     fn look_who_joins(&mut self, place: usize, since: u64) {
         let mut joined = [false; MOST_TRACKS];
         for track in &self.tracks {
@@ -226,7 +227,7 @@ impl Pattern {
         }
     }
 
-    /// Says what a track is, if it is time.
+    /// Judges a track, if it is time.
     fn judge(&mut self, place: usize) {
         let Some(track) = self.tracks.get(place).filter(|track| track.is_due()) else { return };
         let kind = Some(track.kind(self.tracks.iter()));
@@ -262,7 +263,7 @@ impl Pattern {
     fn remember(&mut self, range: &Range<u64>) {
         let now = self.written;
         let Some(group) = Self::group(&mut self.groups, range.start.saturating_sub(1)) else { return };
-        // It goes on where one ended, or a little before.
+        // It continues where one ended, or a little before.
         let is_next = |run: &Run| {
             run.range.start <= range.start
                 && range.start <= run.range.end
@@ -342,8 +343,8 @@ impl Pattern {
         true
     }
 
-    /// A run has become long: a track is taken up again, or there is a new one, in the place of the one without a verdict that was
-    /// silent for the most of its length.
+    /// A run has become long: a track is taken up again, or there is a new one. The new one
+    /// replaces the track without a verdict that was silent for the most of its length.
     fn begin(&mut self, run: Run) {
         let (range, now, flushes) = (run.range, self.written, self.flushes);
         if self.tracks.iter_mut().any(|track| track.is_taken_up(&range, now)) {

@@ -42,7 +42,7 @@ impl Regions {
         Regions { ranges: if range.is_empty() { Vec::new() } else { vec![range] } }
     }
 
-    /// Adds what of a range is whole units; it lies behind all others.
+    /// Adds the whole units of a range; it lies behind all others.
     fn push_whole(&mut self, range: &Range<u64>, unit: u64) {
         let Some(start) = range.start.checked_next_multiple_of(unit) else { return };
         let end = range.end - range.end % unit;

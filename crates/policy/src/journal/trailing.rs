@@ -10,8 +10,8 @@ use std::ops::Range;
 
 use super::{Kind, Map, Way};
 
-/// Folios that are remembered at most; what comes beyond them stays in the cache until it is written again. With folios of 2 MiB that is a
-/// journal of 128 GiB.
+/// Folios that are remembered at most; further ones stay in the cache until they are written again.
+/// With folios of 2 MiB that is a journal of 128 GiB.
 const MOST: usize = 1 << 16;
 
 /// Bytes that may be written while a drop is under way, from where the last write ended.
@@ -75,7 +75,7 @@ impl Trailing {
         self.tail = Some(range.end);
     }
 
-    /// A range may have been written to, nobody knows when.
+    /// A range may have been written to, at an unknown time.
     pub fn may_have_written(&mut self, range: &Range<u64>) {
         if !range.is_empty() {
             self.fresh_bytes = self.fresh_bytes.saturating_add(range.end - range.start);
@@ -88,7 +88,7 @@ impl Trailing {
         self.tail = None;
     }
 
-    /// A flush has succeeded: what was written before it is durable.
+    /// A flush has succeeded: all earlier writes are durable.
     pub fn flushed(&mut self) {
         self.due.append(&mut self.fresh);
         self.due_bytes = self.due_bytes.saturating_add(std::mem::take(&mut self.fresh_bytes));
@@ -101,8 +101,10 @@ impl Trailing {
 
     /// Returns the ranges to drop now: all that is durable. In order, none overlaps another.
     ///
-    /// From the page in which the last write ended, 2 MiB are left out, and come next time. The next write begins there. It would have to read the page; and once it has made one dirty, the system writes that back before it drops the others, which can
-    /// wait for seconds for who else writes.
+    /// From the page in which the last write ended, 2 MiB are left out, and come next time. The
+    /// next write begins there. It would have to read the page. Once it has made one dirty, the
+    /// system writes that back before it drops the others, which can wait for seconds for other
+    /// writers.
     pub fn take(&mut self, map: &Map) -> Vec<Drop> {
         self.due_bytes = 0;
         let mut drops = Vec::new();
@@ -126,7 +128,7 @@ impl Trailing {
         drops
     }
 
-    /// Takes a part out of what is dropped now.
+    /// Takes a part out of the present drops.
     fn leave_out(&mut self, left: &Range<u64>, drops: &mut Vec<Drop>) {
         let is_apart = |drop: &Drop| drop.range.end <= left.start || left.end <= drop.range.start;
         for Drop { range, way } in drops.extract_if(.., |drop| !is_apart(drop)).collect::<Vec<_>>() {
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(ranges(&mut trailing, &map), [0..FOLIO, 2 * FOLIO..4 * FOLIO]);
         trailing.wrote(FOLIO..2 * FOLIO, true);
         assert_eq!(ranges(&mut trailing, &map), [FOLIO..2 * FOLIO]);
-        // All of it, once nobody writes.
+        // All of it, once writes have paused.
         trailing.wrote(2 * FOLIO..2 * FOLIO + 512, true);
         trailing.rests();
         assert_eq!(ranges(&mut trailing, &map), [2 * FOLIO..3 * FOLIO]);

@@ -26,9 +26,9 @@ pub enum Decision {
         /// CPU time after which the boost ends, served or not.
         ns: u64,
     },
-    /// It is boosted already: nothing to do.
+    /// It is boosted already: no change.
     Already,
-    /// It runs already: nothing to do.
+    /// It runs already: no change.
     Running,
     /// It has to wait for its turn.
     Denied(Denial),
@@ -38,9 +38,9 @@ pub enum Decision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Denial {
-    /// The Credit scheduler does not boost who waits for its turn.
+    /// The Credit scheduler does not boost a vCPU that waits for its turn.
     Waiting,
-    /// The Credit scheduler does not boost who has used its share.
+    /// The Credit scheduler does not boost a vCPU that has used its share.
     Over,
     /// The loan is spent and not redeemed yet.
     Redeeming,
@@ -81,7 +81,8 @@ pub struct Totals {
     pub used_ns: u64,
     /// Used while boosted.
     pub boosted_ns: u64,
-    /// Used while boosted and charged to no credits: the loan's ([`Payment::Loan`]), or nobody's.
+    /// Used while boosted and charged to no credits: charged to the loan ([`Payment::Loan`]), or
+    /// not at all.
     pub uncharged_ns: u64,
     /// Credits that expired at the upper limit.
     pub expired_ns: u64,
@@ -97,7 +98,7 @@ pub struct Totals {
     pub events: u64,
     /// Boosts granted from the vCPU's own credits.
     pub wake_boosts: u64,
-    /// Boosts granted from a loan, or from nobody's credits.
+    /// Boosts granted from a loan, or without a charge.
     pub boosts: u64,
     /// Boosts denied.
     pub denied: u64,
@@ -105,7 +106,7 @@ pub struct Totals {
     pub spent: u64,
 }
 
-/// A loan: how much, what of it is spent, what is redeemed.
+/// A loan: its amount, the spent part, the redeemed part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loan {
     /// How much may be owed at once.
@@ -167,7 +168,7 @@ impl Loan {
         self.next_line_ns = next.clamp(params.line_min_ns, params.line_max_ns);
     }
 
-    /// Opens the next loan, which starts with what is still owed of the last one.
+    /// Opens the next loan, which starts with the rest of the last one's debt.
     const fn renew(&mut self) {
         self.line_ns = self.next_line_ns;
         self.spent_ns = self.debt_ns();
@@ -253,8 +254,8 @@ impl Account {
         if self.boosted.is_some() {
             return Decision::Already;
         }
-        // A sleeper with credits is boosted as in the Credit scheduler, whatever the policy: no
-        // other vCPU pays for it.
+        // A sleeper with credits is boosted as in the Credit scheduler, under any policy: no other
+        // vCPU pays for it.
         if doing == Doing::Blocked && self.credit_ns > 0 {
             self.totals.wake_boosts += 1;
             return self.boost(Boosted::Wake);
@@ -374,7 +375,7 @@ impl Account {
     }
 
     /// Returns how much of the loan an allotment of `due_ns` redeems: a share of it, before the
-    /// ceiling cuts it. So who is idle redeems, and nobody of the same weight redeems faster.
+    /// ceiling cuts it. So an idle vCPU redeems, and no vCPU of the same weight redeems faster.
     pub(super) fn redeems_ns(&self, due_ns: u64, params: &Params) -> u64 {
         if !self.loan.redeeming && params.redemption == Redemption::WhenSpent {
             return 0;
@@ -383,7 +384,8 @@ impl Account {
         share.min(self.loan.debt_ns())
     }
 
-    /// The accounting gives `allotment_ns` of CPU time at `now`; `due_ns` is what it would have been without the ceiling.
+    /// The accounting gives `allotment_ns` of CPU time at `now`; `due_ns` is the allotment without
+    /// the ceiling.
     pub fn allot(&mut self, now: u64, due_ns: u64, allotment_ns: u64, params: &Params) {
         self.totals.allotted_ns += allotment_ns;
         let mut redeems = self.redeems_ns(due_ns, params);

@@ -54,7 +54,7 @@ impl Vcpu {
         self.account.totals.used_ns.saturating_sub(self.used_before_ns) >= due_ns / 2
     }
 
-    /// Sees why a boost has ended by what was charged to it; whether one has.
+    /// Finds the reason why a charge ended a boost; returns true if one has ended.
     const fn watch_end(&mut self, was_boosted: bool) -> bool {
         let has_ended = was_boosted && self.account.boosted.is_none();
         if has_ended {
@@ -97,7 +97,7 @@ impl Book {
         VcpuId(u32::try_from(place).unwrap_or(u32::MAX))
     }
 
-    /// Closes an account; what it had is gone, what it owed is forgiven.
+    /// Closes an account; its credits are gone, and its debts are forgiven.
     pub fn close(&mut self, id: VcpuId) -> Option<Vcpu> {
         self.vcpus.get_mut(id.0 as usize)?.take()
     }
@@ -163,14 +163,15 @@ impl Book {
         vcpu.watch.served(response_ns, goal);
     }
 
-    /// The boost of a vCPU is over although nothing was served: it went to sleep, or could not be given.
+    /// The boost of a vCPU is over without a served event: it went to sleep, or could not be given.
     pub fn end(&mut self, id: VcpuId) {
         if let Some(vcpu) = self.vcpu_mut(id) {
             vcpu.account.served();
         }
     }
 
-    /// The boost of a vCPU has had its time, and its event is not served; where that is seen otherwise than by what it has used.
+    /// The boost of a vCPU has had its time, and its event is not served; for a caller that sees
+    /// this otherwise than by the used time.
     pub fn time_is_up(&mut self, id: VcpuId) {
         if let Some(vcpu) = self.vcpu_mut(id).filter(|vcpu| vcpu.account.boosted.is_some()) {
             vcpu.account.served();
@@ -182,10 +183,10 @@ impl Book {
     ///
     /// Credits that an account cannot take go to the others: they would expire, or no CPU could run
     /// them. So a sleeper does not keep the others from the credits that it leaves. Of an account
-    /// that contends, a quarter of the expired credits is given to no account. The pool is what the
-    /// vCPUs have used together since the last accounting: the host may have other work, and shares
-    /// are then shares of the rest. It is levelled ([`Params::level_permille`]), so that those who
-    /// contend neither own nor owe much together.
+    /// that contends, a quarter of the expired credits is given to no account. The pool is the CPU
+    /// time that the vCPUs have used together since the last accounting: the host may have other
+    /// work, and shares are then shares of the rest. It is levelled ([`Params::level_permille`]),
+    /// so that the contenders neither own nor owe much together.
     pub fn account_all(&mut self, now: u64, pool_ns: u64) {
         let pool_ns = self.levelled(pool_ns);
         self.plan.make(&self.vcpus, pool_ns, &self.params);
@@ -202,7 +203,8 @@ impl Book {
         }
     }
 
-    /// The pool without what the contenders own together, or with what they owe; half of it or one and a half at the most.
+    /// The pool without the contenders' common credits, or with their common debts; half of it or
+    /// one and a half at the most.
     fn levelled(&self, pool_ns: u64) -> u64 {
         let ceiling = i64::try_from(self.params.credit_max_ns).unwrap_or(i64::MAX);
         // An account with more than half of its ceiling sleeps more than it contends, or has more
@@ -211,7 +213,7 @@ impl Book {
         let contend = credits.filter(|&credit| credit < ceiling / 2);
         let (number, sum) =
             contend.fold((0i128, 0i128), |(n, sum), credit| (n + 1, sum + i128::from(credit)));
-        // Debts of a period each are left: they are what puts who has more weight before the others.
+        // Debts of a period each are left: they put heavier vCPUs before the others.
         let least = -number * i128::from(self.params.period_ns);
         let own = sum - sum.clamp(least, 0);
         let (pool, level) = (i128::from(pool_ns), i128::from(self.params.level_permille));
@@ -313,8 +315,8 @@ impl Plan {
 }
 
 /// Returns how much of `due_ns` a vCPU can take. That is up to the limit at which credits expire,
-/// and besides what redeems its loan, and a part of what expires if it contends. It is never more
-/// than a CPU can run in a period.
+/// besides the part that redeems its loan, and a part of the expiring credits if it contends. It is
+/// never more than a CPU can run in a period.
 fn room_of(vcpu: &Vcpu, due_ns: u64, params: &Params) -> u64 {
     let account = &vcpu.account;
     let redeems = match params.payment {
@@ -324,7 +326,7 @@ fn room_of(vcpu: &Vcpu, due_ns: u64, params: &Params) -> u64 {
     let takes = account.to_ceiling_ns(params) + redeems;
     // A vCPU that owns so much although it contends is kept from its share. Given to the others,
     // what expires of it would let them do that for good; so they come to owe what it owns. More
-    // than a part would be a debt to them also for who only sleeps a little.
+    // than a part would be a debt to them also for a vCPU that only sleeps a little.
     let expires = if vcpu.contends(due_ns) { due_ns.saturating_sub(takes) / 4 } else { 0 };
     (takes + expires).min(params.period_ns)
 }
@@ -339,8 +341,8 @@ struct Share {
     gets: u64,
 }
 
-/// Shares `pool` by weight; what is over somebody's limit goes to the others, by their weights. Gives out all of the
-/// pool, unless all are at their limits. Leaves the shares in another order.
+/// Shares `pool` by weight; the part over a limit goes to the others, by their weights. Gives out
+/// all of the pool, unless all are at their limits. Leaves the shares in another order.
 fn fill(pool: u64, shares: &mut [Share]) {
     // The first to be full comes first, so one pass is enough: none after it can be full with less.
     shares.sort_by(|a, b| {

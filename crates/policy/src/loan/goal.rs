@@ -29,7 +29,8 @@ pub const WINDOW_NS: u64 = 990 * MS;
 pub const REDEMPTION_MIN_PERMILLE: u64 = 50;
 /// So many answers within the goal allow one that is late.
 const TIMELY_PER_LATE: i64 = 99;
-/// So many of them lower what is not needed by a fiftieth. A late one raises it by a quarter: at one late in a hundred neither wins.
+/// So many of them lower an unneeded term by a fiftieth. A late one raises it by a quarter: at one
+/// late in a hundred neither wins.
 const TIMELY_PER_STEP: i64 = 8;
 /// So many late answers that were allowed and have not come are kept.
 const LATE_KEPT: i64 = 4;
@@ -52,7 +53,7 @@ impl Default for Goal {
 }
 
 impl Goal {
-    /// This goal, or what cannot be about it.
+    /// Returns this goal, or the impossible value in it.
     ///
     /// # Errors
     ///

@@ -11,7 +11,8 @@ use crate::loan::units::{PPM, US};
 
 const SECOND: u64 = 1000 * MS;
 
-/// A host on which each vCPU uses what it was allotted last, by weight; the first one more than that by `excess` permille.
+/// A host on which each vCPU uses its last allotment, by weight; the first one more than that by
+/// `excess` permille.
 struct Host {
     book: Book,
     ids: Vec<VcpuId>,

@@ -8,12 +8,12 @@ use super::units::{CREDIT_NS, MS, PERIOD_NS, PERMILLE, PPM, US};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// Xen's Credit scheduler: only who was blocked and has credits left.
+    /// Xen's Credit scheduler: boosts only a vCPU that was blocked and has credits left.
     Credit,
     /// Boosts every vCPU, at every event, without a charge: the paper's third scheduler, fast and
     /// unfair.
     AlwaysBoost,
-    /// Also who was waiting for its turn, as long as it has a loan.
+    /// Also boosts a vCPU that was waiting for its turn, as long as it has a loan.
     Loan,
     /// [`Policy::Loan`], whose line, redemption share and length of boosts find themselves from a [`Goal`](super::Goal).
     Adaptive,
@@ -60,11 +60,11 @@ impl std::fmt::Display for Policy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Payment {
-    /// The loan alone; what was lent is taken out of later allotments (the paper).
+    /// The loan alone; lent time is taken out of later allotments (the paper).
     Loan,
     /// The normal share, at once, and the loan limits how much of it may be taken out of turn: redemption then opens
-    /// the loan again without taking credits a second time. A vCPU never runs ahead of its share by more than what
-    /// its credits tell.
+    /// the loan again without taking credits a second time. A vCPU never runs ahead of its share by
+    /// more than its credits show.
     Share,
 }
 
@@ -75,7 +75,7 @@ pub enum Redemption {
     /// From the moment when all of it is spent (the paper). For any size of the loan, the share of
     /// denied events is then the same: a larger loan lasts longer and takes longer to redeem.
     WhenSpent,
-    /// At every accounting: who spends less than it redeems is never denied.
+    /// At every accounting: a vCPU that spends less than it redeems is never denied.
     Always,
 }
 
@@ -87,7 +87,7 @@ pub struct Params {
     pub policy: Policy,
     /// Time between two accountings.
     pub period_ns: u64,
-    /// CPU time of the loan of a vCPU of which nothing is known yet (the paper's CREDIT_LINE).
+    /// CPU time of the loan of a new vCPU (the paper's CREDIT_LINE).
     pub line_ns: u64,
     /// The smallest loan that cm can lead to.
     pub line_min_ns: u64,
@@ -107,15 +107,16 @@ pub struct Params {
     pub review_ns: u64,
     /// Credits beyond so much CPU time expire.
     pub credit_max_ns: u64,
-    /// No boost for who owes its share so much CPU time ([`Payment::Share`] only).
+    /// No boost for a vCPU that owes its share so much CPU time ([`Payment::Share`] only).
     pub overdraft_ns: u64,
-    /// Credits never fall below minus so much CPU time, and no loan owes more than that beyond its line: debts of whoever ran away stay
-    /// redeemable. Debt beyond it is forgiven, and counted.
+    /// Credits never fall below minus so much CPU time, and no loan owes more than that beyond its
+    /// line: debts of a runaway vCPU stay redeemable. Debt beyond it is forgiven, and counted.
     pub credit_min_ns: u64,
-    /// How much of what the contenders own together, or owe beyond a period each, an accounting takes back or gives, parts
-    /// per thousand. 0: nothing
-    /// (Xen). Without it their sum drifts: up with every switch that uses CPU time nobody is charged for, until all are
-    /// UNDER and nobody is held back; down with every sleeper that saves credits, until all are overdrawn.
+    /// The part of the contenders' common credits, or of their common debts beyond a period each,
+    /// that an accounting takes back or gives, parts per thousand. 0: none (Xen). Without it their
+    /// sum drifts. It goes up with every switch that uses uncharged CPU time, until all are UNDER
+    /// and none is held back; it goes down with every sleeper that saves credits, until all are
+    /// overdrawn.
     pub level_permille: u64,
 }
 
@@ -141,9 +142,10 @@ impl Params {
             redemption_permille: if adapts { PERMILLE } else { 500 },
             redemption: Redemption::Always,
             payment: Payment::Share,
-            // Long enough for nearly every service: what is left of a longer one waits for its turn. In the simulator (`classes`, A), services of
-            // 0.4 ms in the mean (exponential) are answered after 10.5 ms with 0.5 ms, after 3.7 ms with this, after 0.9 ms with
-            // 2 ms; but where nobody sees an event served, each takes all of it.
+            // Long enough for nearly every service: what is left of a longer one waits for its
+            // turn. In the simulator (`classes`, A), services of 0.4 ms in the mean (exponential)
+            // are answered after 10.5 ms with 0.5 ms, after 3.7 ms with this, after 0.9 ms with 2
+            // ms. But where served events are not seen, each takes all of it.
             boost_max_ns: MS,
             review_ns: 10 * PERIOD_NS,
             credit_max_ns: 600 * CREDIT_NS,
@@ -154,9 +156,9 @@ impl Params {
         }
     }
 
-    /// The paper's: a line of 1000 credits, 20 % redeemed after all is spent, a boost that lasts until a 10 ms tick.
-    /// cm_ref is 3.2 credits per ms, between what its Table 7 says for the light VM (3.0) and the heavy one (3.45);
-    /// equation 4 as printed has units that do not match.
+    /// The paper's: a line of 1000 credits, 20 % redeemed after all is spent, a boost that lasts
+    /// until a 10 ms tick. cm_ref is 3.2 credits per ms, between the values of its Table 7 for the
+    /// light VM (3.0) and the heavy one (3.45). Equation 4 as printed has units that do not match.
     pub const fn paper() -> Self {
         Self {
             policy: Policy::Loan,
@@ -177,7 +179,7 @@ impl Params {
         }
     }
 
-    /// These parameters, or what cannot be about them and what to do.
+    /// Returns these parameters, or the impossible value in them and the action to take.
     ///
     /// # Errors
     ///

@@ -12,14 +12,15 @@ pub const MS: u64 = 1_000_000;
 pub const US: u64 = 1_000;
 /// Every so often credits are given out (Xen's Credit scheduler: 30 ms).
 pub const PERIOD_NS: u64 = 30 * MS;
-/// The weight of a virtual machine that says nothing else (Xen: 256).
+/// The weight of a virtual machine without a setting (Xen: 256).
 pub const DEFAULT_WEIGHT: u32 = 256;
 /// A whole, where shares are counted in parts per thousand.
 pub const PERMILLE: u64 = 1000;
 /// A whole, where rates are counted in parts per million of one CPU.
 pub const PPM: u64 = 1_000_000;
 
-/// `a * b / c` without overflow in between; `c` of 0 counts as 1, what does not fit into `u64` is its largest value.
+/// `a * b / c` without overflow in between; `c` of 0 counts as 1, and a result beyond `u64` is its
+/// largest value.
 pub(crate) fn mul_div(a: u64, b: u64, c: u64) -> u64 {
     let whole = u128::from(a) * u128::from(b) / u128::from(c.max(1));
     u64::try_from(whole).unwrap_or(u64::MAX)

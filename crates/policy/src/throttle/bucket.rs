@@ -13,7 +13,7 @@ const MOST: u64 = 1 << 60;
 /// wakes this often.
 const PIECE: Duration = Duration::from_micros(500);
 
-/// A rate and a burst. The level that it works on is somebody else's: see [`super::Level`].
+/// A rate and a burst. The level that it works on is stored elsewhere: see [`super::Level`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bucket {
     /// Ticks for each token, times 2 to the [`FRACTION`].

@@ -33,7 +33,8 @@ pub use share::{Level, Share, refund};
 
 /// Ticks, the unit of time here, in a nanosecond.
 pub const TICKS_PER_NS: u64 = 16;
-/// The burst, unless configured otherwise: what passes at once after a pause is what the rate gives in this time.
+/// The burst, unless configured otherwise: as many tokens pass at once after a pause as the rate
+/// gives in this time.
 pub const DEFAULT_BURST: Duration = Duration::from_millis(100);
 /// The shortest burst: a clock that comes late by more than the burst costs rate.
 pub const MIN_BURST: Duration = Duration::from_millis(1);
@@ -66,7 +67,7 @@ pub enum ExpressBudget {
     /// Like all others.
     #[default]
     Counted,
-    /// They never wait, overtake those that do, and use nothing.
+    /// They never wait, overtake waiting requests, and use no tokens.
     Exempt,
 }
 
@@ -114,7 +115,7 @@ impl Limits {
     }
 }
 
-/// A time in ticks; what does not fit is the largest.
+/// A time in ticks; a time that does not fit is the largest.
 pub fn ticks(time: Duration) -> u64 {
     u64::try_from(time.as_nanos() * u128::from(TICKS_PER_NS)).unwrap_or(u64::MAX)
 }

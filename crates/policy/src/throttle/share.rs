@@ -4,9 +4,9 @@ use std::cell::Cell;
 
 use super::bucket::Bucket;
 
-/// A level that those who share a bucket change: one number, in ticks.
+/// A level that the sharers of a bucket change: one number, in ticks.
 pub trait Level {
-    /// Changes it in one step, which may be tried several times; gives what it was before.
+    /// Changes it in one step, which may be retried several times; returns the earlier value.
     fn change(&self, change: impl Fn(u64) -> u64) -> u64;
 }
 
@@ -23,14 +23,15 @@ impl Level for Cell<u64> {
 pub struct Share {
     /// May be used.
     held: u64,
-    /// May be used from `due` on; 0: nothing.
+    /// May be used from `due` on; 0: none.
     coming: u64,
     due: u64,
 }
 
 impl Share {
-    /// Sees to it that something that costs so much can be paid: takes a piece if there is too little. Otherwise says when to ask again; until
-    /// then there is nothing to be done but to wait, and nobody else is kept waiting.
+    /// Sees to it that something that costs so much can be paid: takes a piece if there is too
+    /// little. Otherwise returns the time to ask again; until then the caller can only wait, and
+    /// blocks no other.
     #[inline]
     pub fn have(&mut self, bucket: &Bucket, level: &impl Level, now: u64, cost: u64) -> Result<(), u64> {
         if self.held >= cost {
@@ -62,7 +63,7 @@ impl Share {
         self.held = self.held.saturating_sub(cost);
     }
 
-    /// Pays at once, whatever is due: those who come after wait for it.
+    /// Pays at once, before it is due: later takers wait for it.
     pub fn pay_anyway(&mut self, bucket: &Bucket, level: &impl Level, now: u64, cost: u64) {
         let rest = cost.saturating_sub(self.held);
         self.pay(cost);
@@ -71,7 +72,7 @@ impl Share {
         }
     }
 
-    /// Gives back what is not used.
+    /// Gives back the unused rest.
     #[inline]
     pub fn give_back(&mut self, level: &impl Level) {
         let rest = self.held + self.coming;
@@ -87,7 +88,7 @@ impl Share {
     }
 }
 
-/// Gives back what was paid for something that is not done after all.
+/// Gives back the payment for a request that is not done after all.
 pub fn refund(level: &impl Level, cost: u64) {
     level.change(|level| level.saturating_sub(cost));
 }

@@ -23,14 +23,14 @@ fn tokens(rate: u64, time: u64) -> f64 {
     rate as f64 * time as f64 / SECOND as f64
 }
 
-/// One of those who share the bucket: asks for a request at a time, in their order.
+/// One of the sharers of the bucket: asks for a request at a time, in their order.
 #[derive(Default)]
 struct Taker {
     share: Share,
     waiting: VecDeque<u64>,
 }
 
-/// Takers, a level, and what they used when.
+/// Takers, a level, and the times of their use.
 struct World {
     bucket: Bucket,
     level: Cell<u64>,
@@ -43,11 +43,11 @@ struct World {
 impl World {
     fn new(bucket: Bucket, takers: usize) -> World {
         let takers = std::iter::repeat_with(Taker::default).take(takers).collect();
-        // Time does not begin at nothing: a clock has run before.
+        // Time does not begin at zero: a clock has run before.
         World { bucket, level: Cell::new(0), now: 3 * SECOND, takers, used: Vec::new() }
     }
 
-    /// A taker does what it can, and gives back what it does not need; says when it can go on, if it waits.
+    /// A taker does all it can, and gives back the rest; returns the time to continue, if it waits.
     fn turn(&mut self, taker: usize) -> Option<u64> {
         let Taker { share, waiting } = &mut self.takers[taker];
         while let Some(&request) = waiting.front() {
@@ -77,7 +77,7 @@ enum Act {
     Ask(usize, u64),
     /// A taker looks whether it can go on.
     Look(usize),
-    /// A taker has nothing to do any more, and gives back what it has.
+    /// A taker has no more work, and gives back its ticks.
     Leave(usize),
     /// The last request is undone.
     Undo,
@@ -206,7 +206,7 @@ fn takers_are_served_in_turn() {
     let rate = 1000;
     let mut world = World::new(bucket(rate, 10), 2);
     let begin = world.now;
-    // Ten times the burst, beside one who asks for a single token without end.
+    // Ten times the burst, beside a taker that asks for a single token without end.
     world.takers[0].waiting.push_back(100);
     let mut wakes = [begin, begin];
     while !world.takers[0].waiting.is_empty() {

@@ -52,7 +52,7 @@ impl Sparse {
         Self { size, ..Self::default() }
     }
 
-    /// Writes what of `bytes` lies on the disk.
+    /// Writes the part of `bytes` that lies on the disk.
     pub fn write(&mut self, mut at: u64, bytes: &[u8]) {
         let inside = self.size.saturating_sub(at).min(bytes.len() as u64);
         let mut rest = &bytes[..inside as usize];

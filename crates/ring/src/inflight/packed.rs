@@ -78,8 +78,9 @@ pub(crate) struct PackedMarks {
 }
 
 impl PackedMarks {
-    /// The marks for `ring`, and the requests that are in flight, in the order in which they were taken. If a device before has left anything, the ring
-    /// is put where it stands; otherwise there are no requests, but nothing.
+    /// The marks for `ring`, and the requests that are in flight, in the order in which they were
+    /// taken. If a device before has left marks, the ring is put where it stands; otherwise there
+    /// are no requests, and the result is none.
     ///
     /// # Errors
     /// [`Lost`].
@@ -122,7 +123,7 @@ impl PackedMarks {
 
     /// A device is here for the first time.
     fn begin(&mut self, used: Position) {
-        // Until it is written whole, nobody has been here.
+        // Until it is written whole, the memory counts as unused.
         self.part.store16(VERSION_AT, 0);
         (0..self.size).for_each(|index| self.part.store8(entry(index) + IS_IN_FLIGHT, 0));
         self.part.store64(FEATURES, 0);
@@ -153,7 +154,8 @@ impl PackedMarks {
         std::iter::successors(Some(self.free_head).filter(|head| *head < self.size), step).collect()
     }
 
-    /// Decides about an answer at which the device before was killed, and takes away the marks of what is not in flight. Returns the used position.
+    /// Decides about an answer at which the device before was killed, and takes away the marks of
+    /// requests that are not in flight. Returns the used position.
     fn end_answer(&mut self, ring: &PackedQueue) -> Result<Position, Lost> {
         let part = &self.part;
         let position = |index, wrap| {
@@ -254,7 +256,7 @@ impl PackedMarks {
         self.part.store16(entry(head) + NUM, num);
         self.part.store64(entry(head) + COUNTER, self.counter);
         self.part.store8(entry(head) + IS_IN_FLIGHT, 1);
-        // Until here it is in the free list, and its mark means nothing.
+        // Until here it is in the free list, and its mark is void.
         self.free_head = free;
         self.part.store16(FREE_HEAD, free);
         self.part.store16(OLD_FREE_HEAD, free);

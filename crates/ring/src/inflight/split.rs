@@ -41,8 +41,9 @@ pub(crate) struct SplitMarks {
 }
 
 impl SplitMarks {
-    /// The marks for a queue of `size` entries whose ring has the used index `used`, and the requests that are in flight, in the order in which they were taken:
-    /// nothing, if no device before has left anything.
+    /// The marks for a queue of `size` entries whose ring has the used index `used`, and the
+    /// requests in flight, in the order in which they were taken. None, if no device before has
+    /// left marks.
     ///
     /// # Errors
     /// [`Lost`].
@@ -68,7 +69,7 @@ impl SplitMarks {
     /// A device is here for the first time.
     fn begin(&mut self, size: u16) {
         let part = &self.part;
-        // Until it is written whole, nobody has been here.
+        // Until it is written whole, the memory counts as unused.
         part.store16(VERSION_AT, 0);
         (0..size).for_each(|head| part.store8(mark(head) + IS_IN_FLIGHT, 0));
         part.store64(FEATURES, 0);

@@ -38,7 +38,7 @@ pub struct NotedImage {
     pub kind: u64,
     /// The digest that it is known by.
     pub digest: [u64; 2],
-    /// For people; the last 64 bytes of it. Bytes that somebody else may have chosen.
+    /// For people; the last 64 bytes of it. Bytes that another process may have chosen.
     pub name: String,
 }
 
@@ -100,7 +100,7 @@ impl Notes {
         self.0.store64(MAGIC_AT, MAGIC);
     }
 
-    /// The size that the front end was told last, in sectors, if that is noted.
+    /// The size that the front end got last, in sectors, if that is noted.
     pub fn sectors(&self) -> Option<u64> {
         self.0.load64(SECTORS).checked_sub(1)
     }

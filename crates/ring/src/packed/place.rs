@@ -30,8 +30,9 @@ use std::sync::atomic::Ordering;
 use super::{AVAIL, EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, FLAGS_SHIFT, PackedQueue, Position, USED};
 use crate::chain::INDIRECT;
 
-/// Words beside the wish for no kicks, where a position means nothing: a lane is awake, or stopped at a position whose
-/// own word would look like one that nobody wrote. No ring has such positions, but for the largest.
+/// Words beside the wish for no kicks, where a position has no meaning: a lane is awake, or stopped
+/// at a position whose own word would look unwritten. No ring has such positions, but for the
+/// largest.
 const AWAKE: u16 = 0x7fff;
 const STOPPED_AT_ZERO: u16 = 0x7ffe;
 /// The same for a lane that sleeps, beside the wish for all kicks.
@@ -63,7 +64,7 @@ enum Fit {
 
 /// The last writer of a descriptor, and its wrap counter.
 enum Mark {
-    /// The device, or nobody yet.
+    /// The device, or no writer yet.
     Used(bool),
     /// The driver, which made it available.
     Given {
@@ -75,7 +76,7 @@ enum Mark {
 
 impl PackedQueue {
     /// For a new queue: makes sure that its position is one at which the ring can stand, by taking another if it must.
-    /// Returns whether it took another; nothing when no position is known to be right.
+    /// Returns true if it took another; none when no position is known to be right.
     pub(super) fn find_place(&mut self) -> Option<bool> {
         let (left, said) = (self.left(), self.fit(self.used));
         // The ring alone shows that the front end is right.
@@ -108,11 +109,11 @@ impl PackedQueue {
         self.fit(place) != Fit::No
     }
 
-    /// The word for the driver, and for the next device, while nobody needs to be kicked.
+    /// The word for the driver, and for the next device, while no kick is wanted.
     pub(super) const AWAKE_WORD: u32 = (AWAKE as u32) | (EVENT_DISABLE as u32) << 16;
 
-    /// The word of a device that sleeps without event indices: all kicks. The position means nothing to the driver, but to
-    /// the next device.
+    /// The word of a device that sleeps without event indices: all kicks. The driver ignores the
+    /// position, but the next device reads it.
     pub(super) fn asleep_word(place: Position) -> u32 {
         let raw = match place.encode() {
             0 => ASLEEP_AT_ZERO,
@@ -121,7 +122,7 @@ impl PackedQueue {
         u32::from(raw) | u32::from(EVENT_ENABLE) << 16
     }
 
-    /// The device stops here, with nothing in flight.
+    /// The device stops here, with no request in flight.
     pub(crate) fn leave_place(&mut self) {
         let event = match self.used.encode() {
             0 => u32::from(STOPPED_AT_ZERO) | u32::from(EVENT_DISABLE) << 16,
@@ -162,7 +163,7 @@ impl PackedQueue {
     /// Judges if the device can be at `place`, with everything before it used.
     fn fit(&self, place: Position) -> Fit {
         let (mut any_used, mut any_odd, mut any_new) = (false, false, false);
-        // From behind: the driver goes on meanwhile, and makes chains available from the front.
+        // From behind: the driver works in parallel, and makes chains available from the front.
         for index in (0..place.index).rev().chain((place.index..self.size).rev()) {
             // Of the descriptors that the driver has not made available since they were used.
             let old = if index < place.index { place.wrap } else { !place.wrap };

@@ -137,7 +137,7 @@ impl Ram {
         }
     }
 
-    /// The bytes, or nothing if they are not all there.
+    /// The bytes, or none if they are not all there.
     pub fn try_read(&self, guest: u64, len: usize) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(len);
         for (at, len) in self.pieces(guest, len as u64).ok()? {
@@ -162,7 +162,7 @@ impl Ram {
 
     /// Every byte of every region, in the order they were given.
     pub fn snapshot(&self) -> Vec<Vec<u8>> {
-        // SAFETY: the whole allocation, which nobody writes to meanwhile.
+        // SAFETY: the whole allocation, without a writer meanwhile.
         let bytes = |c: &Chunk| unsafe { std::slice::from_raw_parts(c.host.as_ptr(), c.len) }.to_vec();
         self.chunks.iter().map(bytes).collect()
     }

@@ -107,8 +107,8 @@ pub fn walk_split(ram: &Ram, table: u64, size: u16, head: u16) -> (Vec<Desc>, Op
     }
 }
 
-/// The buffers of a chain's descriptors. If one is not in memory: where the first of those is not,
-/// and only what comes after the last.
+/// The buffers of a chain's descriptors. If one is not in memory: the place of the first such one,
+/// and only the buffers after the last.
 pub fn collect(ram: &Ram, descs: &[Desc]) -> Result<(Vec<Piece>, Option<Broken>), Broken> {
     let mut pieces: Vec<Piece> = Vec::new();
     let (mut empty, mut hole, mut begin) = (0, None, 0);

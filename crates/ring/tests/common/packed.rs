@@ -71,7 +71,8 @@ impl<'a> PackedDriver<'a> {
         self.parts[0] + 16 * u64::from(place.index)
     }
 
-    /// Makes a chain available. Returns whether the device wants to be kicked, or nothing if there is no room.
+    /// Makes a chain available. Returns true if the device wants to be kicked, or none if there is
+    /// no room.
     pub fn add(&mut self, chain: &[Desc], tag: u64) -> Option<bool> {
         let count = chain.len() as u16;
         if count > self.free {

@@ -56,9 +56,9 @@ pub enum Entry {
 pub enum RequestKind {
     /// To write.
     Write,
-    /// To make durable what was answered.
+    /// To make answered writes durable.
     Flush,
-    /// To say what is not needed any more.
+    /// To mark unused data.
     Discard,
     /// To write zeroes.
     WriteZeroes,
@@ -78,7 +78,7 @@ pub enum What {
         /// The data to write.
         data: Data,
     },
-    /// `fdatasync`, or what does the same.
+    /// `fdatasync`, or an equivalent.
     Sync,
     /// A range is made to read as zeroes, or is given back.
     Clear {
@@ -98,7 +98,7 @@ pub enum Clear {
     Punch,
     /// Zeroed, and kept allocated.
     Zero,
-    /// Discarded by the device, which says nothing about what it reads as.
+    /// Discarded by the device, whose later content is unknown.
     Discard,
 }
 
@@ -262,7 +262,7 @@ impl What {
         }
     }
 
-    /// First byte and the one behind the last; empty for a sync, nothing for what no file can have.
+    /// First byte and the one behind the last; empty for a sync, none for a range beyond any file.
     pub fn range(&self) -> Option<(u64, u64)> {
         let (offset, len) = match self {
             What::Write { offset, data, .. } => (*offset, data.len()),

@@ -26,7 +26,7 @@ const IN_MEMORY: u16 = 1;
 pub struct Header {
     /// Size of the volume, bytes.
     pub size: u64,
-    /// The image lies in memory, where nothing is ever durable and a flush does nothing.
+    /// The image lies in memory, where no data is ever durable and a flush has no effect.
     pub in_memory: bool,
 }
 
@@ -105,7 +105,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Says that the record is complete, and gives back what it was written to.
+    /// Marks the record as complete, and gives back its target.
     ///
     /// # Errors
     /// [`ErrorKind::Io`].
@@ -118,8 +118,8 @@ impl<W: Write> Writer<W> {
 
 /// Reads a record: an iterator over its entries, [`Entry::Complete`] not among them. Give it a buffered reader.
 ///
-/// A record that does not end with [`Entry::Complete`] is cut off, which is an error after the last entry: what is missing may be what
-/// matters.
+/// A record that does not end with [`Entry::Complete`] is cut off, which is an error after the last
+/// entry: the missing part may be the important one.
 #[derive(Debug)]
 pub struct Reader<R: Read> {
     from: R,

@@ -30,7 +30,8 @@ pub struct Findings {
 pub struct Violation {
     /// Which request promised it: an index into [`History::requests`].
     pub promised_by: usize,
-    /// Which operation is not durable: an index into [`History::operations`]. None: what was in the page cache before the record.
+    /// Which operation is not durable: an index into [`History::operations`]. None: data that was
+    /// in the page cache before the record.
     pub operation: Option<usize>,
     /// Why it is not.
     pub reason: Reason,
@@ -45,7 +46,7 @@ pub enum Reason {
     BeganTooEarly,
     /// A sync that would do ended only after the promise.
     EndedTooLate,
-    /// A sync that would do failed, or one before it did, after which no sync tells the truth.
+    /// A sync that would do failed, or one before it did, after which no sync can be trusted.
     Failed,
 }
 

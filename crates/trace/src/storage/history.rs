@@ -14,9 +14,9 @@ pub struct Operation {
     pub what: What,
     /// Where it begins.
     pub begin: usize,
-    /// Where it ends, if it does, and what the system said.
+    /// Its end, if there is one, and the system's result.
     pub end: Option<(usize, i64)>,
-    /// From where on what it did is durable, for sure.
+    /// The entry from which on its effect is durable, for sure.
     pub durable: Option<usize>,
     /// A sync failed that may have been to make it durable: no later one does.
     pub is_lost: bool,
@@ -25,9 +25,10 @@ pub struct Operation {
 /// The effect of an operation on its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
-    /// The first so many have become what it was to make of them, and the others were left alone.
+    /// The first so many bytes have the new content, and the others were left alone.
     Done(u64),
-    /// Each may have become that, or not: it has not ended, or failed, or nobody knows what it makes of them.
+    /// Each may have the new content, or not: the operation has not ended, or failed, or its effect
+    /// is unknown.
     Open,
 }
 
@@ -193,9 +194,9 @@ impl History {
         }
     }
 
-    /// The same record from storage that does not keep its promise: syncs of which `is_broken` holds, by their number, do nothing and say that
-    /// they went well. Data that only they made durable is not. To see that who checks a record can
-    /// find something.
+    /// The same record from storage that does not keep its promise: syncs of which `is_broken`
+    /// holds, by their number, have no effect and report success. Data that only they made durable
+    /// is not. It shows that a checker of a record can find a fault.
     pub fn with_broken_syncs(mut self, mut is_broken: impl FnMut(usize) -> bool) -> History {
         let mut number = 0;
         for operation in &mut self.operations {
@@ -212,7 +213,8 @@ impl History {
         self
     }
 
-    /// The same record from storage on which nothing is ever durable, whatever it says: no sync does anything, and no write is durable by itself.
+    /// The same record from storage on which no data is ever durable, although it reports success:
+    /// no sync has an effect, and no write is durable by itself.
     pub fn with_nothing_durable(mut self) -> History {
         for operation in &mut self.operations {
             if let What::Write { durable, .. } = &mut operation.what {
@@ -222,7 +224,7 @@ impl History {
         self.with_broken_syncs(|_| true)
     }
 
-    /// The data of an operation that changes the storage: what it makes of its range.
+    /// The data of an operation that changes the storage: the new content of its range.
     pub fn data(&self, operation: usize) -> Option<Data> {
         match &self.operations.get(operation)?.what {
             What::Write { data, .. } => Some(data.clone()),

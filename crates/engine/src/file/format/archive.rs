@@ -148,7 +148,7 @@ fn lzma(head: &[u8]) -> bool {
         && head[13] == 0
 }
 
-/// Signature, version 0, and the checksum of what says where the rest is.
+/// Signature, version 0, and the checksum of the fields that locate the rest.
 fn seven_zip(head: &[u8]) -> bool {
     head.starts_with(b"7z\xbc\xaf\x27\x1c\0") && head.len() >= 32 && u32_at(head, 8) == crc32(&head[12..32])
 }

@@ -136,7 +136,7 @@ impl Direct {
         }
     }
 
-    /// When [`Direct::step`] has something to do that nobody wakes it for.
+    /// The time when [`Direct::step`] has work without being woken.
     pub(super) fn due(&self) -> Option<Instant> {
         match &self.change {
             Some(change) => Some(change.since + DRAIN),
@@ -206,8 +206,9 @@ impl Direct {
 
     /// After a flush: whether the page cache has anything of a region; now and then, or at once.
     ///
-    /// A read beside a region may have the system read ahead into it; pages that are clean are dropped, and nothing is said. Pages that are dirty,
-    /// or do not go, are somebody's who uses the image through the page cache.
+    /// A read beside a region may have the system read ahead into it; pages that are clean are
+    /// dropped without a message. Pages that are dirty, or do not go, belong to a process that uses
+    /// the image through the page cache.
     pub(super) fn check(&mut self, file: &File, is_now: bool) {
         let now = Instant::now();
         let is_due = is_now || self.checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK);
@@ -289,7 +290,7 @@ impl Direct {
 }
 
 impl Drop for Direct {
-    /// However the thread ends: what is held goes on.
+    /// At any end of the thread, held requests continue.
     fn drop(&mut self) {
         if self.change.is_some() {
             self.put_off();
@@ -297,7 +298,7 @@ impl Drop for Direct {
     }
 }
 
-/// Empties the page cache of ranges that nobody uses; or says why it could not.
+/// Empties the page cache of unused ranges; or returns the reason why it could not.
 fn empty(file: &File, ranges: &Regions, durability: &Durability) -> Result<(), String> {
     let mut left = Pages::default();
     for attempt in 0..ATTEMPTS {
@@ -313,7 +314,7 @@ fn empty(file: &File, ranges: &Regions, durability: &Durability) -> Result<(), S
         left = Pages::default();
         for range in ranges.ranges() {
             pages::drop(file, range);
-            // Where the system does not tell, there are no regions.
+            // Where the system does not report it, there are no regions.
             left += pages::count(file, range).unwrap_or(Pages { cached: 1, dirty: 0, writeback: 0 });
         }
         if left.are_none() {

@@ -36,11 +36,11 @@ use sense::{ENTRIES, Entry};
 
 /// Bytes of the journal that come together before they are dropped.
 const DROP: u64 = 1 << 20;
-/// Rings of new channels that do not wait for what else wakes the thread.
+/// Rings of new channels that do not wait for another wake-up of the thread.
 const MANY_RINGS: usize = 16;
 /// How long the volume's end waits for the thread, which may hang with its storage.
 const END: Duration = Duration::from_millis(200);
-/// How long who asks waits for the thread.
+/// How long a caller waits for the thread.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// A report of a volume's journals.
@@ -52,11 +52,12 @@ pub struct JournalReport {
     pub traffic: Traffic,
     /// Bytes of journals that were dropped from the page cache, each time that they were.
     pub dropped: ByWay,
-    /// Bytes of them that are in the page cache now; none where the system does not tell (before Linux 6.5).
+    /// Bytes of them that are in the page cache now; none where the system does not report it
+    /// (before Linux 6.5).
     pub cached: Option<u64>,
     /// The parts of them that are read and written around the page cache.
     pub direct: DirectReport,
-    /// Writes, flushes and other events that the detector was not told of, because it was behind.
+    /// Writes, flushes and other events that the detector missed, because it was behind.
     pub lost: u64,
     /// All that was written before the question is counted; otherwise the thread hangs, or is behind.
     pub is_current: bool,
@@ -85,14 +86,14 @@ struct Desk {
     map: Mutex<Arc<Map>>,
 }
 
-/// Questions, and what the thread said last.
+/// Questions, and the thread's last answers.
 #[derive(Debug, Default)]
 struct Answers {
     asked: u64,
     answered: u64,
     /// All data written so far is durable.
     is_synced: bool,
-    /// For tests: what is to be taken for the layout.
+    /// For tests: the layout to use.
     layout: Option<JournalLayout>,
     report: JournalReport,
 }
@@ -162,7 +163,7 @@ impl Journal {
         let own = Arc::clone(&desk);
         std::thread::Builder::new().name("journal".to_owned()).spawn(move || {
             thread::run(&own, direct.ok());
-            // The image is closed before that is told.
+            // The image is closed before the end is reported.
             drop(own);
             drop(sender);
         })?;
@@ -174,7 +175,7 @@ impl Journal {
         let (producer, consumer) = RingBuffer::new(ENTRIES);
         let mut new = self.desk.new.lock().unwrap_or_else(PoisonError::into_inner);
         new.push(consumer);
-        // A guest may start and stop its queues for ever: the thread frees what nobody has any more.
+        // A guest may start and stop its queues for ever: the thread frees abandoned rings.
         if new.len() >= MANY_RINGS {
             self.desk.wake();
         }
@@ -187,12 +188,12 @@ impl Journal {
         self.desk.wake();
     }
 
-    /// Where journals lie, as far as the thread knows. For those who wait for the device anyway.
+    /// Where journals lie, as far as the thread knows. For callers that wait for the device anyway.
     pub(super) fn map(&self) -> Arc<Map> {
         Arc::clone(&self.desk.map.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// All that was written is durable: what of it is a journal's is dropped, before this returns.
+    /// All written data is durable: the journal's part of it is dropped, before this returns.
     pub(super) fn synced(&self) {
         self.desk.ask(|answers| answers.is_synced = true);
     }

@@ -26,7 +26,8 @@ pub(super) enum Entry {
     Flushed,
 }
 
-/// Tells the journal thread of what a channel does. Never waits: what finds no room is lost, and counted.
+/// Reports a channel's actions to the journal thread. Never waits: an entry without room is lost,
+/// and counted.
 #[derive(Debug)]
 pub(in super::super) struct Sense {
     desk: Arc<Desk>,
@@ -40,7 +41,7 @@ impl Sense {
         Sense { desk, producer, bytes: 0 }
     }
 
-    /// A write, a discard or a zeroing begins, that lies inside of what any file can have.
+    /// A write, a discard or a zeroing begins, inside the limit of any file.
     pub(in super::super) fn begins(&mut self, request: &Request, is_durable: bool) {
         match request.kind() {
             Kind::Out => {

@@ -18,7 +18,7 @@ use super::sense::{ENTRIES, Entry};
 use super::{DROP, Desk};
 use crate::pages;
 
-/// How long the layout is left alone after it was written to: most of what changes comes together.
+/// The pause before the layout is read again after a write to it: most changes come together.
 const QUIET: Duration = Duration::from_millis(250);
 /// The longest that it is, for a guest that writes to it all the time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ impl Pace {
     }
 }
 
-/// The image, for who reads a layout.
+/// The image, for a reader of its layout.
 struct Image<'a> {
     file: &'a File,
     direct: Option<&'a Direct>,
@@ -76,14 +76,14 @@ struct Thread<'a> {
     looks: Pace,
     /// A ring may have more than was drained.
     is_behind: bool,
-    /// For tests: what is there instead of a layout.
+    /// For tests: replaces a layout.
     pretended: Option<JournalLayout>,
     /// Each with the heads of its next write.
     rings: Vec<(Consumer<Entry>, Vec<Head>)>,
     /// When the layout is to be read.
     layout_due: Option<Instant>,
     layouts: Pace,
-    /// When what changed may be told.
+    /// The time when changes may be logged.
     tell_due: Option<Instant>,
     tellings: Pace,
 }
@@ -187,7 +187,7 @@ impl Thread<'_> {
         drop(new);
         let mut rings = std::mem::take(&mut self.rings);
         self.is_behind = false;
-        // One that is abandoned gets nothing any more, so it is empty once it was drained after that.
+        // An abandoned ring gets no more entries, so it is empty once it was drained after that.
         rings.retain_mut(|(ring, heads)| {
             let is_abandoned = ring.is_abandoned();
             // Not for ever with a channel that writes all the time.
@@ -254,7 +254,7 @@ impl Thread<'_> {
             return;
         }
         let now = Instant::now();
-        // Later than the writes that changed it, which were told when they began.
+        // Later than the writes that changed it, which were reported when they began.
         let due = *self.layout_due.get_or_insert(now + self.layouts.interval);
         if now < due {
             return;
@@ -267,7 +267,7 @@ impl Thread<'_> {
         self.bypass.set_layout(layout);
     }
 
-    /// Says what was found and what is gone.
+    /// Logs the journals that were found or are gone.
     fn tell(&mut self) {
         let now = Instant::now();
         if self.tell_due.is_some_and(|due| now < due) {
@@ -317,8 +317,9 @@ impl Thread<'_> {
         }
     }
 
-    /// Drops what is clean of a part of a folio; the rest is tried again. Some pages count as dirty for ever: a file system that cuts a
-    /// hole into a large folio can leave the mark of one that is clean. They keep only their neighbours.
+    /// Drops the clean pages of a part of a folio; the rest is retried. Some pages count as dirty
+    /// for ever: a file system that cuts a hole into a large folio can leave the mark of one that
+    /// is clean. They keep only their neighbours.
     fn drop_parts(&mut self, range: &Range<u64>, way: Way, pages: pages::Pages) {
         if pages.are_clean() {
             return self.drop_clean(range, way, pages.cached);
@@ -338,8 +339,9 @@ impl Thread<'_> {
         }
     }
 
-    /// Drops a range of which nothing is dirty or being written back, as far as that is known. The system would begin to write the rest, and
-    /// that may have to wait for the disk: long enough for rings to run over.
+    /// Drops a range without dirty pages or pages in writeback, as far as that is known. The system
+    /// would begin to write the rest, and that may have to wait for the disk: long enough for rings
+    /// to run over.
     fn drop_clean(&mut self, range: &Range<u64>, way: Way, before: u64) {
         pages::drop(&self.desk.file, range);
         let after = pages::cached(&self.desk.file, range).unwrap_or(0);

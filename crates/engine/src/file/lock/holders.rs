@@ -16,7 +16,7 @@ const KILLED: u64 = 1 << 8;
 pub(in crate::file) struct Opener {
     pub(super) pid: u32,
     pub(super) name: String,
-    /// One of its descriptors of the image has locks, or it cannot be told.
+    /// One of its descriptors of the image has locks, or that is unknown.
     pub(super) has_locks: bool,
     /// It was ended, and the system cannot let go of it yet: a thread of it is inside a system call of the storage.
     pub(super) is_ending: bool,
@@ -77,13 +77,14 @@ impl Openers {
     }
 }
 
-/// The descriptors of a process that are the file, each with what the system tells of it; none if it may not be looked at.
+/// The descriptors of a process that are the file, each with the system's details; none if it may
+/// not be looked at.
 fn descriptors(process: &Path, wanted: (u64, u64)) -> Vec<(i32, Option<String>)> {
     let found = descriptors_of_thread(process, wanted);
     if !found.is_empty() {
         return found;
     }
-    // A first thread that has ended shows none, whatever the others still have.
+    // A first thread that has ended shows none, although the others may still have some.
     let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
     let mut found = threads.map(|thread| descriptors_of_thread(&thread.path(), wanted));
     found.find(|found| !found.is_empty()).unwrap_or_default()
@@ -104,8 +105,9 @@ fn descriptors_of_thread(thread: &Path, wanted: (u64, u64)) -> Vec<(i32, Option<
 /// Returns true if a process was ended: its first thread has ended or ends, or each is killed as
 /// soon as its system call returns.
 ///
-/// The first thread's end is the process's: a program that goes on without it is rare, and is waited for instead of refused. A thread that
-/// waits for its own io_uring to be let go of shows neither.
+/// The first thread's end is the process's: a program that continues without it is rare, and is
+/// waited for instead of refused. A thread that waits for its own io_uring to be let go of shows
+/// neither.
 fn is_ending(process: &Path) -> bool {
     let text = |path: &Path, name: &str| std::fs::read_to_string(path.join(name));
     // A process that is gone by now has ended.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use super::{EngineError, ErrorKind, lock};
 use crate::file::attached::{self, Attached, Place, User};
 
-/// Refuses to write to an image beside somebody else who writes to the same bytes: through a loop
-/// device on it, to what lies below it, or through another device on that.
+/// Refuses to write to an image beside another writer of the same bytes: through a loop device on
+/// it, through a layer below it, or through another device on that.
 pub(super) fn check(
     path: &Path,
     file: &File,
@@ -87,7 +87,7 @@ fn refusal(other: &Attached, user: &str, is_device: bool) -> String {
     format!("{lies}, which is {user}; two writers would ruin it: {advice}, or serve this with --read-only")
 }
 
-/// Tells of a device that is no reason to refuse.
+/// Warns of a device that is no reason to refuse.
 fn warn(path: &Path, other: &Attached, user: &User, is_device: bool) {
     let (name, lies, device) = (path.display(), lies(other, is_device), &other.device);
     match user {

@@ -79,7 +79,8 @@ impl FileEngine {
     /// The image that another process served until now, by its open files.
     ///
     /// # Errors
-    /// When it is another image than the one at `path`, or the system refuses what serving it needs.
+    /// When it is another image than the one at `path`, or the system refuses a resource for
+    /// serving it.
     pub fn take_over(
         path: &Path,
         options: FileOptions,

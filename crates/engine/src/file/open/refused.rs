@@ -18,7 +18,7 @@ fn is_in_dev(path: &Path) -> bool {
     path.starts_with("/dev") && !memory.iter().any(|dir| path.starts_with(dir))
 }
 
-/// Why there is nothing at a path.
+/// The reason why no file is at a path.
 fn not_found(path: &Path) -> String {
     if let Ok(target) = std::fs::read_link(path) {
         let advice = if is_in_dev(path) {

@@ -53,18 +53,19 @@ pub(super) fn open(
     }
 }
 
-/// Empties the page cache of a device, of what is dirty as well: see [`super::forget_pages`].
+/// Empties the page cache of a device, of dirty pages as well: see [`super::forget_pages`].
 fn empty(buffered: &File, size: u64) -> std::io::Result<()> {
     buffered.sync_data()?;
     super::forget_pages(buffered, size);
     Ok(())
 }
 
-/// Why there can be no direct regions, whatever the image is like.
+/// The reason why there can be no direct regions, for any image.
 ///
-/// The page cache and direct I/O of one file have to agree about pages that are not touched by both, and the system has to tell what of a file is in
-/// the cache. The first is so on ext4, XFS and block devices. On others it is not known (overlay and network file systems), or direct I/O may go through the page
-/// cache after all, without saying so (btrfs).
+/// The page cache and direct I/O of one file have to agree about pages that are not touched by
+/// both, and the system has to report which pages of a file are in the cache. The first is so on
+/// ext4, XFS and block devices. Others are unknown (overlay and network file systems), or direct
+/// I/O may go through the page cache after all, without a sign (btrfs).
 fn refusal(is_device: bool, file_system: i64, has_cachestat: bool) -> Option<&'static str> {
     let is_known = is_device || matches!(file_system, EXT4_MAGIC | XFS_MAGIC);
     match (is_known, has_cachestat) {
@@ -78,8 +79,8 @@ fn refusal(is_device: bool, file_system: i64, has_cachestat: bool) -> Option<&'s
 
 /// Returns the alignment of operations in regions, on storage that demands `align`.
 ///
-/// Not less than a page and a block of the file system: what begins or ends within one of those, file systems zero through the page cache, or write
-/// through it where the block is shared with another file.
+/// Not less than a page and a block of the file system. File systems zero a part of one of those
+/// through the page cache, or write through it where the block is shared with another file.
 pub(super) fn alignment(file: &File, is_device: bool, align: Align) -> Align {
     let of_file_system = match is_device {
         true => 0,

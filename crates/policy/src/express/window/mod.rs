@@ -48,7 +48,8 @@ const MS: Nanos = 1_000_000;
 pub const PROBE_EVERY: Nanos = 4000 * MS;
 /// How long a window stays after the last time that more than one class was there: a person at a shell makes pauses of seconds.
 pub const STAYS: Nanos = 10_000 * MS;
-/// The window of a lane that knows nothing of its device yet, and of one whose guest never asks for enough to fill it.
+/// The window of a lane that does not know its device yet, and of one whose guest never asks for
+/// enough to fill it.
 const UNKNOWN: u32 = 16;
 /// More than any device works on at a time.
 const MOST: u32 = 1024;
@@ -91,7 +92,8 @@ pub struct Shared {
     measures: bool,
 }
 
-/// The window of one lane. Asked and told once per turn of the lane, but for [`Window::answered`] and [`Window::next`].
+/// The window of one lane. It is called once per turn of the lane, but for [`Window::answered`] and
+/// [`Window::next`].
 #[derive(Debug)]
 pub struct Window {
     size: u32,
@@ -100,9 +102,10 @@ pub struct Window {
     /// The service times, without waiting at the device, that the last probes found.
     found: [f64; PROBES],
     known: usize,
-    /// ... and what holds for all lanes.
+    /// ... and the value for all lanes.
     service: Option<f64>,
-    /// Since when there is a window, the number of the last regular probe, the last probe that somebody wanted, when the last one ended.
+    /// The time since when there is a window, the number of the last regular probe, the time of the
+    /// last wanted probe, and the end of the last one.
     closed: Nanos,
     period: u64,
     wanted: Nanos,
@@ -134,7 +137,7 @@ impl Default for Window {
 impl Told {
     const DRAINS: u64 = 1 << 63;
     const MEASURES: u64 = 1 << 62;
-    /// When it was found, in [`PROBE_EVERY`], and what was found.
+    /// The time when it was found, in [`PROBE_EVERY`], and the value.
     const WHEN: u32 = 40;
     const FOUND: u64 = (1 << Told::WHEN) - 1;
 
@@ -234,15 +237,16 @@ impl Window {
         if turn.at_device > self.probe_size() {
             told |= Told::DRAINS;
         }
-        // A guest that asks for little holds nobody up.
+        // A light guest delays no other.
         if turn.is_wanted && self.probe.as_ref().is_some_and(|probe| !probe.is_done()) {
             told |= Told::MEASURES;
         }
         Told(told)
     }
 
-    /// Some requests were begun, or answered; `shared` asks what the other lanes told, and is asked when it matters. Returns when all lanes of
-    /// the device are to probe, if this one wants it.
+    /// Some requests were begun, or answered; `shared` gives the other lanes' messages, and is
+    /// called when they matter. Returns when all lanes of the device are to probe, if this one
+    /// wants it.
     pub fn turn(&mut self, now: Nanos, turn: Turn, shared: impl FnOnce() -> Shared) -> Option<Nanos> {
         let interval = (self.service.unwrap_or(0.0) * 2.0) as u64;
         let sample = self.rate.turn(now, interval, turn.is_wanted && self.probe.is_none());
@@ -270,7 +274,7 @@ impl Window {
         if is_young { now / (PROBE_EVERY / 4) } else { now / PROBE_EVERY }
     }
 
-    /// Half of what the device works on.
+    /// Half of the requests that the device works on.
     fn probe_size(&self) -> u32 {
         self.works_on().map_or(1, |works_on| (works_on / 2.0) as u32).clamp(1, MOST)
     }
@@ -291,7 +295,7 @@ impl Window {
     }
 
     fn end_probe(&mut self, now: Nanos) {
-        // Without a request there is nothing new.
+        // Without a request there is no news.
         if let Some(found) = self.probe.take().and_then(|probe| probe.service(now)) {
             self.remember(found);
             self.ended = now;

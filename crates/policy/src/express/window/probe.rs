@@ -6,9 +6,11 @@ use super::{MS, Nanos, Turn};
 /// Groups of a probe, and requests of a group: as many, or as many as may be there at a time.
 const GROUPS: usize = 5;
 const GROUP: u32 = 16;
-/// How long a probe waits until what the device has has run down; then some of it hangs, and the probe is given up.
+/// How long a probe waits until the requests at the device have run down; then some of them hang,
+/// and the probe is given up.
 const DRAINS: Nanos = 4000 * MS;
-/// ... and for the requests that it takes the time of: so many times what one takes, but no shorter and no longer than that.
+/// ... and for the requests that it takes the time of: so many service times, but no shorter and no
+/// longer than that.
 const MEASURES: u64 = 24;
 const MEASURES_LEAST: Nanos = 50 * MS;
 const MEASURES_MOST: Nanos = 1000 * MS;
@@ -51,7 +53,7 @@ impl Probe {
         }
     }
 
-    /// It knows what it wanted to know.
+    /// True if it has its result.
     pub(super) fn is_done(&self) -> bool {
         self.is_done
     }
@@ -67,7 +69,8 @@ impl Probe {
         }
     }
 
-    /// A turn ends, at `now`. `drains` says whether another lane has more at the device than in a probe; `service` is what was known before.
+    /// A turn ends, at `now`. `drains` is true if another lane has more at the device than in a
+    /// probe; `service` is the earlier value.
     pub(super) fn turn(&mut self, now: Nanos, turn: Turn, drains: bool, service: Option<f64>) {
         if self.measures.is_none() {
             if turn.at_device <= self.size && !drains {
@@ -105,8 +108,8 @@ impl Probe {
         self.open += 1;
     }
 
-    /// The median of the groups' means; nothing if nothing was answered. A request that is not
-    /// answered yet counts with the time that it has taken so far.
+    /// The median of the groups' means; none without an answer. A request that is not answered yet
+    /// counts with the time that it has taken so far.
     pub(super) fn service(&self, now: Nanos) -> Option<f64> {
         let mut means = [0.0; GROUPS];
         let mut known = 0;

@@ -57,8 +57,9 @@ impl Rate {
         }
     }
 
-    /// A turn of the lane ends; `is_full` says whether it had more than it could begin. If a time ends with it and counts, returns the mean
-    /// of what its answers took, where the lane had more all the time.
+    /// A turn of the lane ends; `is_full` says whether it had more than it could begin. If a time
+    /// ends with it and counts, returns the mean service time of its answers, where the lane had
+    /// more all the time.
     pub(super) fn turn(&mut self, now: Nanos, shortest: Nanos, is_full: bool) -> Option<Option<f64>> {
         self.is_full &= is_full;
         let passed = now.saturating_sub(self.since);
@@ -72,7 +73,7 @@ impl Rate {
         let mean = self.took / f64::from(self.count);
         let was_full = self.is_full;
         self.again(now);
-        // A guest that asked for less tells nothing of the device, unless it was more.
+        // A guest that asked for less is no measure of the device, unless it was more.
         if !was_full && self.known().is_some_and(|known| rate <= known) {
             return None;
         }

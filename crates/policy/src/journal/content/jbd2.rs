@@ -37,7 +37,7 @@ const SUPERBLOCK: u32 = 3;
 const SUPERBLOCK_2: u32 = 4;
 const REVOKE: u32 = 5;
 
-/// A journal, or what may become one.
+/// A journal, or a candidate.
 #[derive(Debug)]
 pub(super) struct Jbd2 {
     /// The ranges that belong to it.
@@ -62,7 +62,7 @@ pub(super) struct Jbd2 {
     ahead: u64,
     /// From the superblock: where it begins, and where it would end in one piece.
     named: Option<Range<u64>>,
-    /// Bytes that somebody else wrote into it.
+    /// Bytes of other writers in it.
     strange: u64,
 }
 
@@ -125,7 +125,7 @@ fn superblock(content: &mut Content, head: &Head) -> bool {
         }
         // The numbers go round after 2^32: their distance does not.
         if start == 0 && chain.sequence.wrapping_sub(sequence).cast_signed() > 2 {
-            // An empty journal, whose next number is one that was used already: somebody made a new one.
+            // An empty journal, whose next number is one that was used already: it was made anew.
             *is_changed |= chain.is_sure();
             return false;
         }
@@ -295,7 +295,8 @@ impl Jbd2 {
         self.ahead = 0;
     }
 
-    /// Looks farther ahead if it has come near to the end of what it was believed to have; says whether it did.
+    /// Looks farther ahead if it has come near to the end of its believed part; returns true if it
+    /// did.
     fn look_ahead(&mut self) -> bool {
         let known = self.pieces.around(self.run.end.saturating_sub(1)).map_or(0, |piece| piece.end);
         let is_far = self.ahead.max(known) >= self.run.end.saturating_add(AHEAD / 2);
@@ -305,7 +306,7 @@ impl Jbd2 {
         !is_far
     }
 
-    /// Notes that somebody else wrote to a range; says whether it was too much.
+    /// Notes another writer's write to a range; returns true if it was too much.
     pub(super) fn is_written_over(&mut self, range: &Range<u64>) -> bool {
         self.strange = self.strange.saturating_add(self.pieces.overlap(range));
         self.strange > FORGIVEN.max(self.pieces.len() / 8)

@@ -229,7 +229,7 @@ fn remounted_journal_restarts_at_its_beginning() {
     assert_eq!(content.journals().len(), 1);
 }
 
-/// Requests of a transaction that several lanes take are told out of order.
+/// Requests of a transaction that several lanes take are reported out of order.
 #[test]
 fn out_of_order_requests_are_reassembled() {
     let mut journal = Journal2::new(vec![512 * MIB..576 * MIB], BLOCK);
@@ -239,7 +239,7 @@ fn out_of_order_requests_are_reassembled() {
         let mut writes = journal.transaction(60);
         let data = writes.len() - 1;
         writes[..data].rotate_left(count % data);
-        // And somebody else writes meanwhile.
+        // Another writer is active meanwhile.
         writes.insert(1, (MIB..MIB + BLOCK, vec![]));
         told(&mut content, &writes);
     }

@@ -19,7 +19,7 @@ const LARGEST_HEADER: u64 = 8;
 const LARGEST: u64 = 256 << 10;
 const BLOCK: u64 = 512;
 
-/// A log, or what may become one.
+/// A log, or a candidate.
 #[derive(Debug)]
 pub(super) struct Xfs {
     /// Where it begins.
@@ -51,7 +51,7 @@ pub(super) fn follow(content: &mut Content, range: &Range<u64>, heads: &[Head]) 
         is_own |= record(content, head);
     }
     for log in &mut content.xfs {
-        // A record goes on in the next request, or at the beginning of the log.
+        // A record continues in the next request, or at the beginning of the log.
         if is_own && log.last == content.clock
             || log.at == range.start
             || (log.is_sure && log.start == range.start)
@@ -122,7 +122,7 @@ fn record(content: &mut Content, head: &Head) -> bool {
     true
 }
 
-/// A new one, in the place of what has waited longest to become one.
+/// A new one, in the place of the oldest candidate.
 fn begin(content: &mut Content, log: Xfs) {
     let xfs = &mut content.xfs;
     if xfs.len() >= MOST_CHAINS {
@@ -145,13 +145,13 @@ impl Xfs {
         self.start..self.start.saturating_add(self.end * BLOCK)
     }
 
-    /// Bytes of a range that are in what is known.
+    /// Bytes of a range that are in the known part.
     pub(super) fn overlap(&self, range: &Range<u64>) -> u64 {
         let known = self.known();
         known.end.min(range.end).saturating_sub(known.start.max(range.start))
     }
 
-    /// Notes that somebody else wrote to a range; says whether it was too much.
+    /// Notes another writer's write to a range; returns true if it was too much.
     pub(super) fn is_written_over(&mut self, range: &Range<u64>) -> bool {
         self.strange = self.strange.saturating_add(self.overlap(range));
         self.strange > FORGIVEN.max(self.end * BLOCK / 8)

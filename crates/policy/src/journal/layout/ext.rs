@@ -27,7 +27,7 @@ const INCOMPAT_META_BG: u32 = 0x10;
 const INCOMPAT_EXTENTS: u32 = 0x40;
 const INCOMPAT_64BIT: u32 = 0x80;
 const INCOMPAT_CSUM_SEED: u32 = 0x2000;
-/// All that do not change what is read here. With one that nobody knows yet, nothing is known.
+/// All features that do not change the fields read here. With an unknown one, no journal is found.
 const INCOMPAT_KNOWN: u32 = 0x3f7de;
 const RO_COMPAT_SPARSE_SUPER: u32 = 0x1;
 const RO_COMPAT_GDT_CSUM: u32 = 0x10;
@@ -260,7 +260,7 @@ impl Ext {
         let map: [u8; mapped::ROOT] = field(&self.superblock, 0x10c);
         let size = u64::from(self.field(0x10c + 60)) << 32 | u64::from(self.field(0x10c + 64));
         let is_extents = self.incompat & INCOMPAT_EXTENTS != 0 && mapped::is_tree(&map);
-        // Without the inode's generation its checksums cannot be told.
+        // Without the inode's generation its checksums cannot be checked.
         let inode = Inode { map, size, is_extents, seed: None };
         (self.superblock[0xfd] == 1 && size > 0).then_some(inode)
     }

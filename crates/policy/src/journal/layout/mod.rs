@@ -134,7 +134,7 @@ pub fn read(disk: &mut dyn Disk, size: u64) -> JournalLayout {
     agreed(disk, size).layout
 }
 
-/// As [`read`], and tells what was found on the way. It also names file systems that are not looked
+/// As [`read`], and returns the findings on the way. It also names file systems that are not looked
 /// into, with a few more reads.
 pub fn examine(disk: &mut dyn Disk, size: u64) -> Findings {
     let mut findings = agreed(disk, size);
@@ -184,7 +184,7 @@ impl Place {
     }
 }
 
-/// One reading, and what it has read.
+/// One reading, and the ranges that it has read.
 fn once(disk: &mut dyn Disk, size: u64) -> (Findings, Vec<Range<u64>>) {
     let mut source = Source::new(disk, size);
     let candidates = table::read(&mut source);
@@ -259,7 +259,7 @@ fn content(source: &mut Source, range: &Range<u64>) -> Content {
     Content::FileSystem { name, journal }
 }
 
-/// A journal's pieces, if they lie inside their file system and beside each other.
+/// A journal's pieces, if they lie inside their file system and do not overlap.
 fn sound(ranges: Vec<Range<u64>>, place: &Range<u64>) -> Result<Vec<Range<u64>>, Why> {
     if ranges.len() > MOST_PIECES {
         return Err(Why::TooMuch);
@@ -309,9 +309,8 @@ fn overlap(others: &[Range<u64>], ranges: &[Range<u64>]) -> bool {
     })
 }
 
-/// `ranges` without what is a journal's: a journal is written all the time, and says nothing about
-/// where it lies. No evidence for a verdict is in one; the places of a table that is not there may
-/// be.
+/// `ranges` without the journals' parts: a journal is written all the time, and that is no sign of
+/// a move. No evidence for a verdict is in one; the places of a table that is not there may be.
 fn without(ranges: Vec<Range<u64>>, journals: &[Journal]) -> Vec<Range<u64>> {
     let holes = merged(journals.iter().flat_map(|journal| journal.ranges.iter().cloned()).collect());
     let mut left = Vec::new();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Disk;
 
-/// Where a mark is, what it is, and what has it.
+/// A mark's place, its bytes, and its owner.
 type Mark = (u64, &'static [u8], &'static str);
 
 /// Reads for all names of a volume, of 16 bytes at most: enough for some tens of partitions.

@@ -32,13 +32,13 @@ impl<'a> Source<'a> {
         self.size
     }
 
-    /// Reads what is to be watched from now on.
+    /// Reads bytes that are watched from now on.
     pub fn read(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, Why> {
         self.watch(offset..offset.saturating_add(length as u64));
         self.peek(offset, length)
     }
 
-    /// Reads what changes all the time, or is no reason to read again.
+    /// Reads bytes that change all the time, or are no reason to read again.
     pub fn peek(&mut self, offset: u64, length: usize) -> Result<Vec<u8>, Why> {
         let end = offset.checked_add(length as u64).ok_or(Why::Unreadable)?;
         if end > self.size {

@@ -106,7 +106,8 @@ fn mbr_in(source: &mut Source, entries: &[Entry], sector: u64) -> Option<Table> 
     }
     let is_there = extended.is_some() || !partitions.is_empty();
     if let Some(extended) = extended {
-        // A chain that is damaged anywhere gives none of its partitions: the rest of them cannot be told from nonsense.
+        // A chain that is damaged anywhere gives none of its partitions: the rest of them may be
+        // nonsense.
         partitions.extend(logical(source, &extended, sector).unwrap_or_default());
     }
     is_there.then_some(Table { label: Label::Mbr(sector), partitions })
@@ -139,7 +140,7 @@ fn logical(source: &mut Source, extended: &Range<u64>, sector: u64) -> Option<Ve
     None
 }
 
-/// A GPT's header that is what it should be.
+/// A GPT's header that passed the checks.
 #[derive(PartialEq, Eq)]
 struct Header {
     sector: u64,
@@ -172,7 +173,7 @@ fn gpt(source: &mut Source) -> Option<Table> {
     None
 }
 
-/// The header at a sector and the partitions that it names; nothing if any of it is not what it should be.
+/// The header at a sector and the partitions that it names; none if any check fails.
 fn gpt_at(source: &mut Source, sector: u64, at: u64) -> Option<(Header, Vec<Partition>)> {
     let header = header(source, sector, at)?;
     let length = usize::try_from(u64::from(header.count) * u64::from(header.entry)).ok()?;

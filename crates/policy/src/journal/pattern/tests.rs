@@ -266,7 +266,8 @@ fn journal_in_pieces_is_found_after_loop() {
     }
 }
 
-/// Files whose data goes through the journal: what is written home comes in bursts, each behind the one before.
+/// Files whose data goes through the journal: their writes home come in bursts, each behind the one
+/// before.
 #[test]
 fn files_written_in_bursts_are_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(9));

@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 const RECORD: u64 = 256 << 10;
 /// Commits that a journal has at least until it is believed.
 const COMMITS: u32 = 4;
-/// Commits from which on it can be said who waits for whom.
+/// Commits from which on the waits among tracks can be judged.
 const ENOUGH: u32 = 32;
 /// Writes that are counted: then all counts are halved, so that the last ones weigh most.
 const MOST_WRITES: u32 = 1024;
@@ -47,7 +47,7 @@ pub(super) struct Track {
     /// Flushes of the volume at its last write.
     flushes: u64,
     pub(super) verdict: Option<Kind>,
-    /// Bytes that somebody else wrote into it.
+    /// Bytes of other writers in it.
     strange: u64,
 }
 
@@ -55,10 +55,12 @@ pub(super) struct Track {
 #[derive(Debug, Default, Clone)]
 pub(super) struct Counts {
     writes: u32,
-    /// Of them: those that began in what was written already; that came after a flush (commits).
+    /// Of them: those that began in the written part already; those that came after a flush
+    /// (commits).
     rewrites: u32,
     commits: u32,
-    /// Commits of a page that came after nothing but the flush; writes that began at no multiple of a page.
+    /// Commits of a page that came right after the flush; writes that began at no multiple of a
+    /// page.
     tight: u32,
     odd: u32,
     /// Writes that are larger than any record of XFS.
@@ -195,10 +197,10 @@ impl Track {
         self.at.saturating_sub(self.here().start) >= LONG.min(self.len())
     }
 
-    /// It goes on over the beginning of a piece, or a little before.
+    /// It continues over the beginning of a piece, or a little before.
     pub(super) fn go_round(&mut self, piece: usize, range: &Range<u64>, now: u64, flushes: u64) -> bool {
         let before = self.pieces.clone();
-        // The last loop says where the end is; one that was cut off says nothing.
+        // The last loop shows the end; a loop that was cut off does not.
         if let Some(here) = self.pieces.get_mut(self.piece)
             && self.at > here.start
             && self.at - here.start > (here.end - here.start) / 16 * 15
@@ -232,7 +234,7 @@ impl Track {
         true
     }
 
-    /// It goes on; says whether that is a commit.
+    /// It continues; returns true if that is a commit.
     pub(super) fn step(&mut self, range: &Range<u64>, now: u64, flushes: u64, is_tight: bool) -> bool {
         let len = range.end - range.start;
         self.idle = self.idle.saturating_add(now.saturating_sub(len).saturating_sub(self.last));
@@ -266,7 +268,7 @@ impl Track {
     /// Its end moves with its writes; says whether that is worth telling.
     pub(super) fn grow(&mut self) -> bool {
         let Some(here) = self.pieces.get_mut(self.piece) else { return false };
-        // Told in steps.
+        // Written in steps.
         let is_longer = self.at >> 20 > here.end >> 20;
         here.end = here.end.max(self.at);
         (self.unite() || is_longer) && self.verdict.is_some()
@@ -318,7 +320,7 @@ impl Track {
         if is_journal { Kind::Journal } else { Kind::Log }
     }
 
-    /// Notes that somebody else wrote into it; says whether it was too much.
+    /// Notes another writer's write into it; returns true if it was too much.
     pub(super) fn is_written_over(&mut self, len: u64) -> bool {
         self.strange = self.strange.saturating_add(len);
         self.strange > FORGIVEN.max(self.len() / 16)
