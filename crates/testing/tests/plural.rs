@@ -64,7 +64,7 @@ const NOUNS: [&str; 26] = [
     "CPUs",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 53] = [
+const NEVER_ONE: [&str; 50] = [
     // It wants more than are offered, which is one at least.
     "wants {wanted} queues, and vlane offers {offered}",
     // One queue with one thread is always possible.
@@ -93,9 +93,6 @@ const NEVER_ONE: [&str; 53] = [
     "p99 {} times shorter",
     "{} blocks read, {} written, {} flushes in",
     // There are two at least: one alone has another branch, or is refused.
-    "With {} jobs, jobs and lanes are more threads",
-    "not with {fit} and {twice} lanes",
-    "{twice} lanes over {fit}",
     "fewer than {LEAST_PAIRS} rounds decide nothing",
     "if self.jobs > 1",
     "by {jobs} jobs on {jobs} queues",
