@@ -133,7 +133,7 @@ fn notes(run: &Saved) -> Vec<Note> {
     )));
     let started = run.loads.iter().any(|l| l.targets.iter().any(|t| t.server.is_some()));
     for (storage, text) in [
-        (Storage::Null, "The null device has no medium and touches no data: what is measured is the path."),
+        (Storage::Null, "The null device has no medium and touches no data: the measurement is of the path."),
         (Storage::Ram, "The image on the RAM disk is page cache by nature (buffered)."),
         (
             Storage::Disk,

@@ -29,7 +29,7 @@ pub fn journal(host: &Host, image: &Path) -> Result<Vec<Range<u64>>> {
     match ranges.is_empty() {
         false => Ok(ranges),
         true => {
-            let text = format!("{}: debugfs tells of no journal: {}", image.display(), said.trim());
+            let text = format!("{}: debugfs reports no journal: {}", image.display(), said.trim());
             Err(Error::new(ErrorKind::Tool, text))
         }
     }

@@ -68,7 +68,7 @@ pub struct About {
 impl About {
     /// Says it.
     pub fn write(&self, dir: &Dir) -> Result<()> {
-        dir.write(DAEMON, &serde_json::to_vec(self).context("what the daemon says of itself")?)
+        dir.write(DAEMON, &serde_json::to_vec(self).context("the daemon's description")?)
     }
 
     /// That of a daemon that runs.

@@ -61,7 +61,7 @@ pub fn parse(line: &str, record: u64) -> Result<(String, Outcome)> {
     let from = if number(READ + TOTAL_KIB)? > 0.0 { READ } else { WRITE };
     let (kib, ms) = (number(from + TOTAL_KIB)?, number(from + RUNTIME_MS)?);
     if kib <= 0.0 || ms <= 0.0 {
-        return Err(bad("it did nothing"));
+        return Err(bad("it finished no request"));
     }
     let percentile = |wanted: f64| -> Result<f64> {
         let all = &fields[from + PERCENTILES..from + PERCENTILES + 20];

@@ -158,8 +158,8 @@ impl Setup {
     pub fn about(&self) -> &'static str {
         match self.name.as_str() {
             "eevdf" => "Linux' EEVDF",
-            "credit" => "vlane's credit: boosts who was blocked and has credits",
-            "always-boost" => "every event boosts, at nobody's cost",
+            "credit" => "vlane's credit: boosts vCPUs that were blocked and have credits",
+            "always-boost" => "every event boosts, without a charge",
             "loan" => "vlane's loans",
             "adaptive" => "vlane's loans; their terms find themselves",
             "paper" => {

@@ -134,7 +134,7 @@ impl Hub {
             let event = match events.next() {
                 Ok(event) => event,
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return tracing::warn!("changes of files are not seen any more: {error}"),
+                Err(error) => return tracing::warn!("changes of files are no longer seen: {error}"),
             };
             let (watch, lost) = (event.wd(), event.events().contains(ReadFlags::QUEUE_OVERFLOW));
             let mut tells = Vec::new();

@@ -88,7 +88,7 @@ impl<R: Read> Reader<R> {
         let entry = Entry::decode(bytes, &self.header, self.offset)?;
         if let Entry::End { entries } = entry {
             if entries != self.entries {
-                let context = format!("its end tells of {entries} entries, and there were {}", self.entries);
+                let context = format!("its end counts {entries} entries, and there were {}", self.entries);
                 return Err(Error::new(ErrorKind::Corrupt, self.offset, context));
             }
             self.is_complete = true;

@@ -506,7 +506,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     listener.name_successor(upgrade.clone());
     let resize = resizer(volume_name(args), Arc::clone(&listener), opened, Arc::clone(&upgrade))?;
     signals::thread(signals, signals::Means { ending: ending.clone(), resize, upgrade, status })?;
-    let result = listener.serve(&volume).context("cannot accept connections any more");
+    let result = listener.serve(&volume).context("can no longer accept connections");
     sockets.end();
     ending.answered();
     // A trace that is being recorded gets its end, after the last request.
@@ -605,7 +605,7 @@ fn sockets(
     let listener = Listener::take_over(&args.socket, handed.server, &mut from, volume)?;
     // The rings run.
     let waited = Duration::from_nanos(handed::now().saturating_sub(handed.begun)).as_secs_f64() * 1e3;
-    let whom = if is_connected { "requests waited" } else { "nobody is connected; that took" };
+    let whom = if is_connected { "requests waited" } else { "no front end is connected; the upgrade took" };
     tracing::info!(
         "{}: upgraded in place (version {} to {}), {whom} {waited:.1} ms",
         volume_name(args),

@@ -175,7 +175,7 @@ fn unoffered_machines_are_not_adopted() {
     }
     let machine = Process::start(Command::new("sleep").arg("100").uid(OTHER));
     let (pid, other) = (machine.pid(), OTHER.to_string());
-    let tells = |said: &str| said.contains("volume: its back end tells of its I/O");
+    let tells = |said: &str| said.contains("volume: its back end reports its I/O");
     let run = Scheduler::start(&["env"], &[]);
     register(&run, pid, |said| said.contains("a back end was refused"));
     let said = run.end();

@@ -193,7 +193,7 @@ fn explained(error: Error) -> Error {
     }
     let what = format!(
         "{WHOSE}: the kernel refuses to trace its functions (fentry), although this process has the capabilities: a locked-down or \
-         hardened kernel does, and some seccomp filters of containers do; without --watch-io everything else works; nothing was changed"
+         hardened kernel does, and some seccomp filters of containers do; without --watch-io everything else works; no setting was changed"
     );
     Error::caused_by(ErrorKind::Permission, what, error)
 }
@@ -294,7 +294,7 @@ impl Silence for Silencer {
             && (silent || error.kind() != libbpf_rs::ErrorKind::NotFound)
         {
             tracing::warn!(
-                "process {backend}, which tells of its I/O, cannot be kept from being watched: {error}"
+                "process {backend}, which reports its I/O, cannot be excluded from watching: {error}"
             );
         }
     }

@@ -98,7 +98,7 @@ pub fn available() -> Counted<()> {
     let reason = |error: &io::Error| {
         match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "not counted: system calls are counted by tracepoints, which show what other users' programs do: needs root"
+            "not counted: system calls are counted by tracepoints, which show other users' programs: needs root"
                 .to_owned()
         }
         io::ErrorKind::NotFound => "not counted: no tracepoint raw_syscalls:sys_enter in tracefs; as root: mount -t \

@@ -31,7 +31,7 @@ pub(super) fn section(trace: &Trace) -> Section {
         }
     }
     if times.is_empty() {
-        let words = "There is no flush in the trace: nothing that was written was ever asked to be durable.";
+        let words = "The trace has no flush: no write was ever asked to be durable.";
         return Section::new("flushes", "Flushes", vec![words.to_owned()], Vec::new());
     }
     let row = |name: &str, values: &mut Vec<u64>, scale: &dyn Fn(f64) -> f64| {
@@ -48,7 +48,7 @@ pub(super) fn section(trace: &Trace) -> Section {
         row("service time, us", &mut times, &us),
     ];
     let words = format!(
-        "{}, {:.1} % of them with nothing written since the one before. Writes after the last: {since}.",
+        "{}, {:.1} % of them without a write since the one before. Writes after the last: {since}.",
         counted(count, "flush"),
         number(empty) * 100.0 / number(count as u64)
     );

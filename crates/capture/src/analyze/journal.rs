@@ -89,7 +89,7 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
     // The best knowledge: the layout, or the most trusted of the ways that found one.
     let best = found.iter().find(|found| !found.journals.is_empty());
     let Some(best) = best.map(|best| (best.way, best.journals.clone())) else {
-        let words = "No way found a journal: the layout names none, no chain of a journal's blocks was written, and nothing was written round and round.";
+        let words = "No way found a journal: the layout names none, no chain of a journal's blocks was written, and no area was written cyclically.";
         return Section::new("journal", "The journal", vec![words.to_owned()], Vec::new());
     };
     let (best, journals) = best;
@@ -151,7 +151,7 @@ fn ranges(found: &[Found]) -> Block {
         ("length", "B"),
         ("pieces", ""),
     ];
-    table("What was found, at the end", &columns, rows)
+    table("Journals found at the end", &columns, rows)
 }
 
 pub(crate) fn score_cells(score: &Score) -> [Cell; 2] {

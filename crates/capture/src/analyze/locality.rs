@@ -85,7 +85,7 @@ pub(super) fn section(trace: &Trace, first: u64, span: u64) -> (Section, String)
     let sequential = of[0].sequential + of[1].sequential;
     let requests = (of[0].requests + of[1].requests).max(1);
     let words = format!(
-        "{:.0} % of reads and writes go on where one of the lane's last {STREAMS} of the kind ended; they touch {:.1} MiB.",
+        "{:.0} % of reads and writes continue where one of the lane's last {STREAMS} of the kind ended; they touch {:.1} MiB.",
         number(sequential) * 100.0 / number(requests),
         number(all.len() as u64 * BLOCK * 512) / f64::from(1 << 20)
     );

@@ -102,7 +102,7 @@ fn overview(trace: &Trace, span: u64, started: &str) -> Section {
         vec![text("missing requests"), text(trace.lost().to_string())],
         vec![text("data hashes"), text(if header.hashes { "yes" } else { "no" })],
     ];
-    Section::new("overview", "The trace", Vec::new(), vec![table("What it says about itself", " | ", rows)])
+    Section::new("overview", "The trace", Vec::new(), vec![table("Header", " | ", rows)])
 }
 
 fn kinds(records: &[&Record]) -> Section {
@@ -136,7 +136,7 @@ fn kinds(records: &[&Record]) -> Section {
         ("mean size", "KiB"),
         ("failed", ""),
     ];
-    Section::new("kinds", "What was asked for", Vec::new(), vec![table("Requests by kind", &columns, rows)])
+    Section::new("kinds", "Requests", Vec::new(), vec![table("Requests by kind", &columns, rows)])
 }
 
 fn sizes(records: &[&Record]) -> Section {
@@ -282,7 +282,7 @@ fn lanes(trace: &Trace, span: u64) -> Section {
         ("missing", ""),
     ];
     let rows = rows.collect();
-    Section::new("lanes", "Lanes", Vec::new(), vec![table("What each lane did", &columns, rows)])
+    Section::new("lanes", "Lanes", Vec::new(), vec![table("Lanes", &columns, rows)])
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ pub fn prove(
         }
         let (first, _) = trace.span();
         let words = format!(
-            "{:.1} loops of the journal, {} requests. The true journal is what {} says in the guest.",
+            "{:.1} loops of the journal, {} requests. The true journal is that of {} in the guest.",
             loops,
             trace.requests.len(),
             if guest.filesystem == FileSystem::Xfs { "xfs_db" } else { "debugfs" }
@@ -168,7 +168,7 @@ pub fn prove(
         ("kind", ""),
     ];
     summary.push("Bytes written: of those that a way took for the journal's, the part that went there (precision); of those that went there, the part that it took for it (recall).".to_owned());
-    let words = "Since the first verdict of each way, and since the journal was written once from end to end. An empty cell: no verdict, or nothing was written since.";
+    let words = "Since the first verdict of each way, and since the journal was written once from end to end. An empty cell: no verdict, or no write since.";
     sections.insert(
         0,
         Section::new(

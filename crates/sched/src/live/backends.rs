@@ -318,7 +318,7 @@ impl Backends {
     fn notice(&mut self, notice: Notice, marks: &mut Vec<Mark>) {
         match notice {
             Notice::Joined(registered) => {
-                tracing::info!("{}: its back end tells of its I/O", registered.name);
+                tracing::info!("{}: its back end reports its I/O", registered.name);
                 if self.classes.is_express_only() && !registered.has_express {
                     tracing::warn!(
                         "{}: none of its requests is ever express, so its completions never boost; start its `vlane serve` \

@@ -270,7 +270,7 @@ impl Daemon {
         let me = gettid().as_raw_nonzero().get().unsigned_abs();
         sys::set(me, &Attr::round_robin(priority::DAEMON)).map_err(|error| {
             let text = "the scheduler's own thread cannot be real-time: CAP_SYS_NICE is missing, or its cgroup has no real-time \
-                        budget (cpu.rt_runtime_us); nothing was changed";
+                        budget (cpu.rt_runtime_us); no setting was changed";
             Error::caused_by(ErrorKind::Permission, text, error)
         })
     }
@@ -385,7 +385,7 @@ impl Daemon {
         let Some(Some(source)) = self.sources.get_mut(number) else { return };
         let mut marks = std::mem::take(&mut self.marks);
         if let Err(error) = source.collect(&mut marks) {
-            tracing::error!("{} is not listened to any more: {}", source.name(), describe(&error));
+            tracing::error!("{} is no longer read: {}", source.name(), describe(&error));
             let _ = epoll::delete(set, source.fd());
             if let Some(source) = self.sources.get_mut(number) {
                 *source = None;

@@ -206,7 +206,7 @@ pub fn check() -> Result<()> {
     })?;
     if !sets.effective.contains(CapabilitySet::SYS_NICE) {
         let text = "changing the scheduling of other programs' threads needs the capability CAP_SYS_NICE: run with sudo, \
-                    or as a service of systemd with AmbientCapabilities=CAP_SYS_NICE (contrib/systemd has one); nothing was changed";
+                    or as a service of systemd with AmbientCapabilities=CAP_SYS_NICE (contrib/systemd has one); no setting was changed";
         return Err(Error::new(ErrorKind::Permission, text));
     }
     Budget::of_kernel(100, 1).map(drop)

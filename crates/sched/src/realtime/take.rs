@@ -32,7 +32,7 @@ pub(super) fn refused(vcpu: &str, thread: &Thread, error: io::Error) -> Error {
 }
 
 fn table_failed(error: io::Error) -> Error {
-    Error::caused_by(ErrorKind::Io, "cannot write the list of changed threads; nothing was changed", error)
+    Error::caused_by(ErrorKind::Io, "cannot write the list of changed threads; no setting was changed", error)
 }
 
 impl RealTime {

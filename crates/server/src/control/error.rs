@@ -47,7 +47,7 @@ impl ApiError {
         ApiError::new(
             StatusCode::FORBIDDEN,
             format!("{method} {path}: cannot be done here"),
-            "this socket only tells how the volume is (--control-read-only)",
+            "this socket is for questions only (--control-read-only)",
             "ask at the socket of --control",
         )
     }

@@ -35,7 +35,7 @@ impl Session {
         let who = said::process(peer);
         let what = match unused {
             Unused::NoMemory => format!(
-                "front end {who} began to start the disk, and its memory never came: the VM's memory is not shared, and its guest waits for this disk for ever. {}",
+                "front end {who} began to start the disk, and its memory never came: the VM's memory is not shared, and its guest waits for this disk forever. {}",
                 said::SHARE
             ),
             Unused::TooFewQueues => match said::wanted_queues(peer).filter(|wanted| *wanted > offered.into())

@@ -186,7 +186,7 @@ impl<R: Read> Reader<R> {
         self.offset += (FRAME + bytes.len()) as u64;
         if let Entry::Complete { entries } = entry {
             if entries != self.entries {
-                let context = format!("its end tells of {entries} entries, and there were {}", self.entries);
+                let context = format!("its end counts {entries} entries, and there were {}", self.entries);
                 return Err(Error::new(ErrorKind::Corrupt, at, context));
             }
             return Ok(None);

@@ -133,7 +133,7 @@ impl History {
         };
         let operation = violation.operation.and_then(|index| self.operations.get(index));
         let what = match operation {
-            None => "what was in the page cache before".to_owned(),
+            None => "earlier data of the page cache".to_owned(),
             Some(operation) => {
                 let (offset, end) = operation.what.range().unwrap_or_default();
                 format!(
@@ -144,7 +144,7 @@ impl History {
                 )
             }
         };
-        format!("{promise} was answered well, and {what} is not durable: {}", violation.reason)
+        format!("{promise} was answered OK, and {what} is not durable: {}", violation.reason)
     }
 }
 

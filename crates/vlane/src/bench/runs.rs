@@ -299,7 +299,7 @@ fn tell_written(output: &OutputArgs) {
 fn tell_repeats(profile: &Profile, steps: usize) {
     let each = (profile.time + profile.ramp).as_secs_f64();
     eprintln!(
-        "measuring {}, {each:.1} s each, because one tells no spread; --repeat 1 measures once",
+        "measuring {}, {each:.1} s each, because one has no spread; --repeat 1 measures once",
         super::plural(steps as u64, "time")
     );
 }

@@ -44,7 +44,7 @@ pub(super) fn thread(signals: SignalFd, means: Means) -> std::io::Result<()> {
             if let Err(error) = rustix::event::poll(&mut fds, None)
                 && error != rustix::io::Errno::INTR
             {
-                return tracing::error!("signals cannot be waited for any more: {error}");
+                return tracing::error!("can no longer wait for signals: {error}");
             }
             // Read and done as one: in between, no program takes over.
             let mut turn = upgrade.turn();

@@ -281,7 +281,7 @@ impl Thread<'_> {
         let name = &self.desk.name;
         for (journals, what) in [
             (&change.found, "found; it is kept out of the page cache"),
-            (&change.lost, "is not known any more; it goes through the page cache"),
+            (&change.lost, "is no longer known; it goes through the page cache"),
         ] {
             for journal in journals {
                 let of = match journal.filesystem {
