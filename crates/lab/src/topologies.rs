@@ -1,8 +1,8 @@
 //! Baseline, MQ and MT: how many queues and threads a device should have.
 //!
-//! The experiment of Kim, Kang and Eom, "Improving Performance of I/O Virtualization Framework based
-//! on Multi-queue SSD" (KIISE 2016), with `vlane serve` as the device: a null device, so that only
-//! the way to it is measured.
+//! The experiment of Kim, Kang and Eom, "Improving Performance of I/O Virtualization Framework
+//! based on Multi-queue SSD" (KIISE 2016), with `vlane serve` as the device. The device is null, so
+//! that only the way to it is measured.
 //!
 //! | | queues | threads |
 //! |---|---|---|
@@ -29,7 +29,7 @@ pub const PATTERNS: [(&str, &str, u64); 4] = [
     ("write", "32K sequential write", 32768),
 ];
 
-/// What is measured.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Numbers of jobs.

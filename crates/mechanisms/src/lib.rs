@@ -1,4 +1,5 @@
-//! What each of vlane's mechanisms is worth, in real guests: cache modes with and without the journal bypass, express, loans, the sched_ext vehicle, limits.
+//! The worth of each of vlane's mechanisms in real guests: cache modes with and without the journal
+//! bypass, express, loans, the sched_ext vehicle, limits.
 //!
 //! Each module is one experiment: what is measured, how, and its report.
 

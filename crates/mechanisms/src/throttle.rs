@@ -27,7 +27,7 @@ const RAMP: Duration = Duration::from_secs(1);
 /// How much longer than the seconds that count a client runs.
 const SPARE: Duration = Duration::from_millis(700);
 
-/// What is measured.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The program `vlane`.
@@ -56,7 +56,7 @@ struct Row {
     limited: Limited,
 }
 
-/// What the lanes counted, and when.
+/// The lanes' counters, and their time.
 #[derive(Debug, Clone, Copy)]
 struct Look {
     ns: u64,
@@ -65,7 +65,7 @@ struct Look {
     cpu_ns: u64,
 }
 
-/// What came of a row; rates are parts of the limit.
+/// Results of a row; rates are parts of the limit.
 #[derive(Debug)]
 struct Measured {
     row: Row,
@@ -221,7 +221,8 @@ fn measure(options: &Options, row: Row, fio: Option<&BlkioFio>, interrupt: &Inte
 /// Measures all rows.
 ///
 /// # Errors
-/// Whatever keeps one from being measured. Without a fio that has libblkio its rows are left out, and the report says so.
+/// Obstacles to a measurement. Without a fio that has libblkio its rows are left out, and the
+/// report says so.
 pub fn run(options: &Options, host: &Host, command: &str, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(command);
     let fio = BlkioFio::find(host);

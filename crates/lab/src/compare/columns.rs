@@ -1,4 +1,4 @@
-//! Who is compared: the columns.
+//! The compared columns.
 
 use serde::{Deserialize, Serialize};
 use vlane_boot::{Controller, Modules, QemuProgram};
@@ -64,7 +64,7 @@ impl Column {
         }
     }
 
-    /// What it is, in a sentence.
+    /// Its description, in a sentence.
     pub fn about(self) -> &'static str {
         match self {
             Self::Host => "fio on the host, on a file of the same file system as the images. No guest.",
@@ -91,7 +91,7 @@ impl Column {
         FIRST_SLOT + u8::try_from(place).unwrap_or(0)
     }
 
-    /// What QEMU is to show the guest, if it serves the disk itself.
+    /// QEMU's device for the guest, if QEMU serves the disk itself.
     pub fn controller(self, vcpus: u16) -> Option<Controller> {
         match self {
             Self::Virtio => Some(Controller::Virtio { queues: vcpus, iothreads: 1 }),
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_column_has_a_slot_and_a_name_of_its_own() {
+    fn columns_have_unique_slots_and_names() {
         for (i, column) in ALL.iter().enumerate() {
             for other in &ALL[..i] {
                 assert!(other.slot() != column.slot() && other.id() != column.id());

@@ -1,9 +1,11 @@
 //! The one guest that has all disks, and how it is led through a round.
 //!
-//! The guest waits for commands on its console, and says everything in `RESULT key=value` lines. For a round it starts fio once, with a job per
-//! column, one after the other; before each job fio runs `/gate begin`, which reports the disk's counters and waits for a line on the console,
-//! and after it `/gate end`, which reports them again. So the host can look at its own counters between two measurements, let its own fio have
-//! its turn, and end at any time; and what an emulated CPU needs to load fio is paid once per round.
+//! The guest waits for commands on its console, and answers in `RESULT key=value` lines. For a
+//! round it starts fio once, with a job per column, one after the other. Before each job fio runs
+//! `/gate begin`, which reports the disk's counters and waits for a line on the console. After it
+//! fio runs `/gate end`, which reports them again. So the host can read its own counters between
+//! two measurements, let its own fio run, and end at any time. An emulated CPU loads fio only once
+//! per round.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -104,12 +106,12 @@ if [ "$1" = begin ]; then
 fi
 "#;
 
-/// The job that does nothing, to see how long fio takes to start.
+/// The empty job, which shows fio's start-up time.
 const NOTHING: &str = "[global]\nthread=1\nioengine=null\nrw=read\nbs=4k\nsize=4k\ndisk_util=0\n[nothing]\n";
 /// Its name.
 const NOTHING_ID: &str = "nothing";
 
-/// What the guest's block layer counts of a disk, and its interrupts.
+/// The guest's block layer's counters of a disk, and its interrupts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskCounters {
     /// Interrupts.
@@ -140,7 +142,7 @@ impl DiskCounters {
         })
     }
 
-    /// What came to it since `before`.
+    /// Counts since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             interrupts: self.interrupts.saturating_sub(before.interrupts),
@@ -172,7 +174,7 @@ pub struct SeenDisk {
     pub cache: String,
 }
 
-/// What the machine is made of.
+/// Components of the machine.
 #[derive(Debug)]
 pub struct Parts<'a> {
     /// The host.
@@ -242,7 +244,7 @@ impl Parts<'_> {
         qemu.vcpus = VCPUS;
         // The page cache of one disk after the other: twice the file is enough.
         qemu.memory_mib = u32::try_from(MEMORY_MIB + 2 * warm).unwrap_or(u32::MAX);
-        // Threads that are named can be told apart.
+        // Named threads can be distinguished.
         qemu.extra = ["-name", "compare,debug-threads=on"].map(String::from).to_vec();
         qemu
     }
@@ -325,7 +327,7 @@ impl Machine<'_> {
         self.guest.id()
     }
 
-    /// How long fio takes to start here and end, doing nothing.
+    /// fio's time to start here and end, with an empty job.
     ///
     /// # Errors
     /// As [`Machine::start`].
@@ -418,7 +420,7 @@ impl Machine<'_> {
         while self.guest.poll(LOOK)?.is_none() && begin.elapsed() < TURN {
             self.interrupt.check()?;
         }
-        // Whatever is left of it ends with the value.
+        // The rest of it ends with the value.
         Ok(())
     }
 
@@ -438,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_read_from_the_gates_line() {
+    fn counters_are_parsed_from_gate_line() {
         let text = "77 100 1 800 5 50 2 1600 6 0 7 8 0 0 0 0 9 3";
         let counters = DiskCounters::parse(text).unwrap();
         let expected = DiskCounters { interrupts: 77, reads: 100, writes: 50, flushes: 9, bytes: 2400 * 512 };
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_described_by_what_the_guest_says() {
+    fn disks_are_described_by_the_guest() {
         let disk = seen_disk("vda|2|none [mq-deadline] kyber|write through|write back").unwrap();
         assert_eq!((disk.device.as_str(), disk.queues.as_str()), ("vda", "2"));
         assert_eq!((disk.scheduler.as_str(), disk.cache.as_str()), ("mq-deadline", "write back"));
@@ -460,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rounds_jobs_stand_in_its_order_between_their_gates() {
+    fn jobs_follow_round_order_between_gates() {
         let order = vec![Column::Ide, Column::Vlane, Column::Host];
         let round = Round { pass: 1, load: Load::iozone(Pattern::Read, 4), order };
         let cache = CacheState::Direct;

@@ -84,7 +84,7 @@ pub fn drop_caches() -> Result<()> {
     })
 }
 
-/// Whether caches can be dropped, without doing it.
+/// True if caches can be dropped, without doing it.
 pub fn can_drop_caches() -> bool {
     rustix::fs::access(Path::new(DROP_CACHES), rustix::fs::Access::WRITE_OK).is_ok()
 }

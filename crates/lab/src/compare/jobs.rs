@@ -60,7 +60,7 @@ pub const OLD: &str = "old";
 /// The file that "write" makes, and removes.
 pub const NEW: &str = "new";
 
-/// What all jobs of a load share.
+/// Settings that all jobs of a load share.
 pub fn global(load: &Load, settings: &Settings) -> String {
     let engine = match load.suite {
         Suite::Iozone => "psync",
@@ -74,7 +74,7 @@ pub fn global(load: &Load, settings: &Settings) -> String {
         load.pattern.fio(),
         load.record_kib,
     );
-    // fio drops a buffered file's pages before it begins, unless it is told not to.
+    // fio by default drops a buffered file's pages before it begins.
     text += &format!("invalidate={}\n", u8::from(settings.cache != CacheState::Warm));
     text += &format!("runtime={}ms\n", settings.runtime_ms);
     if load.pattern == Pattern::Write {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_never_mix_page_cache_states() {
+    fn jobs_never_mix_cache_states() {
         for load in crate::compare::loads::all() {
             for (cache, direct, invalidate) in
                 [(CacheState::Direct, 1, 1), (CacheState::Warm, 0, 0), (CacheState::Cold, 0, 1)]
@@ -117,7 +117,7 @@ mod tests {
                 let text = global(&load, &settings(cache));
                 assert!(text.contains(&format!("\ndirect={direct}\n")), "{text}");
                 assert!(text.contains(&format!("\ninvalidate={invalidate}\n")), "{text}");
-                // What is buffered has been written when it has been measured.
+                // Buffered data have been written when the measurement ends.
                 let flushed = text.contains("end_fsync=1");
                 assert!(flushed || !load.pattern.writes() || cache == CacheState::Direct, "{text}");
                 assert!(!flushed || load.pattern.writes(), "{text}");
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_write_makes_its_file_and_everything_else_uses_what_is_there() {
+    fn only_first_write_creates_its_file() {
         for load in crate::compare::loads::all() {
             let text = global(&load, &settings(CacheState::Direct)) + &section("x", &load, "/mnt/x", None);
             let first = load.pattern == Pattern::Write;

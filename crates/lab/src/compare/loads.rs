@@ -1,9 +1,11 @@
-//! What is measured: the two benchmarks that anybody would want to repeat, as fio jobs, and the figures once published for them.
+//! The loads: two common benchmarks, as fio jobs, and the figures once published for them.
 //!
-//! The first is iozone's table (`iozone -e -I -s 100M -r 4k -r 4096k -r 16384k -i 0 -i 1 -i 2`): one request at a time, by synchronous
-//! calls, on a file of a file system; writes end with a flush. The second is fio's: 4K random, 512K sequential and random, many requests at
-//! a time. The published figures (2018 and 2019; a SATA SSD, a guest with 4 GiB under QEMU and KVM) are from a blog
-//! ("Virtio Block", benchmark and detailed analysis): what readers can hold their own against, not what they must get.
+//! The first is iozone's table (`iozone -e -I -s 100M -r 4k -r 4096k -r 16384k -i 0 -i 1 -i 2`):
+//! one request at a time, by synchronous calls, on a file of a file system; writes end with a
+//! flush. The second is fio's: 4K random, 512K sequential and random, many requests at a time. The
+//! published figures (2018 and 2019; a SATA SSD, a guest with 4 GiB under QEMU and KVM) are from a
+//! blog ("Virtio Block", benchmark and detailed analysis). Readers can compare their own figures
+//! with these, but need not reach them.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +19,7 @@ pub enum Suite {
     Fio,
 }
 
-/// What a load does.
+/// Pattern of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
@@ -58,7 +60,7 @@ impl Pattern {
         }
     }
 
-    /// Whether it writes.
+    /// True if it writes.
     pub fn writes(self) -> bool {
         matches!(self, Self::Write | Self::Rewrite | Self::RandomWrite)
     }
@@ -69,7 +71,7 @@ impl Pattern {
 pub struct Load {
     /// Its table.
     pub suite: Suite,
-    /// What it does.
+    /// Its pattern.
     pub pattern: Pattern,
     /// Bytes per request, in KiB.
     pub record_kib: u32,
@@ -123,7 +125,8 @@ impl Load {
         format!("{}K {}", self.record_kib, self.long_pattern())
     }
 
-    /// The pattern's name; sequential ones say so in fio's table, where rewrite and reread are not told apart.
+    /// The pattern's name; sequential ones say so in fio's table, which does not distinguish
+    /// rewrite and reread.
     pub fn long_pattern(&self) -> &'static str {
         match (self.suite, self.pattern) {
             (Suite::Fio, Pattern::Read) => "sequential read",
@@ -153,7 +156,7 @@ pub fn fio_table() -> [Load; 6] {
     ]
 }
 
-/// What was published for a load, as ratios to the host.
+/// Figures published for a load, as ratios to the host.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Published {
     /// The guest on virtio-blk.
@@ -204,7 +207,7 @@ const PUBLISHED_FIO: [(Pattern, u32, f64); 6] = [
 /// Times as many calls of virtio-blk functions for 4K as for 512K: random reads, random writes, as published.
 pub const PUBLISHED_CALLS: [f64; 2] = [10.87, 27.67];
 
-/// What was published for a load.
+/// Figures published for a load.
 pub fn published(load: &Load) -> Option<Published> {
     match load.suite {
         Suite::Iozone => {
@@ -226,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_tables_are_whole_and_every_row_has_a_name_of_its_own() {
+    fn tables_are_whole_with_unique_names() {
         let all = all();
         assert_eq!(all.len(), 24);
         for (i, load) in all.iter().enumerate() {
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn published_ratios_are_those_that_their_authors_name() {
+    fn published_ratios_match_their_source() {
         for load in all() {
             let published = published(&load).unwrap();
             // "about 80 %" and "53 to 55 %" of the host at 16384K; "a tenth" at 4K.

@@ -1,11 +1,13 @@
 //! `compare`: what does virtualisation cost here, where does it go, and what would lanes give?
 //!
-//! The same loads ([`loads`]) on the host directly and in one guest that has a disk of every kind ([`columns`]): vlane's, QEMU's own
-//! virtio-blk, qemu-storage-daemon's, and emulated ones; each on an image of its own with equal content ([`scratch`]). Measurements of one load
-//! follow each other, in an order that turns round ([`plan`]), so that every figure has the figures that it is compared with close by.
-//! [`guest`] leads the guest, [`host`] runs fio on the host, [`native`] drives the back ends without a guest; [`report`] tells it all.
+//! The same loads ([`loads`]) run on the host directly and in one guest that has a disk of every
+//! kind ([`columns`]). The disks are vlane's, QEMU's own virtio-blk, qemu-storage-daemon's, and
+//! emulated ones, each on an image of its own with equal content ([`scratch`]). Measurements of one
+//! load follow each other in alternating order ([`plan`]), so that every figure is close in time to
+//! the figures that it is compared with. [`guest`] leads the guest, [`host`] runs fio on the host,
+//! [`native`] drives the back ends without a guest; [`report`] presents the results.
 //!
-//! Nothing is started before everything that is needed was found ([`Found::look`]).
+//! All requirements are checked before anything starts ([`Found::look`]).
 
 pub mod columns;
 pub mod guest;
@@ -50,7 +52,7 @@ use vlane_report::Report;
 use vlane_work::kvm::KvmStats;
 use vlane_work::{Counted, calls};
 
-/// What is to be compared, and how.
+/// Options of the comparison.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own program: it serves the guest's disk.
@@ -69,7 +71,7 @@ pub struct Options {
     pub runtime: Duration,
     /// How often.
     pub often: Often,
-    /// Whether sentences are concluded from it.
+    /// True if sentences are concluded from it.
     pub concludes: bool,
     /// The whole shall not take longer: fewer passes, then shorter measurements. `None` takes what it takes.
     pub limit: Option<Duration>,
@@ -157,12 +159,12 @@ impl Found {
         Ok(Self { fio, program, kernel, accel, storage_daemon, place, sizes, columns, missing })
     }
 
-    /// Whether the guest's CPU is emulated.
+    /// True if the guest's CPU is emulated.
     pub fn emulated(&self) -> bool {
         self.accel.accel == Accel::Tcg
     }
 
-    /// What will be measured, for people, before it begins.
+    /// The planned measurements, for people, before the begin.
     pub fn about(&self) -> String {
         let images = self.columns.len() - 1;
         let mut text = format!(
@@ -198,11 +200,11 @@ pub struct Outcome {
     pub native: Vec<native::NativeMeasurement>,
     /// The columns, the host first.
     pub columns: Vec<Column>,
-    /// What could not be measured.
+    /// Missing measurements.
     pub missing: Vec<Missing>,
     /// The loads that conclusions are about.
     pub deciding: Vec<Load>,
-    /// Whether conclusions were wanted at all.
+    /// True if conclusions were wanted at all.
     pub concludes: bool,
     /// How jobs were run.
     pub settings: Settings,
@@ -221,7 +223,8 @@ pub struct Outcome {
 /// Compares.
 ///
 /// # Errors
-/// Whatever keeps it from being done; [`ErrorKind::Interrupted`]. Nothing is left behind in any case.
+/// Obstacles to the comparison; [`ErrorKind::Interrupted`]. No file or process is left behind in
+/// any case.
 pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
     let outcome = measure(options, host, found, interrupt)?;
@@ -317,7 +320,7 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     })
 }
 
-/// What is measured without a guest.
+/// The measurements without a guest.
 fn native_part<'a>(
     options: &'a Options,
     found: &Found,
@@ -357,8 +360,9 @@ fn steps(rounds: &[Round]) -> usize {
     rounds.iter().map(|round| round.order.len()).sum()
 }
 
-/// What will be measured. How often, and how long each, is known when the guest has shown how long fio takes to start; the jobs must be in
-/// the guest before. So the plan is made on a guess, which is corrected by leaving parts out.
+/// The plan. Number and length of the measurements are known when the guest has shown fio's
+/// start-up time, but the jobs must be in the guest before. So the plan is made on a guess, which
+/// is corrected by leaving parts out.
 struct Planned {
     costs: Costs,
     /// Time for the guest.
@@ -367,7 +371,7 @@ struct Planned {
     runtime: Duration,
     settings: Settings,
     deciding: Vec<Load>,
-    /// What matters most first.
+    /// The most important parts first.
     parts: Vec<Vec<Round>>,
     /// In which calls are counted.
     counted: Vec<Round>,
@@ -545,7 +549,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What measures rounds.
+/// Measures rounds.
 struct Bench<'a> {
     machine: Machine<'a>,
     fio: &'a HostFio<'a>,
@@ -557,7 +561,7 @@ struct Bench<'a> {
     count: bool,
 }
 
-/// What others count by themselves: vlane's lanes, KVM.
+/// Counters of others: vlane's lanes, KVM.
 #[derive(Debug, Default)]
 struct Told {
     kicks: Option<u64>,
@@ -579,7 +583,7 @@ impl Told {
 }
 
 impl Bench<'_> {
-    /// What is told now; what nobody tells (KVM's figures are for root) is left out.
+    /// The present counters, without unavailable ones (KVM's figures are for root).
     fn look(&self, column: Column) -> Told {
         let mut told = Told::default();
         if column == Column::Vlane
@@ -600,7 +604,7 @@ impl Bench<'_> {
     /// One load on every column, in the round's order: the host's fio has its turn while the guest's waits at a gate.
     fn round(&mut self, round: &Round, results: &mut Results, progress: &mut Progress) -> Result<()> {
         let label = |column: Column| format!("{}, {}", round.load.name(), column.name());
-        // The host is first or last of a round; the guest's fio is loaded when nobody is measured.
+        // The host is first or last of a round; the guest's fio is loaded between measurements.
         let mut works = Vec::new();
         let (mut begun, mut lines) = (false, None);
         for column in &round.order {

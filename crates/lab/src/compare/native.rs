@@ -1,8 +1,9 @@
 //! The back ends alone: driven natively, without any guest, beside fio on the host.
 //!
-//! The driver plays the guest's side of the virtqueues at the CPU's full speed, so the ratio to the host is the back end's own,
-//! also where guests can only be emulated. Each back end is started anew for this, on the image of its guest's disk (the guest is gone by
-//! then); the host's fio has its own file of the same size.
+//! The driver plays the guest's side of the virtqueues at the CPU's full speed. So the ratio to the
+//! host is the back end's own, also where guests can only be emulated. Each back end is started
+//! anew for this, on the image of its guest's disk (the guest is gone by then). The host's fio has
+//! its own file of the same size.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -30,7 +31,7 @@ const RAMP: Duration = Duration::from_millis(100);
 /// Starting and ending a back end or fio.
 const AROUND: Duration = Duration::from_millis(400);
 
-/// What stands in a row: a load, from so many threads on so many queues.
+/// Subject of a row: a load, from so many threads on so many queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NativeLoad {
     /// The load.
@@ -67,7 +68,7 @@ pub fn loads() -> Vec<NativeLoad> {
 }
 
 impl NativeLoad {
-    /// Whether conclusions are about it: 4K random reads, many at once.
+    /// True if conclusions are about it: 4K random reads, many in parallel.
     pub fn decides(&self) -> bool {
         self.load == Load::fio(Pattern::RandomRead, 4)
     }
@@ -79,7 +80,7 @@ impl NativeLoad {
     }
 }
 
-/// What is needed.
+/// Requirements.
 #[derive(Debug)]
 pub struct Native<'a> {
     /// vlane's own program.
@@ -99,7 +100,7 @@ pub struct Native<'a> {
 }
 
 impl Native<'_> {
-    /// Who takes part.
+    /// The columns that take part.
     pub fn columns(&self) -> Vec<Column> {
         let daemon = self.storage_daemon.is_some().then_some(Column::StorageDaemon);
         [Column::Host, Column::Vlane].into_iter().chain(daemon).collect()
@@ -247,12 +248,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_told_apart_and_every_pattern_is_one_of_the_drivers() {
+    fn rows_are_unique_with_driver_patterns() {
         let all = loads();
         for (i, row) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|other| other.name() != row.name()), "{}", row.name());
             assert!(row.load.pattern.fio().parse::<DriverPattern>().is_ok());
-            // What only a file system knows, and a flush at the end, cannot be compared with a bare disk.
+            // Rows that need a file system, and a flush at the end, cannot be compared with a bare
+            // disk.
             assert!(row.load.pattern != Pattern::Write);
             assert!(row.load.suite == super::super::loads::Suite::Fio || !row.load.pattern.writes());
         }
@@ -260,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_the_same_pass() {
+    fn ratios_come_from_one_pass() {
         let load = loads()[0];
         let one = |pass, column, iops| NativeMeasurement {
             pass,

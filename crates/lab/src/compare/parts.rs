@@ -1,4 +1,4 @@
-//! Whose threads work for which column: the roles that are looked at, and what each means.
+//! Threads that work for each column: the roles that are measured, and their meaning.
 
 use super::columns::Column;
 use super::results::{PARTS, Part, PartWork};
@@ -72,7 +72,7 @@ pub fn sampler(pids: Pids) -> Sampler {
     Sampler::new(assignments(pids).into_iter().map(|a| a.role).collect())
 }
 
-/// What `used`, of [`sampler`]'s, means for a column, per request of `ios`.
+/// Work of a column's parts in `used`, of [`sampler`]'s, per request of `ios`.
 pub fn share(used: &Used, pids: Pids, column: Column, ios: f64) -> Vec<(Part, PartWork)> {
     let all = assignments(pids);
     let mine = |part| {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_guest_column_has_a_back_end_and_vcpus_and_no_role_is_counted_twice() {
+    fn roles_cover_columns_without_overlap() {
         let pids = Pids { qemu: 1, vlane: Some(2), storage_daemon: Some(3) };
         let all = assignments(pids);
         for column in ALL {

@@ -1,11 +1,13 @@
-//! What is measured when: the order of the measurements, and how long it takes.
+//! The order of the measurements, and their total time.
 //!
-//! A *round* is one load on every column, one after the other; the order of the columns turns round from one round to the next (A B C, C B A),
-//! so that what changes slowly on the machine hits all alike. A *pass* is every load once. Some loads *decide*: conclusions are about them
-//! (`summary.rs`), and they are measured in more passes than the others.
+//! A *round* is one load on every column, one after the other. The order of the columns alternates
+//! from one round to the next (A B C, C B A), so that slow changes of the machine hit all alike. A
+//! *pass* is every load once. Some loads *decide*: conclusions are about them (`summary.rs`), and
+//! they are measured in more passes than the others.
 //!
-//! *Parts* of the plan stand in the order of what matters: first a pass of everything, then the further turns of the loads that decide, then the other
-//! loads again. A time limit leaves out parts from the end.
+//! *Parts* of the plan stand in order of importance: first a pass of everything, then the further
+//! turns of the deciding loads, then the other loads again. A time limit leaves out parts from the
+//! end.
 
 use std::time::Duration;
 
@@ -70,7 +72,7 @@ pub fn parts(loads: &[Load], columns: &[Column], deciding: &[Load], often: Often
     parts
 }
 
-/// What things take beside the measuring itself.
+/// Times of steps beside the measuring itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs {
     /// To start fio on the host.
@@ -82,7 +84,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// What is to be expected; an emulated CPU needs more than a second to load fio's libraries.
+    /// Expected times; an emulated CPU needs more than a second to load fio's libraries.
     pub fn guess(emulated: bool) -> Self {
         let ms = Duration::from_millis;
         match emulated {
@@ -108,8 +110,8 @@ impl Costs {
         rounds.iter().map(|round| self.round(round, runtime)).sum()
     }
 
-    /// How many of the parts fit into `limit`, and the time of a measurement: less than wanted if not even the first `needed` parts fit, but
-    /// not less than [`LEAST_RUNTIME`].
+    /// Number of parts that fit into `limit`, and the time of a measurement. That time is less than
+    /// wanted if not even the first `needed` parts fit, but not less than [`LEAST_RUNTIME`].
     pub fn fit(
         &self,
         parts: &[Vec<Round>],
@@ -131,7 +133,7 @@ impl Costs {
     }
 }
 
-/// A measurement that is shorter than this says nothing.
+/// A shorter measurement than this is meaningless.
 pub const LEAST_RUNTIME: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_load_meets_every_column_once_per_pass_and_the_order_turns_round() {
+    fn passes_cover_all_and_alternate_order() {
         for loads in [all(), fio_table()[..5].to_vec()] {
             let rounds: Vec<Round> = plan(&loads, &[], 2, 1).concat();
             assert_eq!(rounds.len(), loads.len() * 2);
@@ -174,7 +176,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_decides_has_its_turns_before_anything_else_is_measured_again(passes in 1..4_usize, more in 0..6_usize, some in 0..6_usize) {
+        fn deciding_loads_come_first(passes in 1..4_usize, more in 0..6_usize, some in 0..6_usize) {
             let (loads, turns) = (all(), passes + more);
             let deciding = &fio_table()[..some];
             let parts = plan(&loads, deciding, passes, turns);
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_the_sum_of_its_parts() {
+    fn total_time_sums_its_parts() {
         let ms = Duration::from_millis;
         let costs = Costs { host_start: ms(100), guest_start: ms(1000), guest_turn: ms(200) };
         let all = plan(&fio_table(), &[], 2, 1).concat();
@@ -207,8 +209,9 @@ mod tests {
         assert_eq!(costs.total(&alone, ms(700)), ms(800 * 6));
     }
 
+    /// After that it shortens each measurement.
     #[test]
-    fn a_time_limit_takes_what_matters_least_first_and_then_the_time_of_each_measurement() {
+    fn time_limit_drops_least_important_parts() {
         let ms = Duration::from_millis;
         let costs = Costs { host_start: ms(100), guest_start: ms(1000), guest_turn: ms(200) };
         // A part of 6 rounds of 4.5 s, four of 2 rounds, four of 1 round.

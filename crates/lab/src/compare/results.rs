@@ -1,4 +1,4 @@
-//! What was measured, and what it comes to: medians, and ratios to the host.
+//! The measurements, and their summaries: medians, and ratios to the host.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use vlane_host::fio::Outcome;
 use vlane_report::Spread;
 use vlane_report::stats::{self, Better, Verdict};
 
-/// Who did the work for a request.
+/// The party that works for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
@@ -34,7 +34,7 @@ impl Part {
     }
 }
 
-/// What one part did, per request of fio's.
+/// Work of one part, per request of fio's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct PartWork {
     /// CPU time in us.
@@ -45,7 +45,7 @@ pub struct PartWork {
     pub calls: Option<f64>,
 }
 
-/// What was done for a request of fio's in the guest, on the average.
+/// Work for a request of fio's in the guest, on the average.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Work {
     /// Requests that the guest's kernel sent to the disk, flushes included.
@@ -63,7 +63,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// What a part did.
+    /// Work of a part.
     pub fn part(&self, part: Part) -> PartWork {
         self.parts.iter().find(|(p, _)| *p == part).map(|(_, work)| *work).unwrap_or_default()
     }
@@ -78,9 +78,9 @@ pub struct Measurement {
     pub load: Load,
     /// On which column.
     pub column: Column,
-    /// What fio says.
+    /// fio's result.
     pub outcome: Outcome,
-    /// What was done for it; not on the host.
+    /// Work for it; not on the host.
     pub work: Option<Work>,
 }
 
@@ -134,7 +134,7 @@ impl Results {
         stats::paired(&a, &b, Better::Higher, stats::THRESHOLD)
     }
 
-    /// What a request cost, on the median.
+    /// Cost of a request, on the median.
     pub fn work(&self, load: &Load, column: Column, figure: impl Fn(&Work) -> Option<f64>) -> Option<Spread> {
         self.spread(load, column, |m| figure(m.work.as_ref()?))
     }
@@ -188,7 +188,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ratios_pair_what_was_measured_in_the_same_pass() {
+    fn ratios_pair_measurements_of_one_pass() {
         let load = Load::fio(Pattern::RandomRead, 4);
         let results = Results {
             all: vec![
@@ -208,7 +208,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_is_not_zero() {
+    fn uncounted_figures_are_not_zero() {
         let load = Load::fio(Pattern::RandomRead, 4);
         let results = Results { all: vec![measured(0, load, Column::Host, 100.0)] };
         assert_eq!(results.work(&load, Column::Host, |w| Some(w.requests)), None);

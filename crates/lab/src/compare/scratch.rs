@@ -1,8 +1,9 @@
-//! What is measured on: an image for each guest disk, and a file for the host, all on one file system and all of it removed afterwards.
+//! Storage of the measurements: an image for each guest disk, and a file for the host. All are on
+//! one file system, and are removed afterwards.
 //!
-//! Every image has the same content: an ext4 file system with the file [`OLD`], made once and copied, so that no guest has
-//! to make it. The images are written whole: a hole, or a block that was never written, would be another measurement. Nothing that
-//! existed before is opened for writing.
+//! Every image has the same content: an ext4 file system with the file [`OLD`], made once and
+//! copied, so that no guest has to make it. The images are written whole: a hole, or an unwritten
+//! block, would be another measurement. No existing file is opened for writing.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -27,7 +28,7 @@ const MKFS: Duration = Duration::from_secs(300);
 /// Where images are to be, as the user said it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// Nothing was said.
+    /// Unspecified.
     Anywhere,
     /// In this directory.
     Directory(PathBuf),
@@ -36,11 +37,11 @@ pub enum Target {
 }
 
 impl Target {
-    /// What a path means: a directory, or a file beside which there is a place. Block devices are refused: a comparison writes,
-    /// and there is no place for a scratch file on a bare device.
+    /// Meaning of a path: a directory, or a file whose directory has room. Block devices are
+    /// refused: a comparison writes, and there is no place for a scratch file on a bare device.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] for a device, [`ErrorKind::Io`] if there is nothing.
+    /// [`ErrorKind::Invalid`] for a device, [`ErrorKind::Io`] if the path does not exist.
     pub fn of(path: &Path) -> Result<Self> {
         use std::os::unix::fs::FileTypeExt;
         let meta = std::fs::metadata(path)
@@ -183,7 +184,7 @@ impl Scratch {
         let words = [
             "-q",
             "-F",
-            // What a lazy initialisation would write while others are measured; and discards would make holes.
+            // A lazy initialisation would write during measurements; and discards would make holes.
             "-E",
             "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
             "-b",
@@ -209,7 +210,7 @@ pub(super) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
             if let Some(mut pipe) = pipe {
-                // What came before an error is better than nothing.
+                // Output before an error is kept.
                 let _ = pipe.read_to_end(&mut bytes);
             }
             String::from_utf8_lossy(&bytes).into_owned()
@@ -260,7 +261,8 @@ fn random_file(path: &Path, bytes: u64, interrupt: &Interrupt) -> Result<()> {
     file.sync_all().context(ErrorKind::Io, failed)
 }
 
-/// Copies a file by writing every byte of it: a clone or a hole would be written for the first time by whoever is measured.
+/// Copies a file by writing every byte of it: a clone or a hole would first be written during a
+/// measurement.
 fn copy_whole(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<()> {
     let failed = || format!("{}: cannot be written", to.display());
     let mut source =
@@ -300,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_files_fit_into_an_image_and_hold_whole_records() {
+    fn image_fits_both_files_in_records() {
         for image in [LEAST, 200 << 20, 512 << 20, 1 << 40] {
             let sizes = Sizes::of(image).unwrap();
             assert!(sizes.old >= 64 << 20 && sizes.new >= 32 << 20);
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_given_image_only_says_where_and_a_device_is_refused() {
+    fn image_gives_place_and_device_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.raw");
         std::fs::write(&image, "precious").unwrap();
@@ -327,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_room_is_said_with_how_much_is_needed() {
+    fn too_little_room_names_the_need() {
         let dir = tempfile::tempdir().unwrap();
         let sizes = Sizes::of(1 << 50).unwrap();
         let target = Target::Directory(dir.path().to_path_buf());
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_equal_whole_and_gone_when_dropped() {
+    fn images_are_equal_and_removed_on_drop() {
         let host = Host::new(vlane_boot::Install::Never).unwrap();
         if host.program("mkfs.ext4").is_err() {
             return vlane_testing::skip("no mkfs.ext4");
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_interrupted_is_gone_with_what_it_started() {
+    fn interrupted_program_ends_with_children() {
         let interrupt = Interrupt::listen().unwrap();
         interrupt.flag().store(true, std::sync::atomic::Ordering::Relaxed);
         let spec = Spec::new("/bin/sh", ["-c", "sleep 77.125 & wait"]);

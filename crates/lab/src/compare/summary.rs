@@ -1,7 +1,8 @@
-//! What the comparison comes to: at most three sentences, each from an interval.
+//! Summary of the comparison: at most three sentences, each from an interval.
 //!
-//! A sentence is about loads that were measured in at least [`stats::LEAST_PAIRS`] turns, column beside column. It gives the interval in which the
-//! true ratio lies, and says that no difference was seen when the interval holds 1 ([`stats::Verdict::told`]). Everything else is in the tables.
+//! A sentence is about loads that were measured in at least [`stats::LEAST_PAIRS`] turns, column by
+//! column. It gives the interval of the true ratio, and says that no difference was seen when the
+//! interval holds 1 ([`stats::Verdict::told`]). All other figures are in the tables.
 
 use super::Outcome;
 use super::columns::Column;
@@ -38,7 +39,8 @@ fn nothing(outcome: &Outcome) -> String {
     }
 }
 
-/// "`about`: first 1.31x (1.22x-1.40x); second no difference seen (0.77x-1.03x)."; nothing if nothing is known of any of them.
+/// "`about`: first 1.31x (1.22x-1.40x); second no difference seen (0.77x-1.03x)."; `None` if none
+/// of them is known.
 fn sentence(about: &str, parts: impl IntoIterator<Item = (String, Verdict)>) -> Option<String> {
     let told: Vec<String> =
         parts.into_iter().filter_map(|(name, verdict)| Some(format!("{name} {}", verdict.told()?))).collect();
@@ -50,8 +52,8 @@ fn named(load: &Load) -> String {
     format!("{}s", load.name())
 }
 
-/// What a guest's disk costs: against the host, or, where the guest's CPU is emulated and nothing can be said of the host, against a disk that is
-/// emulated as well.
+/// Cost of a guest's disk, relative to the host. Where the guest's CPU is emulated and cannot be
+/// compared with the host, it is relative to a disk that is emulated as well.
 fn cost(outcome: &Outcome) -> Option<String> {
     let load = outcome.deciding.first()?;
     let (base, whose) = match outcome.emulated() {
@@ -68,7 +70,7 @@ fn cost(outcome: &Outcome) -> Option<String> {
     )
 }
 
-/// What lanes give to this guest.
+/// Gain of this guest from lanes.
 fn lanes(outcome: &Outcome) -> Option<String> {
     let verdict = |load| outcome.results.verdict(load, Column::Vlane, Column::Virtio);
     sentence(

@@ -1,4 +1,4 @@
-//! What the host itself reaches: a plain loop of system calls, and fio.
+//! Limits of the host itself: a plain loop of system calls, and fio.
 
 use std::fs::File;
 use std::io::Read;
@@ -118,12 +118,12 @@ pub(super) fn fio(
     parse_fio(&text)
 }
 
-/// A program that is killed with all it started if nobody waits for it any more.
+/// A program that is killed with its children when its owner no longer waits for it.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // After it was reaped its number may belong to somebody else.
+        // After it was reaped its number may have been reused.
         if let (Ok(None), Some(group)) =
             (self.0.try_wait(), i32::try_from(self.0.id()).ok().and_then(Pid::from_raw))
         {
@@ -133,7 +133,7 @@ impl Drop for Running {
     }
 }
 
-/// What fio's JSON says of its first job. (Notes may stand before it.)
+/// fio's JSON result of its first job. (Notes may stand before it.)
 fn parse_fio(output: &[u8]) -> Result<Figures> {
     let none = |what: &str| Error::new(ErrorKind::Process, what);
     let start = output.iter().position(|byte| *byte == b'{').ok_or_else(|| none("fio printed no results"))?;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loop_reads_and_writes() {
+    fn plain_loop_reads_and_writes() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut file, &[1; 65536]).unwrap();
         for pattern in ["randread", "randwrite"] {

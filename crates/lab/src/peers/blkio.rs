@@ -74,7 +74,7 @@ impl BlkioClient {
     }
 }
 
-/// What a role used per request, at a rate: CPU time in us, context switches.
+/// A role's use per request, at a rate: CPU time in us, context switches.
 pub(super) fn per_request(used: &Used, role: usize, iops: f64) -> (f64, f64) {
     let requests = (iops * used.wall.as_secs_f64()).max(1e-9);
     let of = |role: &vlane_work::RoleUse| (role.cpu.as_secs_f64() * 1e6, role.switches() as f64);

@@ -1,4 +1,5 @@
-//! What measurements stand on: the CPUs, the images, the peer's program, and back ends started alike.
+//! Foundations of measurements: the CPUs, the images, the peer's program, and back ends started
+//! alike.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -26,7 +27,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Capacity of the null devices.
 const NULL_BYTES: u64 = 16 << 30;
 
-/// What some measurements need.
+/// Common requirements of measurements.
 #[derive(Debug)]
 pub(super) struct Ground<'a> {
     options: &'a Options,
@@ -65,7 +66,7 @@ impl<'a> Ground<'a> {
             .then(|| place(image::Medium::Disk, &options.disk_dir, DISK_BYTES, "--disk-dir"))
             .transpose()?;
         if ram.is_some() || disk.is_some() {
-            // Nobody may be there to read it.
+            // The output may have no reader.
             let _ = writeln!(std::io::stderr(), "writing the images");
         }
         Ok(Self {
@@ -82,7 +83,7 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// What a back end on a medium serves.
+    /// Storage of a back end on a medium.
     pub(super) fn storage(&self, medium: Medium) -> Result<Storage<'_>> {
         let (image, direct) = match medium {
             Medium::Null => return Ok(Storage::null(NULL_BYTES)),
@@ -116,8 +117,9 @@ impl<'a> Ground<'a> {
     }
 }
 
-/// Starts a back end, once more while it says that its image is locked: the kernel holds the files of a process that has ended until its last
-/// requests have (io_uring), and on a busy machine that takes some moments.
+/// Starts a back end, with retries while it says that its image is locked. The kernel holds the
+/// files of an ended process until its last requests have ended (io_uring). On a busy machine that
+/// takes some moments.
 fn when_free(start: impl Fn() -> Result<Server>) -> Result<Server> {
     let begin = Instant::now();
     loop {
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_that_is_locked_for_a_moment_is_waited_for_and_other_errors_are_told_at_once() {
+    fn locked_image_is_retried_other_errors_fail() {
         let tries = Cell::new(0);
         let fails = |words: [&'static str; 3]| {
             tries.set(0);

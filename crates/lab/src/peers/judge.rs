@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_judged_by_its_interval() {
+    fn interval_decides_a_claim() {
         let rows = rows();
         let row = &rows[0];
         // The median is 6.5 times, which is the target; one pair of five was at 1.

@@ -1,7 +1,8 @@
-//! Whether the client is the limit, not the back end.
+//! Finds out if the client is the limit, not the back end.
 //!
-//! A client that sleeps when it has nothing to do and is never asleep could not have asked for more: what the back end can do beyond that is not
-//! known, and two back ends that both wait for the client look alike. A client that polls is always awake, which says nothing.
+//! A client that sleeps when idle, and never sleeps in a measurement, could not have asked for
+//! more. The back end's further capacity is then unknown, and two back ends that both wait for the
+//! client look alike. A client that polls is always awake, which is inconclusive.
 
 use vlane_driver::Wait;
 use vlane_report::stats::median;
@@ -11,13 +12,13 @@ use super::{Figures, RowResult};
 use vlane_bench::CLIENT_BOUND;
 
 impl Figures {
-    /// CPUs that each of so many client threads used; 0 where nobody looked.
+    /// CPUs that each of so many client threads used; 0 where they were not measured.
     pub(super) fn client_cpus(&self, jobs: u16) -> f64 {
         self.driver_cpu_us_per_io * self.iops / 1e6 / f64::from(jobs.max(1))
     }
 }
 
-/// Whether the client was the limit in most of some rounds of a row.
+/// True if the client was the limit in most of some rounds of a row.
 pub(super) fn is_client(row: &Row, rounds: &[Figures]) -> bool {
     let Some(load) = row.load.filter(|load| load.wait == Wait::Interrupt) else { return false };
     let cpus: Vec<f64> = rounds.iter().map(|figures| figures.client_cpus(load.jobs)).collect();
@@ -48,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_never_sleeps_is_the_limit_and_one_that_polls_cannot_tell() {
+    fn sleepless_client_is_limit_unless_polling() {
         let all = rows();
         let row = |id: &str| all.iter().find(|row| row.id == id);
         let is = |id: &str, cpus: &[f64]| {

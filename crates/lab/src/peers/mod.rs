@@ -1,8 +1,9 @@
 //! vlane and qemu-storage-daemon side by side.
 //!
-//! The same driver, the same device, one after the other and in turns (A B, B A, ...), so that what else the machine does hits both alike.
-//! Server and driver have a CPU each, except where a row is about sharing them. Compared is pair by pair, and [`vlane_report::stats`] says
-//! whether the difference is more than noise. The project's own targets are beside that ([`targets`]).
+//! The same driver and the same device, one after the other and in turns (A B, B A, ...), so that
+//! other load of the machine hits both alike. Server and driver have a CPU each, except where a row
+//! is about sharing them. Comparisons are pair by pair, and [`vlane_report::stats`] decides if the
+//! difference is more than noise. The project's own targets are beside that ([`targets`]).
 
 mod baseline;
 mod blkio;
@@ -42,7 +43,7 @@ const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(
 /// Starting a back end, connecting, draining: what a measurement takes beyond its own time, about.
 const AROUND: Duration = Duration::from_millis(400);
 
-/// What to measure, and how.
+/// Options of the measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own file.
@@ -55,7 +56,7 @@ pub struct Options {
     pub time: Duration,
     /// Time before each measurement that does not count.
     pub ramp: Duration,
-    /// Whether what is missing may be installed.
+    /// Permission to install missing programs.
     pub install: Install,
     /// The CPU for the back ends; the first usable one if not given.
     pub server_cpu: Option<usize>,
@@ -93,7 +94,7 @@ pub struct Figures {
 /// All measurements of a row: by contender, then by round.
 #[derive(Debug, Clone, Serialize)]
 pub struct Measured<F = Figures> {
-    /// What was measured of each contender in each round.
+    /// Measurements of each contender in each round.
     pub rounds: Vec<Vec<F>>,
 }
 
@@ -102,13 +103,13 @@ pub struct Measured<F = Figures> {
 pub struct RowResult {
     /// The row's name.
     pub row: &'static str,
-    /// What it is about.
+    /// Its subject.
     pub title: &'static str,
-    /// Who took part.
+    /// The contenders.
     pub contenders: Vec<&'static str>,
     /// Every single measurement.
     pub measured: Measured,
-    /// What became of the row's targets.
+    /// Verdicts of the row's targets.
     pub verdicts: Vec<Verdict>,
     /// Contenders with which the client was the limit, not the back end.
     pub client_limited: Vec<&'static str>,
@@ -121,17 +122,18 @@ pub struct Outcome {
     pub rows: Vec<RowResult>,
     /// The rows that are missing, in a sentence, if the measurement broke off.
     pub partial: Option<String>,
-    /// What was not measured, and why.
+    /// Missing measurements, with reasons.
     pub missing: Vec<String>,
     /// The version of the fio that is the second client.
     pub fio: Option<String>,
 }
 
-/// Measures the rows; `done` is told of each as soon as it is there.
+/// Measures the rows; `done` gets each as soon as it is there.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] and [`ErrorKind::Missing`] before anything is measured if it cannot be; [`ErrorKind::Interrupted`]; and whatever
-/// keeps a measurement from being made. A second client that cannot be had is told in the outcome, unless its rows were named.
+/// [`ErrorKind::Usage`] and [`ErrorKind::Missing`], before the first measurement;
+/// [`ErrorKind::Interrupted`]; and obstacles to a measurement. A second client that cannot be had
+/// is named in the outcome, unless its rows were requested.
 pub fn run(options: &Options, interrupt: &Interrupt, mut done: impl FnMut(&RowResult)) -> Result<Outcome> {
     let mut rows = chosen(options)?;
     let mut missing = Vec::new();
@@ -228,7 +230,7 @@ fn chosen(options: &Options) -> Result<Vec<Row>> {
     Ok(all.into_iter().filter(wanted).collect())
 }
 
-/// What the measurements need.
+/// Requirements of the measurements.
 struct Bench<'a> {
     options: &'a Options,
     interrupt: &'a Interrupt,
@@ -275,7 +277,7 @@ impl<'a> Bench<'a> {
                 let label = format!("{}: {name}, {} of {rounds}", row.id, round + 1);
                 self.progress.step(&label);
                 let figures = self.measure(row, contender);
-                // Whatever else failed: if the user ended it, that is why.
+                // The user's interrupt is the reason, before any other failure.
                 self.interrupt.check()?;
                 all[index].push(figures.map_err(|e| Error::caused_by(e.kind(), label, e))?);
             }
@@ -285,7 +287,7 @@ impl<'a> Bench<'a> {
         Ok((Measured { rounds: all }, measured.missing()))
     }
 
-    /// A session that does nothing.
+    /// An idle session.
     fn idle(&self, session: vlane_driver::Session) -> Result<Figures> {
         let look = &mut |_: vlane_driver::Progress| match self.interrupt.is_raised() {
             true => ControlFlow::Break(()),
@@ -314,7 +316,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What the host itself reaches.
+    /// Figures of the host itself.
     fn on_host(&self, row: &Row, contender: Contender, cpus: &[usize]) -> Result<Figures> {
         let (Some(load), Storage::File { path, .. }) = (&row.load, self.ground.storage(row.medium)?) else {
             return Err(Error::new(ErrorKind::Invalid, "only a back end can be idle, or have no medium"));
@@ -356,7 +358,7 @@ impl<'a> Bench<'a> {
             queues: jobs,
             depth,
             data: load.map_or(4096, |load| load.block),
-            // As a guest that mounts the device would have it: both flush when told to.
+            // As a guest that mounts the device would have it: both flush on request.
             write_cache: (row.medium != Medium::Null).then_some(true),
             ..SessionOptions::default()
         };
@@ -404,7 +406,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_earlier_run_s_measurements_may_be_replaced_and_other_files_may_not() {
+    fn only_earlier_measurements_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("peers.json");
         let measured = Measured { rounds: Vec::new() };

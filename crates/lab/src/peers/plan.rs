@@ -1,14 +1,14 @@
-//! What is measured: the rows, who takes part in each, and what is claimed of the results.
+//! The plan: the rows, the contenders in each, and the claims about the results.
 
 use vlane_driver::Wait;
 use vlane_host::server::Aio;
 
-/// What is behind the device.
+/// Storage behind the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Medium {
-    /// Nothing: requests succeed at once, no data are touched.
+    /// None: requests succeed at once, no data are touched.
     Null,
-    /// Nothing, but each request takes so long.
+    /// None, but each request takes so long.
     Slow { us: u64 },
     /// A file on a RAM disk (tmpfs), through the page cache.
     Ram,
@@ -16,7 +16,7 @@ pub(super) enum Medium {
     Disk,
 }
 
-/// Who does the work.
+/// The party that does the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contender {
     /// `vlane serve`, with further arguments.
@@ -29,12 +29,12 @@ pub(super) enum Contender {
     Fio,
 }
 
-/// Who asks.
+/// The client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Client {
     /// vlane's own driver.
     Driver,
-    /// fio with libblkio: somebody else's.
+    /// fio with libblkio: a foreign client.
     Blkio,
 }
 
@@ -87,7 +87,8 @@ pub(super) struct Claim {
     /// Likewise; qemu-storage-daemon's first place stands for the better of its settings ([`super::judge::resolve`]).
     pub(super) over: Option<usize>,
     pub(super) bound: Bound,
-    /// What it is about, for somebody who sees nothing else: those that have this make the table of [`super::markdown`].
+    /// Its subject, for a reader who sees only this line. Claims that have it make the table of
+    /// [`super::markdown`].
     pub(super) headline: Option<&'static str>,
 }
 
@@ -98,16 +99,16 @@ impl Claim {
     }
 }
 
-/// What is measured side by side, and what is claimed of it.
+/// A comparison of contenders, and the claims about it.
 #[derive(Debug, Clone)]
 pub struct Row {
     /// Its name for `--rows`.
     pub id: &'static str,
-    /// What it is about.
+    /// Its subject.
     pub title: &'static str,
     pub(super) medium: Medium,
     pub(super) client: Client,
-    /// `None`: the session has nothing to do.
+    /// `None`: the session is idle.
     pub(super) load: Option<Load>,
     pub(super) contenders: Vec<(&'static str, Contender)>,
     pub(super) claims: Vec<Claim>,
@@ -119,7 +120,8 @@ const RANDOM_READ: Load =
 const VLANE: (&str, Contender) = ("vlane", Contender::Vlane(&[]));
 const QSD: (&str, Contender) = ("qemu-storage-daemon", Contender::Qsd(Aio::IoUring));
 
-/// qemu-storage-daemon as it takes part on a medium: without a file it has nothing to choose; on a file both settings are tried, and the better is taken.
+/// qemu-storage-daemon's settings on a medium. Without a file it has no choice. On a file both
+/// settings are tried, and the better is taken.
 pub(super) fn daemons(medium: Medium) -> &'static [(&'static str, Aio)] {
     match medium {
         Medium::Null | Medium::Slow { .. } => &[("qemu-storage-daemon", Aio::IoUring)],
@@ -321,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_told_apart_and_claims_point_into_them() {
+    fn rows_are_unique_and_claims_fit() {
         let rows = rows();
         for (i, row) in rows.iter().enumerate() {
             assert!(rows[..i].iter().all(|other| other.id != row.id), "{}", row.id);
@@ -329,7 +331,7 @@ mod tests {
             assert!(row.claims.iter().all(|c| c.over.is_none_or(|over| over < row.contenders.len())));
             assert!(row.load.is_none_or(|load| load.pattern.parse::<vlane_driver::Pattern>().is_ok()));
         }
-        // What the second client is told is the first's load, as far as it can be told it.
+        // The second client gets the first's load, as far as it can express it.
         assert!(rows.iter().filter(|row| row.client == Client::Blkio).all(|row| {
             row.load.is_some_and(|load| (load.pattern, load.block, load.jobs) == ("randread", 4096, 1))
                 && row

@@ -202,7 +202,7 @@ mod tests {
     use vlane_bench::CLIENT_BOUND;
 
     #[test]
-    fn every_row_and_every_claim_is_in_the_report() {
+    fn report_has_all_rows_and_claims() {
         let results: Vec<RowResult> = rows()
             .iter()
             .map(|row| {

@@ -1,7 +1,8 @@
 //! QEMU's own virtio-blk in a guest: how often its functions are called for the same bytes in small and in large requests.
 //!
-//! The guest runs fio on the bare disk, once per case. Before and after the job proper fio runs `/gate`, which prints the guest's interrupts;
-//! the first waits for a line on the console, so that the host can look at QEMU's threads and at its trace log.
+//! The guest runs fio on the bare disk, once per case. Before and after the job proper fio runs
+//! `/gate`, which prints the guest's interrupts. The first waits for a line on the console, so that
+//! the host can look at QEMU's threads and at its trace log.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -63,7 +64,7 @@ if [ "$1" = begin ]; then
 fi
 "#;
 
-/// What the machine is made of.
+/// Components of the machine.
 #[derive(Debug)]
 pub struct Parts<'a> {
     /// The host.
@@ -93,7 +94,7 @@ pub struct GuestMeasured {
     pub calls: Tally,
     /// Interrupts of the disk in the guest.
     pub interrupts: u64,
-    /// What QEMU's threads used.
+    /// Resources used by QEMU's threads.
     pub used: Used,
     /// Exits to the host.
     pub exits: Counted<KvmStats>,

@@ -1,9 +1,10 @@
 //! Why small requests are dear: the same bytes in requests of 4 KiB and of 512 KiB, and the work that each takes.
 //!
-//! A published measurement found 10.9 times (reads) and 27.7 times (writes) as many calls of QEMU's virtio-blk functions with 4K as with
-//! 512K. It does not say whether that was for the same bytes or the same time, so both ratios are given here: for the
-//! back ends alone, driven natively ([`native`]), and for QEMU's own virtio-blk in a guest ([`guest`]), whose functions are those that were
-//! published.
+//! A published measurement found 10.9 times (reads) and 27.7 times (writes) as many calls of QEMU's
+//! virtio-blk functions with 4K as with 512K. It does not say if that was for the same bytes or the
+//! same time, so both ratios are given here. They are measured for the back ends alone, driven
+//! natively ([`native`]), and for QEMU's own virtio-blk in a guest ([`guest`]), whose functions are
+//! the published ones.
 
 pub mod guest;
 pub mod native;
@@ -29,7 +30,7 @@ pub const LARGE: u32 = 512 << 10;
 /// Both.
 pub const BLOCKS: [u32; 2] = [SMALL, LARGE];
 
-/// What is asked of a disk.
+/// Direction of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// Random reads.
@@ -87,7 +88,7 @@ impl Medium {
     }
 }
 
-/// What is to be measured, and how.
+/// Options of the measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own program.
@@ -119,15 +120,16 @@ struct Outcome {
     guest: Vec<GuestMeasured>,
     /// How the guest's instructions were executed.
     accel: Option<Choice>,
-    /// What could not be measured, and why.
+    /// Missing measurements, with reasons.
     missing: Vec<String>,
 }
 
 /// Measures, and makes a report.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if there is no room or the sizes make no sense, [`ErrorKind::Interrupted`], and those of starting and driving back
-/// ends. A guest or a peer that cannot be had is a note in the report. Nothing is left behind in any case.
+/// [`ErrorKind::Invalid`] if there is no room or the sizes make no sense,
+/// [`ErrorKind::Interrupted`], and those of starting and driving back ends. A guest or a peer that
+/// cannot be had is a note in the report. No file or process is left behind in any case.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
     for bytes in [Some(options.bytes), options.guest_bytes].into_iter().flatten() {

@@ -1,7 +1,8 @@
 //! The back ends alone: driven natively, with what they do for each request.
 //!
-//! Each case is measured twice in a row by the same connection's means: with one request, which is the cost of connecting, and with all of them;
-//! the difference is the requests' own. System calls are counted in a pass of their own, because counting slows them down.
+//! Each case is measured twice in a row by the same connection's means: with one request, which is
+//! the cost of connecting, and with all of them. The difference is the requests' own cost. System
+//! calls are counted in a pass of their own, because counting slows them down.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ impl Peer {
     }
 }
 
-/// What is measured.
+/// A measured case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
     /// Where the data are.
@@ -57,7 +58,7 @@ pub struct Case {
 /// The work of one measurement, without that of connecting.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
-    /// Of what.
+    /// The case.
     pub case: Case,
     /// In which pass.
     pub pass: usize,
@@ -71,8 +72,8 @@ pub struct Measured {
     pub sleeps: f64,
     /// Signals, as the back end counts them.
     pub signals: Counted<u64>,
-    /// Requests that had to be copied through a bounce buffer, and those that one system call or memory copy of the lane's own thread answered,
-    /// as vlane counts them.
+    /// Requests copied through a bounce buffer, and those that one system call or memory copy of
+    /// the lane's own thread answered, as vlane counts them.
     pub copied: Counted<Copied>,
     /// CPU time of the back end in us, without the kernel's workers.
     pub cpu_us: f64,
@@ -97,7 +98,7 @@ pub struct Copied {
     pub inline: u64,
 }
 
-/// What one connection used.
+/// Resources used by one connection.
 struct Raw {
     requests: u64,
     seconds: f64,
@@ -108,10 +109,10 @@ struct Raw {
     used: vlane_work::Used,
 }
 
-/// What is needed.
+/// Requirements.
 #[derive(Debug)]
 pub struct Native<'a> {
-    /// What is wanted.
+    /// The options.
     pub options: &'a Options,
     /// qemu-storage-daemon, if it is there.
     pub storage_daemon: Option<PathBuf>,
@@ -281,12 +282,12 @@ fn cpus() -> Option<(usize, usize)> {
     }
 }
 
-/// What a back end told, if it did.
+/// A back end's figure, if it has one.
 fn told<T>(figure: Option<T>) -> Counted<T> {
     figure.map_or_else(|| Counted::Not("not counted: this back end does not tell".into()), Counted::Is)
 }
 
-/// What the requests took beyond what connecting did.
+/// Cost of the requests beyond the cost of connecting.
 fn difference(case: Case, pass: usize, all: &Raw, setup: &Raw) -> Measured {
     let worker = |raw: &Raw| raw.used.role("kernel worker").map_or(0.0, |role| role.cpu.as_secs_f64() * 1e6);
     let total = |raw: &Raw| raw.used.cpu().as_secs_f64() * 1e6;

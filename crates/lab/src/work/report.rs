@@ -1,4 +1,4 @@
-//! What came of it, as a report.
+//! The results, as a report.
 
 use vlane_units::show_size;
 
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_bytes_and_of_time_and_what_was_not_counted_is_empty() {
+    fn uncounted_ratios_are_empty() {
         let not = || Counted::Not("not counted: not asked for".into());
         let counted = Counted::Is(Calls { total: 4096, ..Calls::default() });
         let native = vec![
@@ -468,7 +468,7 @@ mod tests {
         let figures = table_of(&report, "null device: random read");
         let Cell::Figure(calls) = row(figures, "System calls per request")[1] else { panic!("no figure") };
         assert_eq!(calls.median, 2.0);
-        // 512K was not in the counting pass: nothing, not 0.
+        // 512K was not in the counting pass: empty, not 0.
         assert_eq!(row(figures, "System calls per request")[2], Cell::Empty);
         let Cell::Figure(cpu) = row(figures, "CPU time per request, us")[1] else { panic!("no figure") };
         assert_eq!((cpu.median, cpu.runs), (3.0, 1));

@@ -1,7 +1,8 @@
-//! Who commits: the driver, one transaction after the other, round and round a journal's blocks.
+//! The driver commits one transaction after the other, cyclically through a journal's blocks.
 //!
-//! A commit is a write of 16K that has the form of a JBD2 transaction (a descriptor, two blocks, a commit block), and a flush; the next one begins
-//! when the flush is answered, as in a file system whose users wait for fsync. The journal's first block, its superblock, stays as it is.
+//! A commit is a write of 16K in the form of a JBD2 transaction (a descriptor, two blocks, a commit
+//! block), and a flush. The next one begins when the flush is answered, as in a file system whose
+//! users wait for fsync. The journal's first block, its superblock, stays as it is.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,13 +47,13 @@ impl Places {
         self.offsets.len()
     }
 
-    /// Whether there is none.
+    /// True if there is none.
     pub fn is_empty(&self) -> bool {
         self.offsets.is_empty()
     }
 }
 
-/// What was committed within a window.
+/// The commits within a window.
 #[derive(Debug, Clone, Default)]
 pub struct Committed {
     /// How long each commit took, from the write's submission to the flush's answer, in ns.
@@ -71,7 +72,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// What a session for it must be like.
+    /// Options of a session for it.
     pub fn session() -> SessionOptions {
         SessionOptions { data: COMMIT, ..SessionOptions::default() }
     }
@@ -195,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commits_lie_whole_within_the_journals_pieces_and_leave_its_superblock() {
+    fn commits_stay_within_journal_without_superblock() {
         let range = |first: u64, blocks: u64| first * BLOCK..(first + blocks) * BLOCK;
         let places = Places::of(&[range(100, 10), range(200, 3), range(300, 8)]);
         let blocks: Vec<u64> = places.offsets.iter().map(|offset| offset / BLOCK).collect();

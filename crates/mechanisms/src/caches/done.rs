@@ -1,8 +1,8 @@
-//! What who writes did.
+//! Results of the writer.
 
 use std::time::Duration;
 
-/// What who writes did.
+/// Results of the writer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Done {
     /// Operations per second.

@@ -14,11 +14,12 @@ use vlane_host::interrupt::Interrupt;
 
 /// Guests beside a busy host boot slowly, and then make their files.
 const READY: Duration = Duration::from_secs(180);
-/// What a job may take longer than it was told: its last wait for the storage.
+/// Time that a job may exceed its duration by: its last wait for the storage.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Mounts the volume and does the job. First the guest uses all its memory once: whoever touches a page of it first pays for it, and if that were
-/// the back end, guest memory would take the place of page cache in the back ends' cgroup.
+/// Mounts the volume and does the job. First the guest uses all its memory once. The first process
+/// to touch a page of it pays for it. If that were the back end, guest memory would displace page
+/// cache in the back ends' cgroup.
 const SCRIPT: &str = r"
 set -e
 mkdir -p /fill
@@ -78,7 +79,7 @@ impl Maker {
         Ok(Running { guest, time })
     }
 
-    /// What they are.
+    /// The kind of the guests, for people.
     pub fn describe(&self) -> String {
         format!("User-Mode Linux {}", self.program.version)
     }

@@ -1,5 +1,5 @@
-//! What a guest does: jobs that write, and wait until it is durable. They run inside the guest (`vlane caches-job`), and tell in lines
-//! `RESULT key=value`.
+//! Jobs of a guest that write, and wait until the data are durable. They run inside the guest
+//! (`vlane caches-job`), and report in lines `RESULT key=value`.
 
 mod kv;
 
@@ -23,8 +23,8 @@ const MAILS: u64 = 64;
 const MAIL: u64 = 32 << 10;
 /// Rows of each table of the databases.
 const ROWS: u64 = 10_000;
-/// Bytes of a record of the key-value log: LevelDB's 7 of its log, 12 of a batch, 16 of a key and 81 for a value of 100 that is half
-/// compressed, rounded.
+/// Bytes of a record of the key-value log. LevelDB has 7 of its log, 12 of a batch, 16 of a key and
+/// 81 for a value of 100 that is half compressed, rounded.
 const RECORD: usize = 116;
 /// A log of this size is closed, and another one begun.
 const LOG: u64 = 4 << 20;
@@ -121,8 +121,8 @@ fn timed(waits: &mut Vec<Duration>, wait: impl FnOnce() -> io::Result<()>) -> io
     Ok(())
 }
 
-/// One of a mail server's threads. Its step is that of varmail's: delete a mail; make one, write it, fsync; open one, read it, append to it,
-/// fsync; open one and read it.
+/// One of a mail server's threads. Its step is that of varmail's. It deletes a mail. It makes one,
+/// writes it, fsyncs. It opens one, reads it, appends to it, fsyncs. It opens one and reads it.
 struct Mail {
     spool: PathBuf,
     dice: Rng,
@@ -218,7 +218,7 @@ impl Step for Fill {
     }
 }
 
-/// A database: sqlite3 as a child process, which is told one transaction after the other.
+/// A database: sqlite3 as a child process, which gets one transaction after the other.
 struct Sql {
     child: Child,
     to: ChildStdin,
@@ -229,7 +229,7 @@ struct Sql {
     next: u64,
 }
 
-/// What sqlite3 prints when a transaction is over.
+/// sqlite3's output at the end of a transaction.
 const OVER: &str = "over";
 
 impl Sql {
@@ -386,16 +386,16 @@ mod tests {
     }
 
     #[test]
-    fn every_guest_job_runs_on_a_file_system_and_tells_what_it_did() {
+    fn guest_jobs_run_and_report() {
         for job in Job::ALL.into_iter().filter(|job| job.is_guest()) {
             let Some(done) = done(job) else { continue };
-            // On a slow disk not one transaction may end in time; nothing fails, though.
+            // On a slow disk not one transaction may end in time; that is no failure, though.
             assert!(done.per_second == 0.0 || done.p99_us > 0.0, "{}: {done:?}", job.name());
         }
     }
 
     #[test]
-    fn a_mail_servers_spool_neither_grows_nor_empties() {
+    fn mail_spool_keeps_its_size() {
         let dir = tempfile::tempdir().unwrap();
         let mut mail = Mail::new(dir.path(), 0).unwrap();
         let mails = || fs::read_dir(dir.path().join("spool-0")).unwrap().count() as u64;
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guests_job_is_not_what_the_driver_does() {
+    fn guest_jobs_differ_from_driver_jobs() {
         for job in Job::ALL.into_iter().filter(|job| !job.is_guest()) {
             let error = run(job, Path::new("/"), Duration::ZERO, Duration::ZERO, || Ok(())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);

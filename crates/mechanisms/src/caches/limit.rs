@@ -80,7 +80,7 @@ pub struct MemoryLimit {
     unified: bool,
 }
 
-/// What a cgroup's memory holds.
+/// Content of a cgroup's memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Held {
     /// Bytes of files in the page cache.
@@ -113,13 +113,13 @@ impl MemoryLimit {
         let file = limit.dir.join(if unified { "memory.max" } else { "memory.limit_in_bytes" });
         fs::write(&file, bytes.to_string()).context(ErrorKind::Invalid, || refused(&file))?;
         if unified {
-            // What does not fit is to be dropped, not swapped. Not every kernel has swap.
+            // Surplus pages are to be dropped, not swapped. Not every kernel has swap.
             let _ = fs::write(limit.dir.join("memory.swap.max"), "0");
         }
         Ok(limit)
     }
 
-    /// Puts a process into it. What the process held before stays charged where it was.
+    /// Puts a process into it. Its earlier memory stays charged to the earlier cgroup.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the kernel refuses it.
@@ -129,7 +129,7 @@ impl MemoryLimit {
             .context(ErrorKind::Io, || format!("{}: process {pid} cannot be put there", file.display()))
     }
 
-    /// What it holds now.
+    /// Its present content.
     pub fn held(&self) -> Held {
         let text = fs::read_to_string(self.dir.join("memory.stat")).unwrap_or_default();
         held(&text, self.unified)
@@ -274,8 +274,9 @@ impl Unthrottled {
 mod tests {
     use super::*;
 
+    /// Below our own in the old one, below the root in the new one.
     #[test]
-    fn a_group_is_made_below_our_own_in_the_old_hierarchy_and_below_the_root_in_the_new_one() {
+    fn group_is_made_in_either_hierarchy() {
         let old = "30 22 0:25 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu\n\
                    31 22 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n";
         let own = "5:devices:/\n4:memory:/jobs/one\n0::/\n";
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_told_apart_from_files() {
+    fn shared_memory_is_separate_from_files() {
         let old = "cache 5000\nrss 1\nshmem 1000\ntotal_cache 7000\n";
         assert_eq!(held(old, false), Held { file: 4000, shared: 1000 });
         let new = "anon 1\nfile 5000\nfile_dirty 7\nshmem 500\n";
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_of_dirty_pages_is_put_back_as_it_was_given() {
+    fn dirty_limit_is_restored_as_given() {
         let dir = vm("0", "20");
         let limit = DirtyLimit::at(dir.path(), 1 << 20).unwrap();
         let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_put_back_when_its_owner_panics() {
+    fn setting_is_restored_after_panic() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("setting");
         fs::write(&path, "75000\n").unwrap();
@@ -342,10 +343,10 @@ mod tests {
     }
 
     #[test]
-    fn a_group_holds_what_its_processes_read_and_is_gone_when_it_is_dropped() {
+    fn group_counts_reads_and_vanishes_on_drop() {
         let limit = match MemoryLimit::new(64 << 20) {
             Ok(limit) => limit,
-            // In many containers nobody may make one.
+            // Many containers forbid making one.
             Err(error) => return assert!(error.to_string().contains("--no-limit"), "{error}"),
         };
         let dir = limit.dir.clone();

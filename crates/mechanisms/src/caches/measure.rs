@@ -507,14 +507,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_dropped_unwritten_was_not_written() {
+    fn dropped_pages_do_not_count_as_written() {
         let text = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 4096\nwrite_bytes: 12288\ncancelled_write_bytes: 8192\n";
         assert_eq!(Transferred::parse(text), Some(Transferred { read: 4096, written: 4096 }));
         assert_eq!(Transferred::parse("rchar: 1\n"), None);
     }
 
     #[test]
-    fn the_percentile_is_a_value_that_was_measured() {
+    fn percentile_is_a_measured_value() {
         let done = Done::of((1..=200).rev().map(|us| us * 1000).collect(), Duration::from_secs(2));
         assert_eq!(done, Done { per_second: 100.0, p99_us: 198.0 });
         assert_eq!(Done::of(vec![7000], Duration::from_secs(1)).p99_us, 7.0);
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_nothing_is_nothing_and_never_more_than_all() {
+    fn share_is_bounded_and_zero_of_zero() {
         assert_eq!((share(5.0, 0.0), share(1.0, 4.0), share(9.0, 4.0)), (0.0, 0.25, 1.0));
     }
 }

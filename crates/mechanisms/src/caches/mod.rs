@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbour_and_writer_share_no_cpu_where_there_are_two() {
+    fn neighbour_and_writer_get_separate_cpus() {
         assert_eq!(sides(Pin::Apart, &[0, 1]), (vec![0], vec![1]));
         assert_eq!(sides(Pin::Apart, &[2, 5, 7]), (vec![2], vec![5, 7]));
         assert_eq!(sides(Pin::Apart, &[3]), (vec![], vec![]), "there is nothing to be divided");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_make_no_sense_are_usage_errors() {
+    fn senseless_options_are_usage_errors() {
         type Change = fn(&mut Options);
         let changes: [(Change, &str); 6] = [
             (|o| o.arms.clear(), "no measurement is left"),

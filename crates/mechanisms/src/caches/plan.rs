@@ -1,11 +1,11 @@
-//! What is measured: jobs, arms and cells, and what is expected of a cell before it is measured.
+//! The plan: jobs, arms and cells, and the expectation of a cell before it is measured.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use vlane_units::show_size;
 
-/// Who writes to the volume whose cache mode is compared.
+/// Writer to the volume whose cache mode is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Job {
     /// The driver: commits of 16K, round and round a journal.
@@ -24,7 +24,7 @@ pub enum Job {
     Fill,
     /// A guest: tables of sorted records merged into new ones, as a compaction does.
     KvCompact,
-    /// A guest: reads and writes at random that nobody makes durable, as a control.
+    /// A guest: random reads and writes that are never made durable, as a control.
     Plain,
     /// The driver: what a guest with [`Job::Mail`] sent, again and again, as fast as it is taken.
     MailReplay,
@@ -66,17 +66,17 @@ impl Job {
         Self::ALL.into_iter().find(|job| job.name() == name)
     }
 
-    /// Whether a guest does it while it is measured.
+    /// True if a guest does it during the measurement.
     pub fn is_guest(self) -> bool {
         !matches!(self, Self::Commits | Self::MailReplay)
     }
 
-    /// Whether there is a guest at all.
+    /// True if there is a guest at all.
     pub fn needs_guest(self) -> bool {
         self != Self::Commits
     }
 
-    /// What it is, and what it stands for.
+    /// The job, and the case that it stands for.
     pub fn about(self) -> &'static str {
         match self {
             Self::Commits => "16K are written and flushed, round and round the journal",
@@ -131,7 +131,8 @@ impl Arm {
         Self { name: words_of_name.join(" "), arguments: words.to_vec() }
     }
 
-    /// Whether it is meant to reach the goals: it keeps the journal out of the cache, and keeps what a flush promises.
+    /// True if it is meant to reach the goals: it keeps the journal out of the cache, and keeps a
+    /// flush's promise.
     pub fn has_goals(&self) -> bool {
         let (mode, rest) = split(&self.arguments);
         mode == Some(GOOD) && !rest.iter().any(|word| word.starts_with("--danger-"))
@@ -155,16 +156,16 @@ fn split(words: &[String]) -> (Option<&str>, Vec<&str>) {
     (mode, rest)
 }
 
-/// What the arms are compared on.
+/// Conditions under which the arms are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cell {
-    /// Who writes; nobody: what the neighbour gets alone.
+    /// The writer; none: the neighbour's figures alone.
     pub job: Option<Job>,
     /// Bytes of the journal; 0 without a job.
     pub journal: u64,
     /// Reads per second that the neighbour asks for; none: the next when one is answered.
     pub rate: Option<f64>,
-    /// Whether the host's kernel may throttle write-back.
+    /// True if the host's kernel may throttle write-back.
     pub throttled: bool,
     /// How much longer each `fdatasync` of the volume takes.
     pub delay: Duration,
@@ -205,7 +206,7 @@ impl Cell {
     }
 }
 
-/// What the sizes alone let one expect of keeping the journal out of the cache.
+/// The effect of keeping the journal out of the cache, as the sizes alone predict it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Expected {
     /// Hot set and journal fit together: no difference.
@@ -214,7 +215,7 @@ pub enum Expected {
     Helps,
     /// Not even the hot set fits: misses in any way.
     TooSmall,
-    /// Nothing limits the cache: no difference.
+    /// The cache has no limit: no difference.
     Unlimited,
 }
 
@@ -240,22 +241,23 @@ impl Expected {
     }
 }
 
-/// What share of the neighbour's reads a cache that evicts the page that was not used for the longest time (LRU) would answer, while it reads
-/// at random at `reads` bytes per second from a hot set of `hot` bytes and a journal is written round and round at `writes` bytes per second
-/// through the same cache.
+/// Share of the neighbour's reads that an LRU cache would answer. The neighbour reads at random at
+/// `reads` bytes per second from a hot set of `hot` bytes. Through the same cache a journal is
+/// written cyclically at `writes` bytes per second.
 ///
-/// A page is evicted when what was used since its last use fills the cache. Since t seconds ago these are hot pages of
-/// hot * (1 - exp(-reads * t / hot)) bytes and min(journal, writes * t) bytes of the journal; the t at which they fill the cache is the same for
-/// nearly all pages (Che, Tung, Wang, "Hierarchical Web caching systems", 2002), and a read is a miss if its page was not read for that long.
-/// Linux does not evict so: it keeps pages that were used once and pages that were used again apart. So this is what to hold the figures against, not
-/// what they must be.
+/// A page is evicted when the pages used since its last use fill the cache. Since t seconds ago
+/// these are hot pages of hot * (1 - exp(-reads * t / hot)) bytes and min(journal, writes * t)
+/// bytes of the journal. The t at which they fill the cache is the same for nearly all pages (Che,
+/// Tung, Wang, "Hierarchical Web caching systems", 2002), and a read is a miss if its page was not
+/// read for that long. Linux evicts otherwise: it separates pages used once from pages used again.
+/// So the figures are compared with this, and need not reach it.
 pub fn lru_hits(limit: u64, hot: u64, journal: u64, reads: f64, writes: f64) -> Option<f64> {
     let (limit, hot, journal) = (limit as f64, hot as f64, journal as f64);
     if !(hot > 0.0 && reads > 0.0 && reads.is_finite() && writes >= 0.0 && writes.is_finite()) {
         return None;
     }
     let used = |t: f64| hot * (1.0 - (-reads * t / hot).exp()) + journal.min(writes * t);
-    // Longer than this nothing changes any more.
+    // Beyond this the result is constant.
     let mut high = 1e3 * hot / reads + if writes > 0.0 { journal / writes } else { 0.0 };
     if used(high) <= limit {
         return Some(1.0);
@@ -268,10 +270,10 @@ pub fn lru_hits(limit: u64, hot: u64, journal: u64, reads: f64, writes: f64) -> 
     Some(1.0 - (-reads * low / hot).exp())
 }
 
-/// What is varied; each list has at least one entry.
+/// The varied parameters; each list has at least one entry.
 #[derive(Debug, Clone, Copy)]
 pub struct Axes<'a> {
-    /// Who writes.
+    /// The writers.
     pub jobs: &'a [Job],
     /// Bytes of the journals.
     pub journals: &'a [u64],
@@ -322,7 +324,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn bypassing_is_expected_to_help_only_where_the_journal_is_what_does_not_fit() {
+    fn bypass_helps_only_with_oversized_journal() {
         let of = |limit, hot, journal| Expected::of(Some(limit * MIB), hot * MIB, journal * MIB);
         assert_eq!(of(512, 400, 64), Expected::Fits);
         assert_eq!(of(512, 400, 112), Expected::Fits);
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_says_what_was_seen_before_it_was_written() {
+    fn model_matches_earlier_measurements() {
         // 24,000 reads of 4K and 4,000 commits of 16K in a second: 0.73 to 0.85 were seen.
         let hits = |journal: u64, reads: u64| {
             let (reads, writes) = ((reads * 4096) as f64, f64::from(4000 * 16384));
@@ -343,20 +345,20 @@ mod tests {
         assert!((0.55..0.9).contains(&hits(256, 24_000)), "{}", hits(256, 24_000));
         // Pages that are read more often than the journal comes round stay.
         assert!(hits(256, 300_000) > 0.99);
-        // What fits stays, and so does what has no journal beside it.
+        // Journals that fit stay, and so does a hot set without a journal beside it.
         assert!(hits(64, 24_000) > 0.9999);
         assert!(hits(0, 24_000) > 0.9999);
     }
 
     #[test]
-    fn a_model_of_nothing_says_nothing() {
+    fn model_of_empty_cell_is_none() {
         assert_eq!(lru_hits(1, 0, 1, 1.0, 1.0), None);
         assert_eq!(lru_hits(1, 1, 1, 0.0, 1.0), None);
         assert_eq!(lru_hits(1, 1, 1, f64::NAN, 1.0), None);
     }
 
     #[test]
-    fn an_arms_name_is_its_mode_and_what_else_it_has() {
+    fn arm_is_named_by_mode_and_options() {
         let of = |text: &str| Arm::options(&text.split(' ').map(str::to_owned).collect::<Vec<_>>());
         for (options, name, has_goals) in [
             ("--cache pdc --journal direct", "pdc --journal direct", true),
@@ -374,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn every_job_has_a_name_of_its_own() {
+    fn job_names_are_unique() {
         for job in Job::ALL {
             assert_eq!(Job::named(job.name()), Some(job));
         }
@@ -391,7 +393,7 @@ mod tests {
     };
 
     #[test]
-    fn cells_begin_with_the_neighbour_alone_for_each_way_to_read() {
+    fn cells_begin_with_neighbour_alone() {
         let cells = cells(&AXES);
         assert_eq!(cells.len(), 2 * 2 * (1 + 8));
         assert_eq!(cells.iter().filter(|cell| cell.job.is_none()).count(), 4);
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_varied_on_one_journal_is_varied_one_thing_at_a_time() {
+    fn one_journal_varies_one_parameter_each() {
         let cells = cells(&Axes { vary_on: Some(2 * MIB), ..AXES });
         let ids: Vec<String> = cells.iter().map(Cell::id).collect();
         let expected = [
@@ -424,7 +426,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_model_is_a_share_and_more_cache_never_hurts(
+        fn model_is_share_growing_with_cache(
             limit in 1..2048u64, more in 0..512u64, hot in 1..2048u64, journal in 0..2048u64, reads in 1.0..1e9f64, writes in 0.0..1e9f64,
         ) {
             let of = |limit: u64| lru_hits(limit * MIB, hot * MIB, journal * MIB, reads, writes).unwrap();
@@ -434,7 +436,7 @@ mod tests {
         }
 
         #[test]
-        fn where_all_fits_nothing_is_missed(hot in 1..512u64, journal in 0..512u64, reads in 1.0..1e9f64, writes in 1.0..1e9f64) {
+        fn fitting_cache_has_no_misses(hot in 1..512u64, journal in 0..512u64, reads in 1.0..1e9f64, writes in 1.0..1e9f64) {
             prop_assert_eq!(lru_hits((hot + journal) * MIB, hot * MIB, journal * MIB, reads, writes), Some(1.0));
         }
     }

@@ -1,9 +1,10 @@
-//! Who sends again what a guest sent: the driver, a recorded trace round and round, as fast as the back end takes it. So the guest's own CPU time does not
-//! hide what a mode does.
+//! The driver repeats a guest's recorded requests cyclically, as fast as the back end takes them.
+//! So the guest's own CPU time does not hide the effect of a mode.
 //!
-//! A trace has no data. What is written in the place of a superblock, or of anything else that says where the journal is, would be read as a damaged
-//! file system, and the journal would not be known any more; so these few writes are left out. All others are made, the journal's among them, at their places and in
-//! their order (see [`vlane_driver::replay`]).
+//! A trace has no data. Data in the place of a superblock, or of other blocks that locate the
+//! journal, would be read as a damaged file system. The journal would then be unknown. So these few
+//! writes are left out. All others are made, the journal's among them, at their places and in their
+//! order (see [`vlane_driver::replay`]).
 
 use std::fs::File;
 use std::ops::{ControlFlow, Range};
@@ -25,7 +26,7 @@ use vlane_capture::Trace;
 use vlane_capture::replay::prepare;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 
-/// What the data of writes are made from.
+/// Seed of the written data.
 const SEED: u64 = 1;
 /// A trace that is shorter than this is sent several times before the session ends.
 const REQUESTS: usize = 300_000;
@@ -36,12 +37,12 @@ const BLOCK: u64 = 4096;
 /// Bytes per second of a journal that a guest is taken to write at least: how long it is recorded.
 const JOURNAL_RATE: u64 = 4 << 20;
 
-/// What a guest sent to a volume, ready to be sent again.
+/// A guest's requests to a volume, ready to be repeated.
 #[derive(Debug)]
 pub struct Replay {
     plan: ReplayPlan,
     depth: u16,
-    /// What it is, for people.
+    /// Its description, for people.
     pub about: String,
 }
 
@@ -62,7 +63,8 @@ impl Replay {
     /// Of a trace of a volume's.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if the volume cannot be read, [`ErrorKind::Invalid`] if nothing of the trace can be replayed.
+    /// [`ErrorKind::Io`] if the volume cannot be read, [`ErrorKind::Invalid`] if no request of the
+    /// trace can be replayed.
     pub fn new(trace: &Trace, volume: &Volume) -> Result<Self> {
         let prepared = prepare(trace, SEED)?;
         let depth = prepared.depth.clamp(1, DEPTH);
@@ -133,7 +135,8 @@ fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
     ranges.iter().any(|other| other.start < range.end && range.start < other.end)
 }
 
-/// Where nothing may be written for the journal to stay known: what was read to find it, and its superblock.
+/// Places that must stay unwritten for the journal to stay known: the blocks read to find it, and
+/// its superblock.
 fn untouched(volume: &Volume) -> Result<Vec<Range<u64>>> {
     let file = File::open(volume.path());
     let file = file.context(ErrorKind::Io, || format!("{}: cannot be read", volume.path().display()))?;
@@ -157,7 +160,7 @@ fn repeated(requests: &[ReplayRequest]) -> Vec<ReplayRequest> {
     (0..times).flat_map(again).collect()
 }
 
-/// What is replayed, in words.
+/// The replayed trace, in words.
 fn about(volume: &Volume, requests: &[ReplayRequest], left_out: usize) -> String {
     let is_flush = |request: &&ReplayRequest| request.kind == ReplayKind::Flush;
     let mut blocks: Vec<u64> = requests
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_is_repeated_in_its_order_and_never_beside_itself() {
+    fn trace_repeats_in_order_without_overlap() {
         let requests = [request(0, ReplayKind::Write, 8, 8), request(7, ReplayKind::Flush, 0, 0)];
         let repeated = repeated(&requests);
         assert!(repeated.len() >= REQUESTS && repeated.len().is_multiple_of(2));
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_make_the_journal_unknown_is_left_alone_and_the_rest_of_the_journal_is_not() {
+    fn replay_spares_only_journal_metadata() {
         let host = Host::new(Install::Never).unwrap();
         if host.program("mkfs.ext4").is_err() {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");
@@ -247,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longer_the_journal_the_longer_is_a_guest_recorded() {
+    fn longer_journal_is_recorded_longer() {
         let of = |journal: u64| recording_time(Duration::from_secs(6), journal << 20).as_secs();
         assert_eq!((of(4), of(256), of(1024)), (6, 64, 256));
     }

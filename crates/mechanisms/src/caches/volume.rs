@@ -11,9 +11,9 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::image::{Image, Place};
 use vlane_host::interrupt::Interrupt;
 
-/// What a guest's volume has beside its journal, at least.
+/// Least size of a guest's volume beside its journal.
 const FILES: u64 = 256 << 20;
-/// What one has that nobody mounts.
+/// Size of an unmounted volume beside its journal.
 const BESIDE: u64 = 16 << 20;
 /// The smallest journal that ext4 has: 1024 blocks of 4 KiB.
 pub const SMALLEST_JOURNAL: u64 = 4 << 20;
@@ -68,7 +68,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Pages of the journal that are in the host's page cache; none where nobody can tell.
+    /// Pages of the journal that are in the host's page cache; none where the kernel cannot say.
     pub fn cached_pages(&self) -> Option<u64> {
         let file = File::open(self.path()).ok()?;
         self.ranges.iter().map(|range| vlane_engine::pages::cached(&file, range)).sum()
@@ -103,7 +103,7 @@ mod tests {
     use vlane_boot::Install;
 
     #[test]
-    fn a_volumes_journal_is_in_the_page_cache_until_it_is_forgotten() {
+    fn journal_stays_cached_until_forgotten() {
         let host = Host::new(Install::Never).unwrap();
         if host.program("mkfs.ext4").is_err() {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");
@@ -114,7 +114,7 @@ mod tests {
         };
         let interrupt = Interrupt::listen().unwrap();
         let volume = Volume::new(&place, &host, SMALLEST_JOURNAL, false, &interrupt).unwrap();
-        // Whoever else drops caches on this machine may come between.
+        // Other processes that drop caches on this machine may come between.
         let read_and_count = || {
             std::fs::read(volume.path()).unwrap();
             volume.cached_pages()

@@ -1,4 +1,5 @@
-//! Figure 4: a program that reads so much, as the foreground job of a shell in a guest, beside as many readers as the guest can hold.
+//! Figure 4: a program that reads so much, as the foreground job of a shell in a guest, in parallel
+//! with as many readers as the guest can hold.
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ const AROUND: Duration = Duration::from_secs(12);
 /// The foreground's reads would take this long each if all readers stood before each: no measurement takes longer than ten times that.
 const SLOWER: u32 = 10;
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Of the guests.
@@ -31,7 +32,7 @@ pub struct Options {
     pub reads: Option<u32>,
 }
 
-/// What one measurement gave.
+/// Results of one measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Sample {
     /// How long the foreground program took as the shell has it, in seconds.
@@ -44,7 +45,7 @@ pub struct Sample {
     pub p99_ms: f64,
     /// The background's reads per second.
     pub background: f64,
-    /// What else the background had.
+    /// Other figures of the background.
     pub beside: Beside,
 }
 
@@ -79,7 +80,7 @@ impl Options {
     }
 }
 
-/// What is typed at the shell.
+/// Commands typed at the shell.
 fn typed(reads: u32) -> String {
     // The mark of a result is in two pieces: the terminal echoes what is typed.
     format!(
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_foreground_read_is_not_the_backgrounds() {
+    fn foreground_reads_are_not_the_backgrounds() {
         let said = ["10.0 14.0 0", "40000", "90000"].map(str::to_owned);
         let beside = Beside { seconds: 5.0, reads: 10_100.0, ..Beside::default() };
         let sample = Sample::of(100, &said, beside).unwrap();

@@ -1,4 +1,5 @@
-//! Figure 5: how long programs take to start with a cold cache, as foreground jobs of a shell in a guest, beside a crowd of readers.
+//! Figure 5: start times of programs with a cold cache, as foreground jobs of a shell in a guest,
+//! in parallel with a crowd of readers.
 //!
 //! The programs lie on a file system of their own ([`super::root`]) on the drive; the crowd reads the same drive. Before each launch the
 //! guest drops its page cache and what it knows of files.
@@ -18,17 +19,17 @@ use vlane_report::build::Begun;
 
 pub(super) mod report;
 
-/// What a turn (each program once) takes, about.
+/// Estimated time of a turn (each program once).
 const TURN: Duration = Duration::from_secs(30);
 /// No turn takes longer.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Of the guests; a round is one launch of each program in each variant.
     pub wanted: Wanted,
-    /// What is launched.
+    /// The launched programs.
     pub programs: Vec<Program>,
     /// Readers in the background.
     pub readers: u16,
@@ -37,14 +38,14 @@ pub struct Options {
 /// One launch of every program.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Sample {
-    /// What each took, in seconds, in the programs' order.
+    /// Time of each, in seconds, in the programs' order.
     pub seconds: Vec<f64>,
-    /// What the crowd had.
+    /// Figures of the crowd.
     pub beside: Beside,
 }
 
 impl Options {
-    /// What is typed at the shell: every program once, each on a cold cache.
+    /// Commands typed at the shell: every program once, each on a cold cache.
     fn typed(&self) -> String {
         let one = |program: &Program| {
             format!(

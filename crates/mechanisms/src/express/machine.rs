@@ -1,8 +1,10 @@
-//! A guest with a crowd of readers on a model of a drive, and a shell in which somebody works.
+//! A guest with a crowd of readers on a model of a drive, and a shell for the foreground's
+//! commands.
 //!
-//! One guest has a disk for each mode of the back end, so all variants are measured in turns within one boot: which disk is used, and whether the
-//! foreground is raised, is all that differs. What is measured is a script for a real bash in a pseudo-terminal (`script` of util-linux):
-//! its commands are foreground jobs, as if somebody typed them. `vlane-fg` raises them.
+//! One guest has a disk for each mode of the back end, so all variants are measured in turns within
+//! one boot. They differ only in the disk used, and in raising the foreground. The load is a script
+//! for a real bash in a pseudo-terminal (`script` of util-linux): its commands are foreground jobs,
+//! like typed ones. `vlane-fg` raises them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,7 +23,7 @@ use vlane_host::server::{Server, Storage};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
 pub(crate) const BOOT: Duration = Duration::from_secs(240);
-/// What a guest may take to start and end its crowd, beside the measurement.
+/// Time that a guest may take to start and end its crowd, beside the measurement.
 const AROUND: Duration = Duration::from_secs(180);
 /// A guest that lives longer than any measurement.
 pub(crate) const LIFE: Duration = Duration::from_secs(4 * 3600);
@@ -86,7 +88,7 @@ impl Place {
     }
 }
 
-/// What a guest is made for.
+/// Parameters of a guest.
 #[derive(Debug)]
 pub struct Setup<'a> {
     /// The host.
@@ -101,7 +103,7 @@ pub struct Setup<'a> {
     pub model: Model,
     /// Readers in the background.
     pub readers: u16,
-    /// What is measured of them.
+    /// The variants to measure.
     pub variants: &'a [Variant],
     /// Behind the drive; none: a device without media.
     pub image: Option<&'a Path>,
@@ -162,19 +164,19 @@ while read -r command seq dev raise typed; do
 done
 "#;
 
-/// What a shell has without anything.
+/// A shell without additions.
 pub(crate) const PLAIN: &str = "PS1=\nPS2=\n";
 /// And where the foreground is raised, by what the user would write into `~/.bashrc`.
 pub(crate) const RAISED: &str = "PS1=\nPS2=\neval \"$(vlane-fg hook bash)\"\n";
 
-/// What the guest counts.
+/// Counters of the guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Counters {
     /// Seconds since the boot.
     up: f64,
     /// Reads that the disk completed.
     reads: f64,
-    /// What they took in all from the moment at which they had a tag, in ms.
+    /// Their total time from the moment at which they had a tag, in ms.
     read_ms: f64,
     /// CPU time that was used, in ticks.
     busy: f64,
@@ -192,18 +194,19 @@ impl Counters {
     }
 }
 
-/// What the crowd had while somebody worked.
+/// Figures of the crowd during the foreground's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct Beside {
     /// For so long, in seconds.
     pub seconds: f64,
-    /// Reads of everybody in that time.
+    /// Reads of all processes in that time.
     pub reads: f64,
     /// Mean time of a read from the moment at which it had a tag, in ms.
     pub device_ms: f64,
     /// Mean time of one of the crowd's reads, as fio has it, in ms.
     pub crowd_ms: f64,
-    /// Of it, what was spent in the call that submits it, in ms: there it waits for a tag in the guest, where no back end can do anything.
+    /// Part of it in the call that submits it, in ms: there it waits for a tag in the guest, beyond
+    /// the reach of any back end.
     pub tag_ms: f64,
     /// CPU time that the guest used, of what it had: 0 to 1.
     pub busy: f64,
@@ -358,8 +361,8 @@ fn describe_disks(disks: &[String]) -> String {
 }
 
 impl Machine<'_> {
-    /// Lets the crowd read, types a script at the shell, and ends the crowd. Returns what the script told (`RESULT key.SEQ=value`, by key)
-    /// and what the crowd had meanwhile.
+    /// Lets the crowd read, types a script at the shell, and ends the crowd. Returns the script's
+    /// results (`RESULT key.SEQ=value`, by key) and the crowd's figures meanwhile.
     ///
     /// # Errors
     /// [`ErrorKind::Process`] with the console's end if it does not come to its end, [`ErrorKind::Interrupted`].
@@ -430,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_guest_counts_becomes_what_the_crowd_had() {
+    fn guest_counters_become_crowd_figures() {
         let before = Counters::parse("10.5 1000 20000 50 150 240").unwrap();
         let after = Counters::parse("12.5 5000 420000 110 290 239").unwrap();
         let beside = Beside::of(&before, &after, 120e3, 20e3);
@@ -442,21 +445,21 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_submission_is_not_that_of_the_read() {
+    fn submission_time_is_not_read_time() {
         let line = "3;fio-3.33;crowd;0;0;25848;85873;21468;301;1;1931;11.651273;25.870687;0;11002;34.321349";
         assert_eq!(submission_us(line), Some(11.651_273));
         assert_eq!(submission_us("3;fio"), None);
     }
 
     #[test]
-    fn a_command_that_failed_has_no_time() {
+    fn failed_command_has_no_time() {
         assert!((took("it", "100.25 101.75 0").unwrap() - 1.5).abs() < 1e-9);
         assert!(took("it", "100.25 101.75 127").unwrap_err().to_string().contains("failed"));
         assert!(took("it", "bash: no").is_err());
     }
 
     #[test]
-    fn disks_are_described_once_if_they_are_alike() {
+    fn equal_disks_are_described_once() {
         let disks = ["1|256|[none] mq-deadline".to_owned()];
         assert_eq!(describe_disks(&disks), "1 queue(s) with 256 tags each, I/O scheduler none");
     }

@@ -14,7 +14,7 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 /// Direct I/O wants memory at a multiple of this, at most.
 const ALIGN: usize = 4096;
 
-/// What it had.
+/// Its results.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Done {
     /// Mean time of a read, in us.
@@ -73,14 +73,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_reads_count_and_the_slowest_of_a_hundred_is_not_the_99th_percentile() {
+    fn slowest_of_hundred_is_above_99th_percentile() {
         let mut times: Vec<f64> = (1..=100).map(f64::from).rev().collect();
         assert_eq!(Done::of(&mut times), Done { mean_us: 50.5, p99_us: 99.0 });
         assert_eq!(Done::of(&mut [7.0]), Done { mean_us: 7.0, p99_us: 7.0 });
     }
 
     #[test]
-    fn a_disk_that_is_too_small_or_not_there_is_said() {
+    fn small_or_missing_disk_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk");
         assert_eq!(run(&disk, 1, 1).unwrap_err().kind(), ErrorKind::Io);

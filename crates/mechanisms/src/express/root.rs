@@ -15,12 +15,12 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 
 /// Copying and mke2fs.
 const LIMIT: Duration = Duration::from_secs(300);
-/// What the file system has free, and its own tables.
+/// Free space of the file system, and its own tables.
 const SPARE: u64 = 64 << 20;
 
-/// What gcc compiles, and vim shows.
+/// Source file that gcc compiles, and vim shows.
 const HELLO: &str = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n\nint main(void)\n{\n    puts(\"hello\");\n    return EXIT_SUCCESS;\n}\n";
-/// What gcc links, by the names that it knows them by.
+/// Files that gcc links, by the names that it knows them by.
 const LINKED: [&str; 14] = [
     "crt1.o",
     "Scrt1.o",
@@ -73,7 +73,7 @@ impl Program {
         Self::ALL.into_iter().find(|program| program.name() == name)
     }
 
-    /// What is typed, on the file system that [`Root`] makes.
+    /// The typed command, on the file system that [`Root`] makes.
     pub fn command(self) -> &'static str {
         match self {
             Self::Python3 => "/usr/bin/python3 -c 'import argparse, json, logging, urllib.request'",
@@ -256,7 +256,7 @@ impl Staging<'_> {
                         self.libraries_of(&path)?;
                     }
                 }
-                // Sockets, and links to nothing.
+                // Sockets, and dangling links.
                 _ => {}
             }
         }
@@ -271,7 +271,8 @@ impl Staging<'_> {
 
     fn libraries_of(&mut self, path: &Path) -> Result<()> {
         let output = run(Command::new(self.host.program("ldd")?).arg(path), LIMIT)?;
-        // What is missing here is missing to this machine's program, too; a static program has none.
+        // A library missing here is missing to this machine's program, too; a static program has
+        // none.
         self.libraries.extend(libraries_in(&output.text));
         Ok(())
     }
@@ -296,7 +297,7 @@ impl Staging<'_> {
                 }
                 for name in LINKED {
                     let found = said(&[&format!("-print-file-name={name}")])?;
-                    // What it does not have it calls by its bare name.
+                    // gcc calls a missing file by its bare name.
                     if found.is_absolute() && found.exists() {
                         self.file(&found)?;
                         if name.starts_with("liblto") {
@@ -335,7 +336,7 @@ impl Staging<'_> {
                 "init.defaultBranch=main",
             ];
             let mut command = Command::new(git);
-            // Nothing of the user's own settings.
+            // None of the user's own settings.
             command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
             command.args(who).arg("-C").arg(&dir).args(words);
             tell(&mut command).map(drop)
@@ -382,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_link_on_the_file_system_is_found_below_usr() {
+    fn linked_directories_are_found_below_usr() {
         for (outside, expected) in [
             ("/lib64/ld-linux-x86-64.so.2", "usr/lib64/ld-linux-x86-64.so.2"),
             ("/usr/lib/gcc/x/12/../../../x/crt1.o", "usr/lib/x/crt1.o"),
@@ -394,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn every_program_is_typed_by_the_path_that_it_has_there() {
+    fn programs_are_typed_by_their_paths() {
         for program in Program::ALL {
             assert!(program.command().starts_with(&format!("/usr/bin/{} ", program.name())));
             assert_eq!(Program::named(program.name()), Some(program));

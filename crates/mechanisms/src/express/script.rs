@@ -1,6 +1,6 @@
 //! Parts of the scripts of guests with readers and a foreground.
 
-/// What bash and script(1) need of a guest.
+/// Requirements of bash and script(1) in a guest.
 const TERMINAL: &str = r"stty -echo 2>/dev/null
 mkdir -p /dev/pts /dev/shm /run
 mount -t devpts devpts /dev/pts

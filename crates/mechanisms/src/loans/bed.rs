@@ -30,14 +30,14 @@ const FIRST_IO: Duration = Duration::from_secs(60);
 const LIFE: Duration = Duration::from_secs(4 * 3600);
 /// How long a scheduler may take to end.
 pub(crate) const END: Duration = Duration::from_secs(10);
-/// A volume that nobody fills.
+/// Size of a sparse volume.
 const VOLUME: u64 = 1 << 30;
-/// What is real-time beside the scheduler has this priority: the back end, alike under all schedulers.
+/// Priority of real-time threads beside the scheduler: the back end, alike under all schedulers.
 const BACK_END_PRIORITY: u32 = 2;
-/// What the guests without I/O do.
+/// Script of the guests without I/O.
 pub(crate) const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
 
-/// What a bed is made of.
+/// Parts of a bed.
 pub(super) struct Plan<'a> {
     /// vlane's own file.
     pub(super) program: &'a Path,
@@ -49,8 +49,8 @@ pub(super) struct Plan<'a> {
     pub(super) install: Install,
     /// For each disk of the first guest, the arguments of its `vlane serve`.
     pub(super) disks: Vec<Vec<OsString>>,
-    /// What the first guest does: it says `RESULT ready=1`, and after each line, which names a disk, `RESULT load1=1`, `load2=1` and so on
-    /// when it uses that disk and no other.
+    /// Script of the first guest. It prints `RESULT ready=1`. After each line, which names a disk,
+    /// it prints `RESULT load1=1`, `load2=1` and so on when it uses only that disk.
     pub(super) first: Initramfs,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Bed {
     guests: Vec<Guest>,
     /// How often the first guest was given a disk.
     switched: u32,
-    /// What the guests are.
+    /// Kind of the guests.
     pub(super) what: String,
 }
 
@@ -151,8 +151,8 @@ impl Bed {
         schedule(&places, &pids, arguments)
     }
 
-    /// One measurement of a disk that the guest uses, under a scheduler with these arguments, or under EEVDF alone: what was seen, without
-    /// responses, and the recording.
+    /// One measurement of a disk that the guest uses, under a scheduler with these arguments, or
+    /// under EEVDF alone. Returns the sample, without responses, and the recording.
     pub(super) fn measure(
         &self,
         disk: usize,
@@ -193,7 +193,7 @@ impl Bed {
         Ok((sample, Trace::load(&self.trace)?))
     }
 
-    /// What the scheduler says of itself at its end.
+    /// Adds the scheduler's own figures at its end.
     fn add_state(&self, sample: &mut Sample, log: &str) -> Result<()> {
         let state = last_state(log)?;
         let first = self.guests[0].id();
@@ -278,7 +278,7 @@ fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
     Ok(())
 }
 
-/// What a reader must know before believing figures of these guests.
+/// Caveats that a reader must know before believing figures of these guests.
 pub(crate) fn warnings(machines: Machines) -> Vec<String> {
     let mut warnings = Vec::new();
     let autogroup = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();

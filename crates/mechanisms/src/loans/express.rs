@@ -1,9 +1,11 @@
-//! Express and loans together, measured with real guests: each has a process that computes all the time; the first also has a program in
-//! the foreground, which reads its vlane disk, and readers in the background of the same disk.
+//! Express and loans together, measured with real guests. Each has a process that computes all the
+//! time. The first also has a program in the foreground, which reads its vlane disk, and readers in
+//! the background of the same disk.
 //!
-//! The two mechanisms help at different ends. Classes see to it that a read of the foreground does not wait for the background's in the
-//! back end; loans that the guest runs when it is complete. What they do together depends on whose completions loans are spent on: those
-//! of the background's readers come more often, and each boost for one of them is owed.
+//! The two mechanisms help at different ends. With classes a read of the foreground does not wait
+//! for the background's in the back end. With loans the guest runs when the read is complete. Their
+//! combined effect depends on the completions that loans are spent on: those of the background's
+//! readers come more often, and each boost for one of them is owed.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -27,12 +29,12 @@ use vlane_report::build::Begun;
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;
-/// What one of them reads, in sectors.
+/// Sectors of one of these reads.
 const READ: u64 = 8;
 /// Requests that the device works on at a time.
 const PARALLEL: usize = 4;
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The command line, for the report.
@@ -45,7 +47,7 @@ pub struct Options {
     pub guests: usize,
     /// Readers in the background of the first.
     pub readers: usize,
-    /// What the device takes for a request.
+    /// The device's time for a request.
     pub latency: Duration,
     /// Time of each measurement.
     pub time: Duration,
@@ -57,12 +59,12 @@ pub struct Options {
     pub install: Install,
 }
 
-/// What is compared.
+/// A compared arm.
 struct Arm {
     name: &'static str,
     /// The disk with classes, or the one without.
     has_classes: bool,
-    /// Whose completions loans are spent on; none: EEVDF alone.
+    /// The completions that loans are spent on; none: EEVDF alone.
     completions: Option<&'static str>,
 }
 
@@ -74,8 +76,9 @@ const ARMS: [Arm; 5] = [
     Arm { name: "express, loans for express", has_classes: true, completions: Some("express") },
 ];
 
-/// What the guest with I/O does. The background is idle in the guest's I/O priorities, the foreground best effort 0, and real-time for the
-/// guest's CPU: its own schedulers are not what is measured.
+/// Script of the guest with I/O. The background is idle in the guest's I/O priorities, the
+/// foreground best effort 0, and real-time for the guest's CPU. The guest's own schedulers are not
+/// measured.
 fn first(readers: usize) -> String {
     format!(
         r#"
@@ -115,7 +118,7 @@ fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What the foreground saw, and how much the background got.
+/// Adds the foreground's latencies, and the background's share.
 fn add_trace(sample: &mut Sample, trace: &Trace) -> Result<()> {
     let is_foreground = |priority: PriorityClass| priority == PriorityClass::BestEffort;
     let records = trace.requests.iter().map(|request| request.record);
@@ -143,8 +146,8 @@ fn add_trace(sample: &mut Sample, trace: &Trace) -> Result<()> {
 /// Measures, and makes the report of it.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on which it cannot run, [`ErrorKind::Interrupted`], and
-/// what guests, back ends and schedulers say.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for an unfit
+/// machine, [`ErrorKind::Interrupted`], and errors of guests, back ends and schedulers.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_foregrounds_jobs_are_told_apart_from_the_background_and_from_each_other() {
+    fn foreground_jobs_are_separated() {
         let (foreground, background) = (2 << 13, 3 << 13);
         let mut records = Vec::new();
         for read in 0..=2 * READS {

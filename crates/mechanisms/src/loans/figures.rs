@@ -1,9 +1,9 @@
-//! What measurements of live schedulers saw.
+//! Samples of measurements of live schedulers.
 
 use std::time::Duration;
 use vlane_report::build::Begun;
 
-/// What one measurement saw.
+/// Sample of one measurement.
 #[derive(Debug, Clone, Default)]
 pub struct Sample {
     /// Responses of guest 1, ns, in their order.

@@ -1,9 +1,10 @@
-//! The live scheduler, measured with real guests: each has a process that computes all the time, the first also reads and writes
-//! its vlane disk, one small synchronous request after the other.
+//! The live scheduler, measured with real guests. Each has a process that computes all the time.
+//! The first also reads and writes its vlane disk, one small synchronous request after the other.
 //!
-//! Everything is as a user has it: `vlane serve` in a process of its own tells `vlane sched run`, another one, of completed I/O. What
-//! a completion waits is taken from a recording of the volume (`vlane record`): from the answer of one request to the
-//! submission of the next, so both EEVDF alone and the schedulers are seen with the same eyes, outside the guest.
+//! The set-up is a user's: `vlane serve` in a process of its own reports completed I/O to `vlane
+//! sched run`, another process. A completion's wait is taken from a recording of the volume (`vlane
+//! record`): from the answer of one request to the submission of the next. So EEVDF alone and the
+//! schedulers are measured in the same way, outside the guest.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,7 +24,7 @@ pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The command line, for the report.
@@ -34,7 +35,7 @@ pub struct Options {
     pub machines: Machines,
     /// How many, the one with I/O included.
     pub guests: usize,
-    /// What the device takes for a request: the time from one completion to the next, without waiting.
+    /// The device's time for a request: from one completion to the next, without waiting.
     pub latencies: Vec<Duration>,
     /// Time of each measurement.
     pub time: Duration,
@@ -49,13 +50,13 @@ pub struct Options {
 /// One way of `vlane sched run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scheduler {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// Its arguments.
     pub arguments: Vec<String>,
 }
 
-/// What the guest with I/O does: computes, and reads and writes the disk that it is told.
+/// Script of the guest with I/O: computes, and reads and writes the disk named to it.
 const FIRST: &str = r#"
 (while :; do :; done) &
 echo RESULT ready=1
@@ -96,8 +97,8 @@ fn check(options: &Options) -> Result<()> {
 /// Measures, and makes the report of it.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on which it cannot run, [`ErrorKind::Interrupted`], and
-/// what guests, back ends and schedulers say.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for an unfit
+/// machine, [`ErrorKind::Interrupted`], and errors of guests, back ends and schedulers.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;

@@ -1,9 +1,9 @@
 //! The live scheduler, measured natively: threads that compute all the time stand for guests, one of them also does I/O.
 //!
-//! Guest 1 does one synchronous I/O after the other: an event comes some time after the last one was served, is taken
-//! when the guest next runs, and costs it some CPU time. What an event waits is the response; what everybody got of
-//! the CPUs is the share. The scheduler is the real one, with guard and all, and hears of events as it would from a
-//! disk's back end.
+//! Guest 1 does one synchronous I/O after the other. An event comes some time after the last one
+//! was served. It is taken when the guest next runs, and costs it some CPU time. The response is an
+//! event's wait; the share is each guest's part of the CPUs. The scheduler is the real one, with
+//! its guard, and gets events as from a disk's back end.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,7 +34,7 @@ use vlane_report::Report;
 /// Token of the guest with I/O at the scheduler.
 const TOKEN: u64 = 1;
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The command line, for the report.
@@ -53,7 +53,7 @@ pub struct Options {
     pub ramp: Duration,
     /// Rounds.
     pub rounds: usize,
-    /// What is compared: nothing (EEVDF alone) and policies with their settings.
+    /// The compared arms: the baseline (EEVDF alone) and policies with their settings.
     pub arms: Vec<Arm>,
     /// Where the scheduler keeps its list of changed threads.
     pub state_dir: PathBuf,
@@ -70,7 +70,7 @@ pub struct Arm {
     pub settings: Option<Settings>,
 }
 
-/// What the threads of one measurement share.
+/// State that the threads of one measurement share.
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
@@ -109,7 +109,7 @@ fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// A guest that computes; with I/O if it has somebody to tell.
+/// A guest that computes; with I/O if it has a device.
 fn guest(shared: &Shared, work_ns: u64, io: Option<(&mpsc::Sender<()>, Option<&Poster>)>) -> Vec<u64> {
     let mut responses = Vec::new();
     while !shared.stop.load(Ordering::Relaxed) {

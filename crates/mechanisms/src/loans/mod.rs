@@ -1,4 +1,5 @@
-//! Loans: what boosting the one whose I/O completes does to its response and to everybody's share of the CPU.
+//! Loans: the effect of a boost at I/O completion on the thread's response and on all shares of the
+//! CPU.
 //!
 //! After Kim, Jang and Hong, "Loan/Redemption Scheme for I/O performance improvement of Virtual Machine Scheduler" (2016).
 

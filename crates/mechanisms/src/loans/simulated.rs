@@ -16,12 +16,12 @@ use vlane_host::Interrupt;
 use vlane_host::error::{Context, ErrorKind, Result};
 use vlane_report::{Note, Report, Section, Severity};
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The command line, for the report.
     pub command: String,
-    /// What is simulated, in this order.
+    /// The simulated scenarios, in this order.
     pub scenarios: Vec<Scenario>,
     /// With which host schedulers.
     pub setups: Vec<Setup>,

@@ -1,7 +1,8 @@
 //! The sched_ext vehicle, measured in a guest whose kernel has sched_ext, against that kernel's own scheduler.
 //!
-//! [`prove`] boots the guest, which runs [`measure`] of the same program: threads that only compute and one that also gets events, on two
-//! CPUs, in turns. Then it kills the loader of the scheduler, again and again.
+//! [`prove`] boots the guest, which runs [`measure`] of the same program: threads that only compute
+//! and one that also gets events, on two CPUs, in turns. Then it kills the loader of the scheduler
+//! repeatedly.
 
 mod report;
 mod turn;
@@ -21,7 +22,7 @@ use vlane_report::Report;
 use self::report::Kills;
 use self::turn::{Turn, hold, turn, unloaded};
 
-/// What a turn is like, and how many of which there are.
+/// Parameters of the turns, and their number.
 #[derive(Debug, Clone)]
 pub struct Load {
     /// The schedulers, each for a turn, in this order: `eevdf` (the kernel's own) or a policy's name.
@@ -40,10 +41,10 @@ pub struct Load {
     pub kills: u32,
 }
 
-/// What [`prove`] measures.
+/// Parameters of [`prove`].
 #[derive(Debug)]
 pub struct Options<'a> {
-    /// What is measured; each turn is repeated.
+    /// The load; each turn is repeated.
     pub load: Load,
     /// How often.
     pub repeats: u16,
@@ -66,7 +67,8 @@ fn sched(error: vlane_sched::Error) -> Error {
     Error::caused_by(ErrorKind::Process, "the scheduler", error)
 }
 
-/// Loads the vehicle, gives it `hogs` threads that compute, says `loaded`, and goes on until this process is killed.
+/// Loads the vehicle, gives it `hogs` threads that compute, prints `loaded`, and runs until this
+/// process is killed.
 ///
 /// # Errors
 /// The vehicle cannot be loaded, or is thrown out.
@@ -154,7 +156,7 @@ const AGAIN: u32 = 5;
 /// How often an interrupt is looked for.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What guests are started with.
+/// Components that guests are started with.
 struct Bed<'a> {
     host: &'a Host,
     interrupt: &'a Interrupt,
@@ -179,9 +181,10 @@ impl Bed<'_> {
                 self.interrupt.check()?;
             }
             let report = guest.wait()?;
-            // Loading a scheduler changes the kernel's code while other CPUs run it. Where such a kernel crashed, a CPU stood one
-            // byte behind the beginning of a jump that had just been changed: it had met the breakpoint that the kernel puts there
-            // meanwhile after the kernel had seen to it that nobody can. That is QEMU's emulation of CPUs on several threads, not
+            // Loading a scheduler changes the kernel's code while other CPUs run it. Where such a
+            // kernel crashed, a CPU stood one byte behind the beginning of a jump that had just
+            // been changed. It had met the kernel's temporary breakpoint after the kernel had made
+            // sure that no CPU can. The fault is QEMU's emulation of CPUs on several threads, not
             // the kernel and not the scheduler. The report counts these crashes.
             if report.console.contains("Kernel panic") && report.result("state").is_err() && again < AGAIN {
                 (again, *crashes) = (again + 1, *crashes + 1);

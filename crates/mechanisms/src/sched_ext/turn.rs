@@ -1,9 +1,10 @@
-//! Measures the vehicle on the kernel that this runs on: threads that only compute, one of which also gets events, under
-//! the kernel's own scheduler and under the vehicle, in turns.
+//! Measures the vehicle on the kernel that this runs on. The threads only compute, and one of them
+//! also gets events. They run under the kernel's own scheduler and under the vehicle, in turns.
 //!
-//! The events come from a real-time thread, which stands for the lane that completes I/O and for the scheduler's event loop: it notes
-//! the time, tells the vehicle, and wakes again when the thread has seen it, or when the vehicle is due. The thread looks for
-//! events between two short pieces of work, as a guest does that is interrupted.
+//! The events come from a real-time thread. It stands for the lane that completes I/O and for the
+//! scheduler's event loop. It notes the time, informs the vehicle, and wakes again when the thread
+//! has seen the event, or when the vehicle is due. The thread looks for events between two short
+//! pieces of work, like a guest that is interrupted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -24,7 +25,7 @@ fn failed(kind: ErrorKind, what: &str, cause: impl Into<Box<dyn std::error::Erro
     Error::caused_by(kind, format!("sched_ext: {what}"), cause)
 }
 
-/// What one turn is like.
+/// Parameters of one turn.
 #[derive(Debug, Clone)]
 pub struct Turn {
     /// The vehicle's policy; `None`: the kernel's own scheduler.
@@ -50,7 +51,7 @@ impl Turn {
     }
 }
 
-/// What one turn has shown.
+/// Results of one turn.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Shown {
     /// `eevdf`, or the policy's name.
@@ -83,7 +84,7 @@ pub struct Shown {
     pub books: Vec<Kept>,
 }
 
-/// What happened to one account between the beginning of the measuring and its end.
+/// Changes of one account between the beginning of the measuring and its end.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Kept {
     /// CPU time by the kernel's count, nanoseconds.
@@ -92,9 +93,10 @@ pub struct Kept {
     pub charged_ns: u64,
     /// Of that, while boosted.
     pub boosted_ns: u64,
-    /// What it was given.
+    /// Time that it was given.
     pub allotted_ns: u64,
-    /// What it lost because it had too much, or need not pay because it owed too much.
+    /// Time that it lost because it had too much. (`forgiven_ns`: time that it need not pay because
+    /// it owed too much.)
     pub expired_ns: u64,
     /// See `expired_ns`.
     pub forgiven_ns: u64,
@@ -108,17 +110,17 @@ struct Answer {
     response_ns: u64,
     /// How long telling it took.
     tell_ns: u64,
-    /// Whether it was granted a boost.
+    /// True if it was granted a boost.
     granted: bool,
 }
 
 /// Shared by the threads of a turn.
 #[derive(Debug, Default)]
 struct Desk {
-    /// Until then nobody computes: loading a program takes CPU time as well.
+    /// Until then no thread computes: loading a program takes CPU time as well.
     go: AtomicBool,
     stop: AtomicBool,
-    /// When the event came that nobody has seen yet; 0: none.
+    /// Time of the event that is still unseen; 0: none.
     posted: AtomicU64,
     /// How long it took until the last one was seen.
     response: AtomicU64,
@@ -183,7 +185,7 @@ fn join(vehicle: &mut SchedExt, turn: &Turn, found: &[(usize, u32)]) -> Result<V
     found.iter().map(add).collect()
 }
 
-/// What an account did between two looks, and what the kernel says that its thread used.
+/// An account's changes between two looks, and the kernel's CPU time of its thread.
 fn kept(from: &Account, to: &Account, kernel_ns: u64) -> Kept {
     let (was, is) = (&from.totals, &to.totals);
     Kept {
@@ -210,7 +212,7 @@ fn carried(
     let mut vehicle = turn.policy.map(load).transpose()?;
     let ids = vehicle.as_mut().map_or(Ok(Vec::new()), |vehicle| join(vehicle, turn, found))?;
     desk.go.store(true, Ordering::Relaxed);
-    // Two seconds to settle, of which nothing is counted: accounts begin empty, and loading took CPU time.
+    // Two seconds to settle, which do not count: accounts begin empty, and loading took CPU time.
     let settled = Instant::now() + Duration::from_secs(2);
     until(settled, vehicle.as_mut())?;
     let before: Vec<u64> = found.iter().map(|&(_, tid)| used_by(tid)).collect();
@@ -320,17 +322,17 @@ fn used_by(tid: u32) -> u64 {
     text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
-/// What tells events and takes answers. Nothing here is shared: the vehicle has one owner.
+/// Sends events and takes answers. It shares no state: the vehicle has one owner.
 struct Lane {
     desk: Arc<Desk>,
     seen: std::os::fd::OwnedFd,
     every_ns: u64,
     vehicle: Option<SchedExt>,
-    /// Whose events they are.
+    /// The vCPU of the events.
     vcpu: Option<VcpuId>,
 }
 
-/// What the lane has heard.
+/// Answers that the lane got.
 struct Heard {
     answers: Vec<Answer>,
     /// How late it woke at the most.
@@ -426,7 +428,8 @@ pub fn unloaded(limit: Duration) -> Result<Duration> {
     }
 }
 
-/// Loads the vehicle, gives it threads that compute, says `loaded`, and goes on until this process is killed.
+/// Loads the vehicle, gives it threads that compute, prints `loaded`, and runs until this process
+/// is killed.
 ///
 /// # Errors
 ///

@@ -23,9 +23,10 @@ use vlane_host::interrupt::Interrupt;
 use vlane_host::server::Server;
 use vlane_work::{Role, Sampler, ThreadFilter};
 
-/// tune2fs, on an image that nobody uses.
+/// tune2fs, on an unused image.
 const TUNE: Duration = Duration::from_secs(120);
-/// What a turn may take longer than it was told: the crowd's start on emulated CPUs, a last launch beside it.
+/// Time that a turn may exceed its duration by: the crowd's start on emulated CPUs, a last launch
+/// beside it.
 const LATE: Duration = Duration::from_secs(240);
 /// The back end looks for a scheduler once a second, and the scheduler for vCPUs.
 const SETTLE: Duration = Duration::from_secs(4);
@@ -222,8 +223,8 @@ fn bytes_of(path: &Path) -> Result<u64> {
     Ok(meta.len())
 }
 
-/// The largest part of an image in which nothing of its journal lies. Readers have it: what they read is in the host's page cache, whatever
-/// keeps the journal out of that.
+/// The largest part of an image without a piece of its journal. Readers have it: their data are in
+/// the host's page cache, in every mode that keeps the journal out of it.
 fn outside(journal: &[Range<u64>], bytes: u64) -> Range<u64> {
     let mut ends: Vec<&Range<u64>> = journal.iter().collect();
     ends.sort_unstable_by_key(|range| range.start);
@@ -273,7 +274,7 @@ fn boot(options: &Options, maker: &Maker, disks: &[Served], readable: &Range<u64
     Ok(machine.start_with(host, kernel, &initramfs(options, disks.len(), readable), LIFE, None)?)
 }
 
-/// What the guest does.
+/// The guest's script.
 fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
     let ms = |time: Duration| format!("{}ms", time.as_millis());
     let job = format!(
@@ -308,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_have_the_largest_part_of_the_image_without_its_journal() {
+    fn readers_get_largest_part_without_journal() {
         assert_eq!(outside(std::slice::from_ref(&(30..40)), 100), 40..100);
         assert_eq!(outside(std::slice::from_ref(&(70..90)), 100), 0..70);
         assert_eq!(outside(&[60..75, 20..30], 100), 30..60);
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_of_the_guests_script_is_filled_in() {
+    fn guest_script_has_no_placeholders() {
         assert!(!script(&crate::together::report::tests::options(3), 6, &(0..4096)).contains('@'));
     }
 }

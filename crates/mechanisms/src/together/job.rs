@@ -1,5 +1,6 @@
-//! What somebody waits for in the guest: mails that are written, one fsync after the other, and a program that is launched with a cold cache,
-//! again and again. Runs inside the guest (`vlane together-job`), as the foreground job of a shell, and tells in lines `RESULT key=value`.
+//! Foreground work in the guest: mails that are written, one fsync after the other, and a program
+//! that is launched with a cold cache, repeatedly. Runs inside the guest (`vlane together-job`), as
+//! the foreground job of a shell, and reports in lines `RESULT key=value`.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,12 +13,12 @@ use crate::caches::job::mail;
 use crate::express::root::Program;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 
-/// What is to be done.
+/// Parameters of the job.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The file system with the program; mails are written below it, too.
     pub dir: PathBuf,
-    /// What is launched.
+    /// The launched program.
     pub program: Program,
     /// The readers' process.
     pub readers: u32,
@@ -29,16 +30,16 @@ pub struct Job {
     pub time: Duration,
 }
 
-/// What came of it.
+/// Results of the job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Done {
-    /// What each launch took that began in the time that counts, us.
+    /// Durations of the launches that began in the measured time, us.
     pub launches_us: Vec<u64>,
-    /// What each fsync took that began in it, us.
+    /// Durations of the fsyncs that began in it, us.
     pub fsyncs_us: Vec<u64>,
     /// Bytes that the readers read, per second.
     pub read: f64,
-    /// What was computed, per second.
+    /// Units computed per second.
     pub computed: f64,
 }
 
@@ -93,7 +94,7 @@ impl Job {
         Ok((read, computed.len()))
     }
 
-    /// Does it. `mark` is told when the time that counts begins, and when it ends.
+    /// Runs the job. `mark` is called when the measured time begins, and when it ends.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if a file or a launch fails.
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_began_before_the_window_does_not_count_and_what_began_in_it_does() {
+    fn only_starts_within_the_window_count() {
         let from = Instant::now() + Duration::from_millis(40);
         let window = Window { from, until: from + Duration::from_millis(1) };
         let mut calls = 0;
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_readers_had_from_the_storage_is_read_bytes() {
+    fn readers_bytes_come_from_read_bytes() {
         assert_eq!(read_bytes("rchar: 5\nread_bytes: 4096\nwrite_bytes: 7\n"), Some(4096));
         assert_eq!(read_bytes("rchar: 5\n"), None);
     }

@@ -251,8 +251,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         None => vlane_bench::measure(&profile, &setting, &mut progress)?,
     };
     drop(progress);
-    // The report is shown before an error of this file is reported: the measurements took their
-    // time.
+    // The report is shown before an error of this file: the measurements took their time.
     let saved = save.as_ref().map_or(Ok(()), |output| measured.write(output));
     let (comparisons, missing) = match &older {
         Some(older) => against_saved(&measured, older)?,

@@ -86,7 +86,7 @@ fn blocks(report: &Report) -> impl Iterator<Item = (&Section, &Block)> {
 }
 
 #[test]
-fn every_column_appears_in_every_comparison_and_a_missing_one_says_why() {
+fn missing_columns_give_their_reason() {
     let report = report(&outcome(Accel::Kvm, 2));
     let mut ratios = 0;
     for (_, block) in blocks(&report) {
@@ -112,7 +112,7 @@ fn every_column_appears_in_every_comparison_and_a_missing_one_says_why() {
 }
 
 #[test]
-fn ratios_are_those_of_the_figures_and_stand_beside_the_published_ones() {
+fn ratios_stand_beside_published_ones() {
     let report = report(&outcome(Accel::Kvm, 3));
     let chart = blocks(&report).find_map(|(section, block)| match block {
         Block::Chart(chart) if section.id == "iozone-16384k" => Some(chart),
@@ -136,7 +136,7 @@ fn number(row: &[Cell], column: usize) -> f64 {
 }
 
 #[test]
-fn what_was_published_of_virtio_is_held_against_qemus_own_and_never_against_vlane() {
+fn published_virtio_is_compared_with_qemu_only() {
     let report = report(&outcome(Accel::Kvm, 3));
     let section = report.sections.iter().find(|section| section.id == "iozone-16384k").unwrap();
     let find = |end: &str| {
@@ -156,7 +156,7 @@ fn what_was_published_of_virtio_is_held_against_qemus_own_and_never_against_vlan
 }
 
 #[test]
-fn every_bar_can_be_made_anew_from_the_samples() {
+fn samples_reproduce_every_bar() {
     let mut scattered = outcome(Accel::Kvm, 5);
     for (i, m) in scattered.results.all.iter_mut().enumerate() {
         m.outcome.iops *= 1.0 + (i * 37 % 101) as f64 / 500.0;
@@ -201,7 +201,7 @@ fn every_bar_can_be_made_anew_from_the_samples() {
 }
 
 #[test]
-fn the_terminal_gets_the_picture_and_then_the_ratios() {
+fn terminal_shows_picture_then_ratios() {
     let report = report(&outcome(Accel::Kvm, 2));
     let brief = brief(&report);
     let mut captions = Vec::new();
@@ -216,7 +216,7 @@ fn the_terminal_gets_the_picture_and_then_the_ratios() {
 }
 
 #[test]
-fn the_picture_is_of_the_host_only_where_something_can_be_said_of_it() {
+fn picture_has_host_only_when_comparable() {
     let vlane = |accel| {
         let report = report(&outcome(accel, 5));
         let Some(Block::Chart(chart)) = report.sections[0].blocks.first() else { panic!("no picture") };
@@ -228,7 +228,7 @@ fn the_picture_is_of_the_host_only_where_something_can_be_said_of_it() {
 }
 
 #[test]
-fn an_emulated_guest_is_written_on_the_result() {
+fn result_marks_emulated_guest() {
     let words = "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and ratios to the host do not";
     let warned = |report: &Report| {
         report.notes.iter().any(|note| note.severity == Severity::Warning && note.text.starts_with(words))
@@ -239,7 +239,7 @@ fn an_emulated_guest_is_written_on_the_result() {
 }
 
 #[test]
-fn what_was_measured_once_is_called_so_and_page_caches_are_named() {
+fn single_measurements_and_caches_are_named() {
     let once = report(&outcome(Accel::Kvm, 1));
     let told = |report: &Report, words: &str| report.notes.iter().any(|note| note.text.contains(words));
     assert!(told(&once, "measured once") && !told(&report(&outcome(Accel::Kvm, 2)), "measured once"));
@@ -248,7 +248,7 @@ fn what_was_measured_once_is_called_so_and_page_caches_are_named() {
 }
 
 #[test]
-fn the_summary_is_three_sentences_with_intervals() {
+fn summary_has_three_sentences_with_intervals() {
     assert_eq!(
         report(&outcome(Accel::Kvm, 5)).summary,
         [
@@ -264,8 +264,9 @@ fn the_summary_is_three_sentences_with_intervals() {
     );
 }
 
+/// Fewer than five; the summary says how to get more.
 #[test]
-fn fewer_than_five_turns_conclude_nothing_and_the_summary_says_how_to_get_more() {
+fn too_few_turns_are_inconclusive() {
     for passes in 1..5 {
         let summary = report(&outcome(Accel::Kvm, passes)).summary;
         let words = format!("No conclusion is drawn: it takes 5 turns of a load, and there were {passes}.");
@@ -277,7 +278,7 @@ fn fewer_than_five_turns_conclude_nothing_and_the_summary_says_how_to_get_more()
 }
 
 #[test]
-fn a_quick_run_concludes_nothing_however_often_it_measured() {
+fn quick_run_is_always_inconclusive() {
     for passes in [1, 6] {
         let quick = Outcome { concludes: false, ..outcome(Accel::Kvm, passes) };
         let summary = report(&quick).summary;
@@ -289,7 +290,7 @@ fn a_quick_run_concludes_nothing_however_often_it_measured() {
 }
 
 #[test]
-fn a_load_whose_turns_scatter_round_the_others_shows_no_difference() {
+fn scattered_turns_show_no_difference() {
     let mut noisy = outcome(Accel::Kvm, 6);
     let read = Load::fio(Pattern::RandomRead, 4);
     for m in noisy.results.all.iter_mut().filter(|m| m.load == read && m.column == Way::Vlane) {
@@ -302,7 +303,7 @@ fn a_load_whose_turns_scatter_round_the_others_shows_no_difference() {
 
 #[test]
 #[allow(clippy::float_cmp, reason = "the figure that was put in")]
-fn where_it_goes_is_told_per_request_and_4k_stands_against_512k() {
+fn work_is_split_per_request_and_size() {
     let report = report(&outcome(Accel::Kvm, 2));
     let work = report.sections.iter().find(|s| s.id == "work").unwrap();
     let tables: Vec<&Table> =
@@ -322,7 +323,7 @@ fn where_it_goes_is_told_per_request_and_4k_stands_against_512k() {
 }
 
 #[test]
-fn a_part_of_the_loads_makes_a_part_of_the_report() {
+fn some_loads_make_partial_report() {
     let mut some = outcome(Accel::Kvm, 2);
     some.results.all.retain(|m| m.load.record_kib == 4 && m.load.suite == Suite::Iozone);
     some.native.clear();

@@ -21,7 +21,8 @@ const TURN: Duration = Duration::from_secs(60);
 /// A guest that lives longer than any measurement.
 const LIFE: Duration = Duration::from_secs(4 * 3600);
 
-/// Runs fio when it is told to, and prints what fio says as one line. No scheduler of the guest's is between.
+/// Runs fio on command, and prints fio's result as one line. No scheduler of the guest's is
+/// between.
 const SCRIPT: &str = r#"
 stty -echo 2>/dev/null
 for disk in @DISKS@; do

@@ -1,8 +1,12 @@
-//! What vlane and qemu-storage-daemon cost at the same load: CPU time, context switches and latency per request at a given rate.
+//! Cost of vlane and qemu-storage-daemon at the same load: CPU time, context switches and latency
+//! per request at a given rate.
 //!
-//! The client is another program's: fio with libblkio, on a CPU of its own; or fio in a guest, whose disks are all back ends at once. Back ends are
-//! measured in turns (A B, B A, ...); qemu-storage-daemon on a file with each of its settings, and vlane is held against the better one. A difference counts only if the whole interval of the ratio says so ([`vlane_report::stats`]). A rate that is
-//! not kept is told with what was achieved, and nothing is compared.
+//! The client is another program's: fio with libblkio, on a CPU of its own; or fio in a guest,
+//! which has all back ends' disks at once. Back ends are measured in turns (A B, B A, ...).
+//! qemu-storage-daemon runs on a file with each of its settings, and vlane is compared with the
+//! better one. A difference counts only if the whole interval of the ratio says so
+//! ([`vlane_report::stats`]). A rate that is not kept is reported with the achieved one, and not
+//! compared.
 
 mod guest;
 mod native;
@@ -63,15 +67,16 @@ pub struct Figures {
 pub struct RowResult {
     /// The row's name.
     pub row: String,
-    /// What it is about.
+    /// Its subject.
     pub title: String,
-    /// Who took part: vlane, qemu-storage-daemon, vlane with other options.
+    /// The contenders: vlane, qemu-storage-daemon, vlane with other options.
     pub contenders: Vec<String>,
     /// Every single measurement.
     pub measured: Measured<Figures>,
-    /// What became of each vlane against [`Self::over`]; none for qemu-storage-daemon itself.
+    /// Verdict of each vlane against [`Self::over`]; none for qemu-storage-daemon itself.
     pub verdicts: Vec<Option<Verdict>>,
-    /// The place among them of qemu-storage-daemon with the setting that is better here: of those that reach the rate, the one with less CPU time per request.
+    /// Place among them of qemu-storage-daemon's better setting here. Of those that reach the rate,
+    /// it is the one with less CPU time per request.
     pub over: usize,
     #[serde(skip)]
     plan: Row,
@@ -84,23 +89,23 @@ pub struct Outcome {
     pub rows: Vec<RowResult>,
     /// The rows that are missing, in a sentence, if the measurement broke off.
     pub partial: Option<String>,
-    /// What could not be measured or counted, and why.
+    /// Missing measurements or counts, with reasons.
     pub missing: Vec<String>,
-    /// What the guests were.
+    /// Kinds of the guests.
     pub guests: Vec<String>,
-    /// Whether a guest's CPU was emulated.
+    /// True if a guest's CPU was emulated.
     pub emulated: bool,
     /// fio's version.
     pub fio: Option<String>,
 }
 
-/// Who takes part.
+/// A contender.
 struct Contender {
     name: String,
     back_end: BackEnd,
 }
 
-/// What serves the volume.
+/// The back end of the volume.
 enum BackEnd {
     /// vlane, with further options.
     Vlane(Vec<String>),
@@ -142,12 +147,13 @@ fn better(places: &[usize], rounds: &[Vec<Figures>], rate: u32) -> usize {
     places.iter().copied().min_by(|a, b| order(&cost(a), &cost(b))).unwrap_or_default()
 }
 
-/// Measures the rows that `options` names; `also` are further options of `vlane serve`, each list of which is measured besides. `done` is
-/// told of each row as soon as it is there.
+/// Measures the rows that `options` names. `also` are further lists of options of `vlane serve`,
+/// each measured besides. `done` gets each row as soon as it is there.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] and [`ErrorKind::Missing`] before anything is measured if it cannot be; [`ErrorKind::Interrupted`]; and whatever
-/// keeps a measurement from being made. A guest that cannot be had is told in the outcome, unless its rows were named.
+/// [`ErrorKind::Usage`] and [`ErrorKind::Missing`], before the first measurement;
+/// [`ErrorKind::Interrupted`]; and obstacles to a measurement. A guest that cannot be had is named
+/// in the outcome, unless its rows were requested.
 pub fn run(
     options: &Options,
     also: &[Vec<String>],
@@ -230,7 +236,7 @@ fn chosen(options: &Options) -> Result<Vec<Row>> {
     Ok(all.into_iter().filter(wanted).collect())
 }
 
-/// What the measurements need.
+/// Requirements of the measurements.
 struct Bench<'a> {
     options: &'a Options,
     interrupt: &'a Interrupt,
@@ -350,7 +356,7 @@ impl<'a> Bench<'a> {
                     }
                     (None, None) => Err(Error::new(ErrorKind::Missing, "fio is not there")),
                 };
-                // Whatever else failed: if the user ended it, that is why.
+                // The user's interrupt is the reason, before any other failure.
                 self.interrupt.check()?;
                 all[place].push(figures.map_err(|e| Error::caused_by(e.kind(), label, e))?);
             }
@@ -380,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn vlane_is_held_against_the_setting_that_keeps_the_rate_and_then_costs_less() {
+    fn vlane_meets_the_cheapest_sufficient_setting() {
         let files = contenders(Medium::Disk, &[vec!["--poll-max".into(), "0".into()]]);
         let daemons: Vec<usize> = (0..files.len()).filter(|place| files[*place].is_daemon()).collect();
         assert_eq!((files.len(), &daemons[..]), (4, &[1, 2][..]));
@@ -390,7 +396,7 @@ mod tests {
         };
         assert_eq!(of(rounds(1e3, 10.0), rounds(1e3, 9.0)), 2);
         assert_eq!(of(rounds(1e3, 9.0), rounds(1e3, 10.0)), 1);
-        // What costs less because it does less is not better.
+        // Lower cost through less work is not better.
         assert_eq!(of(rounds(1e3, 10.0), rounds(5e2, 9.0)), 1);
         assert_eq!(of(rounds(5e2, 9.0), rounds(1e3, 10.0)), 2);
     }

@@ -1,9 +1,9 @@
-//! What is measured at a fixed load: groups of rows, one for each medium or guest, a row for each depth and rate.
+//! Rows at a fixed load: groups, one for each medium or guest, and a row for each depth and rate.
 
 use super::super::plan::Medium;
 use vlane_host::guests::Machines;
 
-/// Who asks.
+/// The client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Client {
     /// fio with libblkio, on a CPU of its own.
@@ -17,7 +17,7 @@ pub(super) enum Client {
 pub struct Group {
     /// Its name for `--rows`.
     pub id: &'static str,
-    /// What it is about.
+    /// Its subject.
     pub title: &'static str,
     pub(super) client: Client,
     pub(super) medium: Medium,
@@ -114,7 +114,7 @@ impl Row {
         format!("{}-{}-d{}", self.group.id, short(self.rate), self.depth)
     }
 
-    /// What it is about.
+    /// Its subject.
     pub fn title(self) -> String {
         match self.rate {
             0 => format!("{}, as fast as it goes, depth {}", self.group.title, self.depth),
@@ -122,7 +122,7 @@ impl Row {
         }
     }
 
-    /// Whether a name stands for it: its own, or its group's.
+    /// True if a name stands for it: its own, or its group's.
     pub fn is_called(self, name: &str) -> bool {
         name == self.group.id || name == self.id()
     }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_stands_for_a_row_or_a_group_and_for_nothing_else() {
+    fn names_select_rows_or_groups() {
         let all = rows();
         assert_eq!(all.len(), 5 * 8 + 6 + 2 + 3 + 1);
         for row in &all {

@@ -1,4 +1,5 @@
-//! What a key-value store does beside its log: tables that are merged, and, as a control, what nobody makes durable.
+//! A key-value store's files beside its log: merged tables, and, as a control, data that are never
+//! made durable.
 
 use fastrand::Rng;
 use std::fs::{self, File};
@@ -17,15 +18,15 @@ const KEY: usize = 16;
 const TABLE: usize = (2 << 20) / RECORD;
 /// Tables that there are.
 const TABLES: u64 = 16;
-/// What a table is written in, at a time.
+/// Bytes of a table that are written at a time.
 const CHUNK: usize = 1 << 20;
 /// Bytes of the file that is read and written at random.
 const FILE: u64 = 64 << 20;
-/// What of it is read or written at a time.
+/// Bytes of it that are read or written at a time.
 const BLOCK: usize = 4096;
 
-/// Tables of sorted records. A step is a small compaction: the two oldest are read, merged, and written as two new ones, each fsynced; then the old ones are
-/// removed.
+/// Tables of sorted records. A step is a small compaction: the two oldest are read, merged, and
+/// written as two new ones, each fsynced. Then the old ones are removed.
 pub(super) struct Compact {
     directory: PathBuf,
     /// The oldest table and the next one's number.
@@ -80,7 +81,7 @@ impl Step for Compact {
     }
 }
 
-/// A file. A step reads 4K of it and writes 4K, each anywhere, and makes nothing durable.
+/// A file. A step reads 4K of it and writes 4K, each anywhere, without making them durable.
 pub(super) struct Plain {
     file: File,
     dice: Rng,
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_compaction_loses_no_record_and_leaves_as_many_tables_each_sorted() {
+    fn compaction_keeps_records_sorted() {
         let dir = tempfile::tempdir().unwrap();
         let mut compact = Compact::new(dir.path()).unwrap();
         let keys = || {
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_and_written_at_random_stays_within_the_file() {
+    fn random_access_stays_within_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut plain = Plain::new(dir.path()).unwrap();
         let mut waits = Vec::new();

@@ -1,4 +1,5 @@
-//! What goes past one scenario: the ablation, events more and less frequent, what the simulation cost, and what it comes to.
+//! Reports beyond one scenario: the ablation, events more and less frequent, the simulation's cost,
+//! and the conclusions.
 
 use vlane_report::build::spread;
 use vlane_simulate::{ABLATION, LoadOutcome, Outcome, Setup};
@@ -117,7 +118,7 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
     )
 }
 
-/// What the simulation itself cost.
+/// Cost of the simulation itself.
 pub(super) fn cost(runs: &Runs) -> Section {
     let row = |run: &super::Run| {
         let simulated = float(run.outcome.time_ns) / 1e9;
@@ -143,7 +144,7 @@ pub(super) fn cost(runs: &Runs) -> Section {
         ], vec![Block::Table(table)])
 }
 
-/// What it comes to.
+/// The conclusions.
 pub(super) fn summary(runs: &Runs, options: &Options) -> Vec<String> {
     let mut said = Vec::new();
     for scenario in &options.scenarios {

@@ -7,7 +7,7 @@ use super::{Run, Runs};
 use vlane_report::published::{self, Interval, Published, Row};
 use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Spread, Table};
 
-/// More machines than these are told by what they have in common.
+/// More machines than these are grouped by their common parameters.
 const MOST_MACHINES: usize = 20;
 /// Charts of responses for no more loads than these.
 const MOST_CHARTS: usize = 4;

@@ -55,7 +55,7 @@ fn outcome() -> Outcome {
 }
 
 #[test]
-fn every_row_is_in_the_table_and_what_is_reached_in_the_picture() {
+fn table_has_all_rows_picture_reached_ones() {
     let outcome = outcome();
     let report = report(&outcome, &options(), &Begun::now("vlane peers"));
     assert_eq!(report.sections[0].blocks.len(), 2);
@@ -87,7 +87,7 @@ fn every_row_is_in_the_table_and_what_is_reached_in_the_picture() {
 }
 
 #[test]
-fn a_row_that_is_not_reached_says_what_was_achieved() {
+fn missed_row_states_achieved_rate() {
     let outcome = outcome();
     let find = |name: &str| outcome.rows.iter().find(|result| result.row == name);
     let late = find("null-50k-d4").map(lines).unwrap_or_default();
