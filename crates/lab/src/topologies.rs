@@ -56,7 +56,8 @@ pub fn profile(options: &Options) -> Result<Profile> {
     let mut jobs = options.jobs.clone();
     jobs.sort_unstable();
     jobs.dedup();
-    let is_wanted = |name: &str| options.patterns.is_empty() || options.patterns.iter().any(|other| other == name);
+    let is_wanted =
+        |name: &str| options.patterns.is_empty() || options.patterns.iter().any(|other| other == name);
     let mut loads = Vec::new();
     for (name, title, block) in PATTERNS.into_iter().filter(|(name, ..)| is_wanted(name)) {
         for jobs in &jobs {
