@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_what_its_name_says_and_whole_or_absent() {
+    fn report_file_is_whole_or_absent() {
         let dir = tempfile::tempdir().unwrap();
         let report = report();
         for (name, start) in
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_replaces_a_report_of_any_version_and_nothing_else() {
+    fn report_replaces_only_reports() {
         let dir = tempfile::tempdir().unwrap();
         let report = report();
         let path = dir.path().join("a.json");
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_the_format_is_that_which_is_recognised() {
+    fn recognised_format_name_matches() {
         assert_eq!(vlane_report::SCHEMA, vlane_client::sniff::REPORT);
     }
 }

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_pattern_meets_every_number_of_jobs_once() {
+    fn patterns_and_job_counts_meet_once() {
         let options = Options {
             jobs: vec![4, 1, 4],
             patterns: vec!["read".into(), "randread".into()],

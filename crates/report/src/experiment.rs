@@ -69,9 +69,9 @@ pub struct Place<'a, S> {
     pub arms: &'a Arms<S>,
 }
 
-/// What an experiment says of itself. The methods are in the order of the report.
+/// An experiment's own description. The methods are in the order of the report.
 pub trait Experiment {
-    /// What one measurement gives.
+    /// Result of one measurement.
     type Sample: Serialize;
 
     /// Titles of the columns for the place and for the arm.

@@ -83,12 +83,12 @@ pub struct Verdict {
     pub wanted: Bound,
     /// The same figure of the first arm relative to itself. Smaller differences are not seen.
     pub noise: Option<Spread>,
-    /// The reason why the figure says nothing; empty if it does say something.
+    /// The reason why the figure is inconclusive; empty if it is not.
     pub void: &'static str,
 }
 
 impl Bound {
-    /// Whether a figure is on its good side.
+    /// True if a figure is on its good side.
     pub fn holds(self, figure: f64) -> bool {
         match self {
             Self::AtLeast(bound) => figure >= bound,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn each_round_is_held_against_the_first_arm_of_the_same_round() {
+    fn rounds_are_compared_with_their_first_arm() {
         let verdict = verdict(&[1.0, 2.0, 5.0], Bound::AtMost(0.1));
         let figure = verdict.figure.unwrap();
         assert_eq!((figure.median, figure.min, figure.max), (0.1, 0.1, 0.5));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_can_be_missed_from_either_side() {
+    fn goal_can_be_missed_either_way() {
         assert_eq!(verdict(&[5.0; 3], Bound::AtMost(0.1)).says(), "NOT met, in no round");
         assert_eq!(verdict(&[1.0, 4.0, 4.0], Bound::AtMost(0.1)).says(), "NOT met, in some rounds");
         assert_eq!(verdict(&[9.0, 19.0, 9.0], Bound::AtLeast(0.97)).is_met(), Some(false));
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_round_has_no_figure_nothing_is_said() {
+    fn missing_figure_is_inconclusive() {
         let verdict =
             arms(&[1.0; 3]).verdict("here", "on", "less", Bound::AtMost(1.0), |f| (*f > 1.0).then_some(*f));
         assert_eq!(verdict.unwrap().says(), "nothing to say");
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_arm_comes_again_at_the_end() {
+    fn first_arm_is_repeated_at_end() {
         let names: Vec<_> = arms(&[]).0.into_iter().map(|arm| arm.arm).collect();
         assert_eq!(names, ["off", "on", "off again"]);
     }

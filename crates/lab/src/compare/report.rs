@@ -60,8 +60,8 @@ pub fn brief(report: &Report) -> Report {
 /// The first section.
 const PICTURE: &str = "picture";
 
-/// The whole in one picture: small and large requests on every disk. The measure is the host, or QEMU's own virtio-blk where nothing can be said of
-/// the host.
+/// The whole in one picture: small and large requests on every disk. The baseline is the host, or
+/// QEMU's own virtio-blk if the host is not comparable.
 fn picture(outcome: &Outcome) -> Section {
     use Pattern::{RandomRead, RandomWrite, Read, Rewrite};
     let measured = outcome.results.loads();
@@ -97,7 +97,7 @@ fn picture(outcome: &Outcome) -> Section {
 /// How the captions of the tables of ratios end.
 const OF_THE_HOST: &str = "of the host's throughput";
 
-/// What a reader must know before believing the figures.
+/// Caveats that a reader must know before believing the figures.
 fn notes(outcome: &Outcome) -> Vec<Note> {
     let mut notes = Vec::new();
     let mut add = |severity, text: String| notes.push(Note { severity, text });
@@ -153,7 +153,7 @@ fn notes(outcome: &Outcome) -> Vec<Note> {
 }
 
 impl Outcome {
-    /// Whether the guest's CPU was emulated.
+    /// True if the guest's CPU was emulated.
     pub fn emulated(&self) -> bool {
         self.accel.accel == vlane_boot::Accel::Tcg
     }
@@ -267,7 +267,8 @@ fn throughput(outcome: &Outcome, what: &str, loads: &[Load], names: Vec<String>)
     ]
 }
 
-/// Published figures beside those here. What was published of virtio was of QEMU's own: it is held against QEMU's own here, never against vlane.
+/// Published figures beside those here. The published figures of virtio were of QEMU's own: they
+/// are compared with QEMU's own here, never with vlane.
 fn beside(outcome: &Outcome, what: &str, loads: &[Load]) -> Table {
     let row = |load: &Load, name: &str, way: Way, published: f64| {
         let here =
@@ -347,7 +348,7 @@ fn iozone_section(outcome: &Outcome, record: u32) -> Option<Section> {
     ))
 }
 
-/// The loads by which "where it goes" is told: 4K against 512K.
+/// The loads of "where it goes": 4K against 512K.
 const TOLD: [(Pattern, [u32; 2]); 2] = [(Pattern::RandomRead, [4, 512]), (Pattern::RandomWrite, [4, 512])];
 
 fn work_section(outcome: &Outcome) -> Option<Section> {
@@ -564,7 +565,7 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
         ]))
 }
 
-/// What each column is, and what could not be measured.
+/// Descriptions of the columns, and missing measurements.
 fn columns_section(outcome: &Outcome) -> Section {
     let rows = outcome
         .shown()

@@ -19,7 +19,7 @@ const READS: f64 = 1.8;
 const NOT_WORSE: f64 = 0.95;
 /// Pages of the journal that may be in the page cache in the end.
 const PAGES: f64 = 2048.0;
-/// Where fewer of the base's reads miss there is nothing to be won.
+/// Where fewer of the base's reads miss, no gain is possible.
 const FEW_MISSES: f64 = 0.005;
 
 /// A cell, with all arms.
@@ -27,7 +27,7 @@ const FEW_MISSES: f64 = 0.005;
 pub struct CellResult {
     /// The cell.
     pub cell: Cell,
-    /// What its sizes let one expect.
+    /// Effect that its sizes predict.
     pub expected: Expected,
     /// The arms, the base first.
     pub arms: Arms<Sample>,
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_every_goal_has_met_every_goal() {
+    fn reached_goals_are_met() {
         let result =
             result(Expected::Helps, None, usual(arm("pdc", [101.0, 109.0, 105.0], 52e3, 0.002, 900)));
         for goal in ["misses", "reads", "operations", "the journal's pages"] {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_without_misses_leaves_nothing_to_be_won_and_nothing_is_claimed() {
+    fn base_without_misses_is_inconclusive() {
         let mut arms = usual(arm("pdc", [101.0, 109.0, 105.0], 25e3, 0.001, 0));
         for round in &mut arms[0].rounds {
             round.misses = 0.001;
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_difference_is_expected_the_better_one_has_to_be_reached() {
+    fn better_arm_is_goal_without_expected_difference() {
         let of = |reads| result(Expected::Fits, Some(5e3), usual(arm("pdc", [105.0; 3], reads, 0.0, 0)));
         // `none` has 50,000 reads per second here, and the base has what it has in each round.
         assert_eq!(met(&of(49e3), "pdc", "reads"), Some(false));
@@ -188,13 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn at_a_given_rate_reads_are_not_what_can_rise() {
+    fn fixed_rate_excludes_goal_for_reads() {
         let result = result(Expected::Helps, Some(5e3), usual(arm("pdc", [105.0; 3], 5e3, 0.002, 0)));
         assert!(result.verdicts().iter().all(|v| !v.goal.starts_with("reads")));
     }
 
     #[test]
-    fn without_a_second_base_nothing_is_said_of_what_is_not_worse() {
+    fn missing_second_base_is_inconclusive() {
         let mut arms = usual(arm("pdc", [105.0; 3], 52e3, 0.002, 0));
         arms.remove(1);
         assert_eq!(met(&result(Expected::Helps, None, arms), "pdc", "operations"), None);

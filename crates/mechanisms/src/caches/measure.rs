@@ -40,10 +40,10 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a back end may take to end.
 const STOP: Duration = Duration::from_secs(60);
 
-/// What one measurement gave.
+/// Results of one measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Sample {
-    /// Commits or the guest's operations per second; 0 if nobody writes.
+    /// Commits or the guest's operations per second; 0 without a writer.
     pub operations: f64,
     /// 99th percentile of a commit, or of what the guest's job waits for, in us.
     pub p99_us: f64,
@@ -77,7 +77,7 @@ impl Sample {
 /// Everything that measurements stand on.
 #[derive(Debug)]
 pub struct Bed<'a> {
-    /// What the user wants.
+    /// The options.
     pub options: &'a Options,
     /// For the programs of guests.
     pub host: &'a Host,
@@ -95,7 +95,7 @@ pub struct Bed<'a> {
     pub neighbour_cpus: &'a [usize],
     /// CPUs of the volume's back end and of who writes; empty: any.
     pub writer_cpus: &'a [usize],
-    /// What guests sent to volumes, by the bytes of their journals.
+    /// Recorded requests of guests, by the bytes of their journals.
     pub recorded: BTreeMap<u64, Replay>,
     /// The user's wish to end.
     pub interrupt: &'a Interrupt,
@@ -115,7 +115,7 @@ pub struct Window {
     pub until: Instant,
 }
 
-/// What a process had of the storage.
+/// A process's I/O with the storage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Transferred {
     read: u64,
@@ -256,7 +256,7 @@ impl Bed<'_> {
                 let committed = joined(running.join())?;
                 Ok(Some(Done::of(committed.ns, self.options.time)))
             });
-            // Whatever failed: the thread ends.
+            // The thread ends in any case.
             stop.store(true, Ordering::Relaxed);
             sample
         })?;
@@ -486,12 +486,12 @@ fn per(bytes: u64, seconds: f64) -> f64 {
     bytes as f64 / seconds.max(1e-9)
 }
 
-/// A part of all, 0 to 1; of nothing, nothing. Readahead can fetch more than was asked for.
+/// A part of all, 0 to 1; zero of zero. Readahead can fetch more than was requested.
 fn share(part: f64, all: f64) -> f64 {
     if all > 0.0 { (part / all).clamp(0.0, 1.0) } else { 0.0 }
 }
 
-/// What the neighbour does in the window.
+/// The neighbour's work in the window.
 fn neighbour_load(cell: &Cell, window: Window) -> Workload {
     Workload {
         block: READ,

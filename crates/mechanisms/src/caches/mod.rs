@@ -1,12 +1,14 @@
-//! What a volume's cache mode is worth: to the guest that writes, to a neighbour that reads, and to the host.
+//! Worth of a volume's cache mode: to the writing guest, to a reading neighbour, and to the host.
 //!
-//! A neighbour reads its hot set at random through the host's page cache; beside it a volume is served in a cache mode (an [`Arm`]) and is written
-//! to: by the driver, which commits round and round a journal, or by a guest with ext4 on it ([`Job`]). Both back ends share a memory cgroup, so
-//! what one keeps in the page cache the other cannot. Who reaches what is judged against goals (`judge.rs`); what is to be expected of the sizes
-//! ([`Expected`]), and what an LRU cache would do ([`plan::lru_hits`]), stands beside it.
+//! A neighbour reads its hot set at random through the host's page cache. In parallel a volume is
+//! served in a cache mode (an [`Arm`]) and is written to: by the driver, which commits cyclically
+//! through a journal, or by a guest with ext4 on it ([`Job`]). Both back ends share a memory
+//! cgroup, so page cache of one is lost to the other. Results are judged against goals
+//! (`judge.rs`). Beside them stand the effect predicted by the sizes ([`Expected`]), and the hits
+//! of an LRU cache ([`plan::lru_hits`]).
 //!
-//! Arms are measured in turns, round by round, the first one twice (A/A): the difference between a thing and itself is what no other
-//! difference must be smaller than.
+//! Arms are measured in turns, round by round, the first one twice (A/A). A difference must exceed
+//! the first arm's difference from itself.
 
 mod commits;
 mod done;
@@ -48,7 +50,7 @@ use vlane_report::machine::usable_cpus;
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own file.
@@ -59,7 +61,7 @@ pub struct Options {
     pub arms: Vec<Arm>,
     /// Options of `vlane serve` that the volume has in every arm.
     pub with: Vec<String>,
-    /// Who writes.
+    /// The writers.
     pub jobs: Vec<Job>,
     /// Memory of the back ends' cgroup in bytes; none: no limit.
     pub cache: Option<u64>,
@@ -83,20 +85,20 @@ pub struct Options {
     pub time: Duration,
     /// A directory on the disk to be measured; none finds one.
     pub disk_dir: Option<PathBuf>,
-    /// Whether the neighbour and who writes have CPUs of their own.
+    /// Placement of the neighbour and the writer: with CPUs of their own, or not.
     pub pin: Pin,
 }
 
-/// What is known of where it was measured.
+/// Facts about the measurement's set-up.
 #[derive(Debug)]
 struct About {
     /// The guests, if there were any.
     guests: Option<String>,
-    /// What is replayed.
+    /// The replayed traces.
     replays: Vec<String>,
-    /// Whether the disk's own counter could be read.
+    /// True if the disk's own counter could be read.
     has_device: bool,
-    /// Whether neighbour and writer had CPUs of their own.
+    /// True if neighbour and writer had CPUs of their own.
     is_apart: bool,
 }
 
@@ -133,9 +135,10 @@ impl Options {
 /// Measures, and makes a report.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] if there is no room, or no root for the limit,
-/// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and those of back ends, driver and guests. What was
-/// set on the host is set back, and nothing is left behind, in any case.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] if there is no room,
+/// or no root for the limit, [`ErrorKind::Missing`] without a program that is needed,
+/// [`ErrorKind::Interrupted`], and those of back ends, driver and guests. The host's settings are
+/// restored, and no file or process is left behind, in any case.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
     let begun = Begun::now(&options.command);
@@ -263,7 +266,8 @@ fn nothing_yet(options: &Options, cell: Cell) -> CellResult {
 
 /// CPUs of the neighbour's side and of the writer's: half each, if there are two; empty: any.
 ///
-/// Without that it depends on where the kernel wakes threads up whether reads are fast or slow, by a factor of up to eight from one second to the next.
+/// Without that the speed of reads depends on the CPU where the kernel wakes threads up. It varies
+/// by a factor of up to eight from one second to the next.
 fn sides(pin: Pin, usable: &[usize]) -> (Vec<usize>, Vec<usize>) {
     match (pin, usable.len()) {
         (Pin::None, _) | (_, 0 | 1) => (Vec::new(), Vec::new()),
@@ -278,7 +282,7 @@ fn announce(options: &Options, cells: &[Cell]) {
         if !said.contains(&cell.journal) {
             said.push(cell.journal);
             let expected = Expected::of(options.cache, options.hot, cell.journal).says();
-            // Nobody may be there to read it.
+            // The output may have no reader.
             let _ =
                 writeln!(std::io::stderr(), "journal of {}: expected: {expected}", show_size(cell.journal));
         }

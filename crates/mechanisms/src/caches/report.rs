@@ -188,7 +188,7 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     notes
 }
 
-/// What was expected, what a model says, and what came.
+/// Expected effect, a model's prediction, and the result.
 fn crossover(options: &Options, results: &[CellResult]) -> Section {
     let mut rows = Vec::new();
     for result in results {
@@ -238,12 +238,12 @@ fn crossover(options: &Options, results: &[CellResult]) -> Section {
     )
 }
 
-/// What an LRU cache would hit, for a mode of which it is known what it leaves in the cache.
+/// Hits of an LRU cache, for a mode whose use of the cache is known.
 fn model(options: &Options, result: &CellResult, arm: &Measured<Sample>) -> Option<f64> {
     let journal = match (result.cell.job, arm.arm.as_str()) {
         (None, _) | (_, super::judge::DIRECT) => 0,
         (Some(super::Job::Commits), super::judge::BASE) => result.cell.journal,
-        // What a guest writes outside its journal is not known here.
+        // A guest's writes outside its journal are unknown here.
         _ => return None,
     };
     let reads = middle(arm, |s| s.reads) * f64::from(READ);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn every_table_is_whole_and_what_was_expected_stands_beside_what_came() {
+    fn tables_are_whole_with_expectations() {
         let mut options = options();
         options.cache = Some(512 << 20);
         let about = About { guests: None, replays: Vec::new(), has_device: true, is_apart: true };
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_a_limit_or_with_few_rounds_is_marked() {
+    fn unlimited_or_short_run_is_marked() {
         let mut options = options();
         options.rounds = 1;
         let about = About { guests: None, replays: Vec::new(), has_device: false, is_apart: true };

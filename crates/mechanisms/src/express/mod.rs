@@ -1,15 +1,20 @@
-//! Foreground first, measured: what the one that somebody waits for gains, and what all others lose.
+//! Measures foreground first: the gain of the foreground, and the loss of all others.
 //!
-//! Source: Shin, Kim, "Improvement of Multi-Queue Block Layer for Fast User Response" (2019). It runs 512 one-deep readers (fio, libaio,
-//! random reads) in the background and one foreground program, in five variants: the unchanged kernel (Vanilla), with the foreground's CPU
-//! priority raised (CPU), with its requests first (CPU+IO), with its requests to the shortest submission queue (CPU+SIZE), and all of it (Proposed).
+//! Source: Shin, Kim, "Improvement of Multi-Queue Block Layer for Fast User Response" (2019). It
+//! runs 512 one-deep readers (fio, libaio, random reads) in the background and one foreground
+//! program, in five variants. These are the unchanged kernel (Vanilla), with the foreground's CPU
+//! priority raised (CPU), with its requests first (CPU+IO), with its requests to the shortest
+//! submission queue (CPU+SIZE), and all of it (Proposed).
 //!
-//! * [`native`]: vlane's own driver on a model of a drive with a queue for each thread. No guest decides anything, so what the back end does is
-//!   all that is seen.
-//! * [`guests`]: the five variants in a real guest on such a model, with a program that reads as the foreground job of a shell (Figure 4).
-//! * [`launch`]: how long real programs take to start there with a cold cache (Figure 5).
+//! * [`native`]: vlane's own driver on a model of a drive with a queue for each thread. No guest
+//!   takes part, so only the back end's effect is measured.
+//! * [`guests`]: the five variants in a real guest on such a model, with a program that reads as
+//!   the foreground job of a shell (Figure 4).
+//! * [`launch`]: start times of real programs there with a cold cache (Figure 5).
 //!
-//! All arms are measured in turns, each round beginning with another one, and the first one twice (A/A): a difference is one only if it is more than that.
+//! All arms are measured in turns, and each round begins with another one. The first arm is
+//! measured twice (A/A): a difference counts only if it exceeds the first arm's difference from
+//! itself.
 
 pub mod guests;
 pub mod launch;
@@ -23,20 +28,20 @@ pub(crate) mod script;
 
 use std::time::Duration;
 
-/// A volume that nobody fills.
+/// Size of a sparse volume.
 pub const VOLUME: u64 = 4 << 30;
 /// Bytes of each read.
 pub const BLOCK: u32 = 4096;
 
-/// I/O priority of what somebody waits for: best effort, level 0.
+/// I/O priority of the foreground: best effort, level 0.
 pub const FOREGROUND: u16 = 2 << 13;
-/// I/O priority of everything else: best effort, level 4, which a task has that nobody has given one.
+/// I/O priority of everything else: best effort, level 4, the default of a task.
 pub const BACKGROUND: u16 = 2 << 13 | 4;
 
-/// What the back end does about classes: `vlane serve --classes`.
+/// Mode of the back end for classes: `vlane serve --classes`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Nothing.
+    /// Classes are ignored.
     Off,
     /// Express requests first, in front of a bounded window.
     Order,
@@ -69,7 +74,7 @@ impl Mode {
 /// One of the paper's variants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
-    /// Nothing is changed.
+    /// The baseline.
     Vanilla,
     /// The foreground is raised in the guest, and the back end does not look at that.
     Cpu,
@@ -112,7 +117,7 @@ impl Variant {
         Self::ALL.into_iter().find(|variant| variant.name() == name)
     }
 
-    /// What the back end does.
+    /// Mode of the back end.
     pub fn mode(self) -> Mode {
         match self {
             Self::Vanilla | Self::Cpu => Mode::Off,
@@ -122,7 +127,7 @@ impl Variant {
         }
     }
 
-    /// Whether the foreground is raised in the guest.
+    /// True if the foreground is raised in the guest.
     pub fn is_raised(self) -> bool {
         self != Self::Vanilla
     }
@@ -139,7 +144,8 @@ impl Variant {
     }
 }
 
-/// A drive that is a model: each submission queue of the back end's (one per thread) is one of its queues, and they are served in turns.
+/// A drive that is a model. Each submission queue of the back end's (one per thread) is one of its
+/// queues, and they are served in turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Model {
     /// How long each request takes once it is begun.
@@ -180,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_leads_back_to_what_it_names() {
+    fn names_lead_back_to_their_values() {
         assert!(Mode::ALL.iter().all(|mode| Mode::named(mode.name()) == Some(*mode)));
         assert!(Variant::ALL.iter().all(|variant| Variant::named(variant.name()) == Some(*variant)));
         assert_eq!((Mode::named("all"), Variant::named("Vanilla")), (None, None));

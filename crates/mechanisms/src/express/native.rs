@@ -61,7 +61,7 @@ impl Load {
         (0..queues).map(|queue| if queue < busy { of(queue) } else { 0 }).collect()
     }
 
-    /// What the foreground does something else for between two reads.
+    /// Time of the foreground between two reads.
     fn think(self, think: Duration) -> Duration {
         if self == Self::Greedy { Duration::ZERO } else { think }
     }
@@ -77,14 +77,14 @@ impl Load {
     }
 }
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own file.
     pub vlane: PathBuf,
     /// The command that makes this report again.
     pub command: String,
-    /// What the back end does; the first one is what others are held against.
+    /// Modes of the back end; the first one is the baseline.
     pub modes: Vec<Mode>,
     /// How readers are spread.
     pub loads: Vec<Load>,
@@ -92,7 +92,7 @@ pub struct Options {
     pub queues: u16,
     /// Readers in the background.
     pub readers: u16,
-    /// What the foreground does something else for between two reads.
+    /// Time of the foreground between two reads.
     pub think: Duration,
     /// The drive.
     pub model: Model,
@@ -104,7 +104,7 @@ pub struct Options {
     pub time: Duration,
 }
 
-/// What one measurement gave.
+/// Results of one measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Sample {
     /// Mean time of the foreground's reads, in us.
@@ -155,7 +155,7 @@ impl Sample {
 pub struct LoadResult {
     /// The load.
     pub load: Load,
-    /// What was measured.
+    /// The measurements.
     pub arms: Arms<Sample>,
 }
 
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_are_spread_evenly_over_the_queues_that_have_any() {
+    fn readers_spread_evenly_over_busy_queues() {
         assert_eq!(Load::Even.readers(512, 8), [64; 8]);
         assert_eq!(Load::Uneven.readers(512, 8), [74, 73, 73, 73, 73, 73, 73, 0]);
         assert_eq!(Load::Uneven.readers(3, 2), [3, 0]);

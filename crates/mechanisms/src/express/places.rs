@@ -14,7 +14,7 @@ use vlane_host::rounds::{Rounds, in_turns};
 use vlane_report::Report;
 use vlane_report::judge::Arms;
 
-/// What the user wants of guests.
+/// Options of the guests.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     /// vlane's own file.
@@ -25,7 +25,7 @@ pub struct Wanted {
     pub command: String,
     /// Which guests.
     pub places: Vec<Place>,
-    /// What is measured; the first one is what others are held against.
+    /// The variants; the first one is the baseline.
     pub variants: Vec<Variant>,
     /// The drive; none: what fits each guest ([`Place::model`]).
     pub model: Option<Model>,
@@ -48,21 +48,21 @@ pub struct PlaceResult<S> {
     pub model: Model,
     /// Readers in the background.
     pub readers: u16,
-    /// What was measured.
+    /// The measurements.
     pub arms: Arms<S>,
 }
 
-/// What is measured in each guest.
+/// Task to measure in each guest.
 pub(super) struct Task<'a> {
     /// Its script's name.
     pub(super) name: &'a str,
-    /// What is typed at the shell.
+    /// Commands typed at the shell.
     pub(super) typed: &'a dyn Fn(Place) -> String,
     /// Behind the drive; none: a device without media.
     pub(super) image: Option<&'a Path>,
     /// Readers in the background.
     pub(super) readers: &'a dyn Fn(Place) -> u16,
-    /// What one measurement takes beside the ramp, about.
+    /// Estimated time of one measurement beside the ramp.
     pub(super) takes: Duration,
 }
 
@@ -82,7 +82,8 @@ impl<S> Found<S> {
 }
 
 impl Wanted {
-    /// Whether anything is left to be measured, and `vlane-fg` is where it should be, if something needs it.
+    /// Checks that a measurement is left, and that `vlane-fg` is in its place if a variant needs
+    /// it.
     pub(super) fn check(&self, options: &str) -> Result<()> {
         if self.variants.is_empty() || self.places.is_empty() || self.rounds == 0 {
             let text = format!("no measurement is left: give --variants, --where{options}");

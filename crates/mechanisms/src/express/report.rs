@@ -9,8 +9,8 @@ use vlane_report::judge::Arms;
 /// Above this the guest's CPU scheduler decides who is served.
 const BUSY: f64 = 0.8;
 
-/// What is to be said of a guest's CPUs: by the first arm, in which the crowd is nearly all that there is. Where the foreground is quick, its shell and its
-/// own start are much of the time.
+/// A note on a guest's CPUs, by the first arm, where the crowd is nearly the only load. Where the
+/// foreground is quick, its shell and its own start are much of the time.
 pub(super) fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -> Option<Note> {
     let first = arms.0.first()?;
     let busy = spread(&first.rounds, |sample| Some(of(sample).busy))?;
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guests_report_is_whole_and_says_when_its_cpus_are_the_limit() {
+    fn guest_report_is_whole_with_cpu_limit() {
         let options = super::super::guests::Options { wanted: wanted(5), readers: None, reads: None };
         let titles = Variant::ALL.map(Variant::title);
         let report = |busy| {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_launches_has_a_goal_for_each_program() {
+    fn launch_report_has_goal_per_program() {
         let options =
             super::super::launch::Options { wanted: wanted(1), programs: Program::ALL.into(), readers: 1 };
         let sample = super::super::launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
@@ -140,8 +140,9 @@ mod tests {
         assert_eq!(report.samples[0].rows.len(), 3, "each arm, and the first one again");
     }
 
+    /// Without think time the foreground takes more of the drive: no mode can leave it to others.
     #[test]
-    fn a_native_report_has_no_goal_for_what_nobody_could_leave_to_the_background() {
+    fn native_report_omits_impossible_goals() {
         use super::super::native::{Load, LoadResult, Options, Sample};
         let options = Options {
             vlane: PathBuf::new(),

@@ -1,4 +1,4 @@
-//! What was seen, as a report.
+//! The results, as a report.
 
 use vlane_report::build::Begun;
 use vlane_report::stats::nearest_rank;
@@ -9,7 +9,7 @@ use vlane_report::{
 
 use super::turn::{Kept, Shown};
 
-/// What came of killing the loader.
+/// Results of killing the loader.
 #[derive(Debug)]
 pub(super) struct Kills {
     pub(super) all: f64,
@@ -134,7 +134,8 @@ fn samples(shown: &[Shown]) -> Samples {
     Samples::of_records("turns", "Every turn, in the order of measuring", "turn", records)
 }
 
-/// Whether the accounts know what the kernel knows, and whether the machine stood still meanwhile.
+/// Checks that the accounts agree with the kernel, and that the machine did not stand still
+/// meanwhile.
 fn books(shown: &[Shown]) -> Table {
     let rows = shown.iter().map(|one| {
         let sum = |of: fn(&Kept) -> u64| {

@@ -1,10 +1,13 @@
-//! All together: one guest on an overcommitted host, with nothing, with each mechanism alone, and with all of them.
+//! All together: one guest on an overcommitted host, as the baseline, with each mechanism alone,
+//! and with all of them.
 //!
-//! The guest computes on every vCPU; a crowd of readers (fio) reads its disk; and somebody waits for a program that is launched, again and
-//! again with a cold cache, and for mails that are written, each with its fsync. Other guests of the same host only compute. The guest has a
-//! disk for each condition, each with a back end of its own and the same image, so all conditions are measured in turns within one boot:
-//! which disk is used, whether the foreground is raised, and whether a scheduler runs, is all that differs. Machines weigh as much as they have
-//! vCPUs, so that the scheduler gives each what the host's own would.
+//! The guest computes on every vCPU, and a crowd of readers (fio) reads its disk. Its foreground
+//! launches a program repeatedly with a cold cache, and writes mails, each with its fsync. Other
+//! guests of the same host only compute. The guest has a disk for each condition, each with a back
+//! end of its own and the same image, so all conditions are measured in turns within one boot. They
+//! differ only in the disk used, in raising the foreground, and in running a scheduler. Machines
+//! weigh as much as they have vCPUs, so that the scheduler gives each the same share as the host's
+//! own.
 //!
 //! | condition | in the guest | the back end | the host |
 //! |---|---|---|---|
@@ -39,10 +42,10 @@ use vlane_report::judge::Arms;
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;
-/// What a turn takes beside the measurement, about.
+/// Estimated time of a turn beside the measurement.
 const AROUND: Duration = Duration::from_secs(20);
 
-/// What the user wants.
+/// The options.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// vlane's own file.
@@ -51,7 +54,7 @@ pub struct Options {
     pub fg: PathBuf,
     /// The command that makes this report again.
     pub command: String,
-    /// What is launched.
+    /// The launched program.
     pub program: Program,
     /// Readers in the background.
     pub readers: u16,
@@ -101,7 +104,7 @@ impl Condition {
         if self.lanes { VCPUS } else { 1 }
     }
 
-    /// Whether `vlane-fg` raises the foreground in the guest.
+    /// True if `vlane-fg` raises the foreground in the guest.
     fn is_raised(self) -> bool {
         self.express
     }
@@ -118,8 +121,9 @@ impl Condition {
         words
     }
 
-    /// Words of `vlane sched run`, if it runs: a machine weighs as much as it has vCPUs, the one that is measured first. The host's own scheduler
-    /// shares by threads; so everybody is entitled to the same in all conditions, and what differs is who runs when.
+    /// Words of `vlane sched run`, if it runs: a machine weighs as much as it has vCPUs, the
+    /// measured one first. The host's own scheduler shares by threads. So all are entitled to the
+    /// same in all conditions, which differ only in the order of running.
     fn schedule(self) -> Option<Vec<String>> {
         let whose = if self.express { "express" } else { "all" };
         let (own, others) = ((u32::from(VCPUS) * DEFAULT_WEIGHT).to_string(), DEFAULT_WEIGHT.to_string());
@@ -128,7 +132,7 @@ impl Condition {
     }
 }
 
-/// What one turn saw.
+/// Results of one turn.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Sample {
     /// In the guest.
@@ -218,15 +222,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_one_queue_and_one_thread_through_the_page_cache() {
+    fn baseline_is_one_buffered_queue_and_thread() {
         let expected = "serve disk --format raw --queues 1 --threads 1 --cache writeback --classes off --sched=off \
                         --latency 2000us --parallel 2 --device-queues round-robin";
         assert_eq!(words(NOTHING), expected);
         assert_eq!((NOTHING.schedule(), NOTHING.is_raised()), (None, false));
     }
 
+    /// The arm with all mechanisms has every switch.
     #[test]
-    fn each_mechanism_alone_is_one_switch_from_nothing_and_all_has_every_switch() {
+    fn each_arm_differs_by_one_switch() {
         let switches = [
             ("lanes", "--queues 1 --threads 1", "--queues 2 --threads 2"),
             ("pdc", "--cache writeback", "--cache pdc"),

@@ -15,15 +15,15 @@ const READ: f64 = 4096.0;
 /// A machine with a higher load average than this, per CPU, is busy with something else.
 const BUSY: f64 = 0.25;
 
-/// What was seen beside the samples.
+/// Observations beside the samples.
 pub(super) struct Seen {
     /// The guest, in words.
     pub(super) guest: String,
-    /// What is on its disks.
+    /// Contents of its disks.
     pub(super) root: Root,
     /// The machine's load average before anything was begun.
     pub(super) load: Option<f64>,
-    /// Why nothing can be real-time here.
+    /// The reason why real-time scheduling is impossible here.
     pub(super) impossible: Option<String>,
 }
 
@@ -122,7 +122,7 @@ fn of(panel: Panel) -> impl Iterator<Item = &'static Figure> {
     FIGURES.iter().filter(move |figure| figure.panel == panel)
 }
 
-/// The picture: every figure of every arm, over nothing's in the same round.
+/// The picture: every figure of every arm, relative to the baseline's in the same round.
 fn picture(arms: &Arms<Sample>) -> Block {
     let shown: Vec<&Figure> = FIGURES.iter().filter(|figure| figure.is_shown).collect();
     let row = |arm: &Measured<Sample>| {
@@ -160,7 +160,7 @@ fn panel(panel: Panel, arms: &Arms<Sample>, impossible: bool) -> Section {
     Section::new(panel.id(), panel.title(), vec![panel.says().into()], vec![block])
 }
 
-/// A figure over nothing's, if that is told apart from what nothing differs from itself.
+/// A figure relative to the baseline's, if it exceeds the baseline's difference from itself.
 fn difference(arms: &Arms<Sample>, arm: &Measured<Sample>, figure: &Figure) -> Option<Spread> {
     let (ratio, noise) = (arms.over_first(arm, figure.of)?, arms.noise(figure.of)?);
     let covers_one = ratio.min <= 1.0 && 1.0 <= ratio.max;

@@ -162,7 +162,7 @@ fn samples_reproduce_every_bar() {
         m.outcome.iops *= 1.0 + (i * 37 % 101) as f64 / 500.0;
     }
     let report = report(&scattered);
-    // What a reader of the file has.
+    // Data that a reader of the file has.
     let report = Report::from_json(&report.to_json().unwrap()).unwrap();
     let rows = &report.samples[0].rows;
     assert_eq!(rows.len(), scattered.results.all.len());

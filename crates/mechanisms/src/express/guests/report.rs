@@ -147,7 +147,7 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
     notes
 }
 
-/// What was published, and what is measured, over Vanilla.
+/// Published and measured figures, relative to Vanilla.
 fn beside_the_paper(results: &[PlaceResult]) -> Section {
     let shown: Vec<Variant> = variants(results.iter().map(|result| &result.arms));
     let mut rows = Vec::new();

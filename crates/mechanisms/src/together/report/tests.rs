@@ -8,7 +8,8 @@ use super::*;
 use crate::express::Model;
 use crate::express::root::Program;
 
-/// Of `express` launches take a fifth; everything else is as with nothing, give or take what the round adds.
+/// Of `express` launches take a fifth. All else is as in the baseline, apart from the round's
+/// addition.
 fn sample(name: &str, round: u64) -> Sample {
     let part = if name == "express" { 200 } else { 1000 };
     Sample {
@@ -65,8 +66,9 @@ fn table_of<'a>(report: &'a Report, id: &str) -> &'a vlane_report::Table {
         .unwrap()
 }
 
+/// Each is relative to the baseline, which has a second bar.
 #[test]
-fn the_picture_has_a_bar_for_each_condition_over_nothing_and_for_nothing_again() {
+fn picture_has_a_bar_per_condition() {
     let report = report(3, None);
     let Block::Chart(chart) = &report.sections[0].blocks[0] else { panic!("the picture comes first") };
     let names: Vec<_> = chart.series.iter().map(|series| series.name.as_str()).collect();
@@ -81,7 +83,7 @@ fn the_picture_has_a_bar_for_each_condition_over_nothing_and_for_nothing_again()
 }
 
 #[test]
-fn a_turns_waits_are_its_median_and_its_99th_percentile() {
+fn waits_are_median_and_99th_percentile() {
     let report = report(1, None);
     let table = table_of(&report, "waits");
     let cells: Vec<f64> = table.rows[0][1..]
@@ -92,7 +94,7 @@ fn a_turns_waits_are_its_median_and_its_99th_percentile() {
 }
 
 #[test]
-fn only_what_is_more_than_nothing_differs_from_itself_is_called_a_difference() {
+fn difference_must_exceed_the_baselines_own() {
     let summary = report(3, None).summary.join("\n");
     let express = "express, of nothing's: launch, median 0.20 (0.20-0.20); no difference seen in fsync, median, readers";
     assert!(summary.contains(express), "{summary}");
@@ -103,7 +105,7 @@ fn only_what_is_more_than_nothing_differs_from_itself_is_called_a_difference() {
 }
 
 #[test]
-fn what_cannot_be_measured_here_is_a_row_that_says_so() {
+fn impossible_measurement_has_a_row() {
     let report = report(3, Some("CAP_SYS_NICE is missing".into()));
     let names: Vec<_> = table_of(&report, "waits").rows.iter().map(|row| row[0].clone()).collect();
     let expected = [
