@@ -104,7 +104,7 @@ fn front_end_lacking_queues_is_logged() {
     wire.negotiate(USUAL);
     assert_eq!(wire.ask_word(code::GET_QUEUE_NUM), 2);
     drop(wire);
-    hears("asked how many queues there are, and left: it may want more than 2, which vlane offers");
+    hears("asked for the number of queues and left: it may want more than the 2 that vlane offers");
     // It is reported once for each process. A front end that continues has found enough.
     for goes_on in [false, true] {
         let wire = server.connect();

@@ -122,7 +122,7 @@ fn direct_regions_survive_kills_under_load() {
     let place = Place::new(REGION.end);
     if cachestat(&place.image, &REGION).is_none() {
         return skip(
-            "this kernel does not tell what is in the page cache (cachestat, Linux 6.5): there are no regions",
+            "this kernel does not report the page cache's content (cachestat needs Linux 6.5): there are no regions",
         );
     }
     let made = Command::new("mke2fs")

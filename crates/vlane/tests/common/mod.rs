@@ -212,7 +212,7 @@ pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
     let few = (journal / 2).min(8) << 20;
     match info["cached_bytes"].as_u64() {
         None => {
-            vlane_testing::skip("this kernel does not tell what is in the page cache (cachestat, Linux 6.5)")
+            vlane_testing::skip("this kernel does not report the page cache's content (cachestat needs Linux 6.5)")
         }
         Some(cached) => assert!(cached <= few, "{info}"),
     }
