@@ -64,7 +64,7 @@ const NOUNS: [&str; 26] = [
     "CPUs",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 50] = [
+const NEVER_ONE: [&str; 49] = [
     // It wants more than are offered, which is one at least.
     "wants {wanted} queues, and vlane offers {offered}",
     // One queue with one thread is always possible.
@@ -90,7 +90,6 @@ const NEVER_ONE: [&str; 50] = [
     "{n} requests",
     "{limit} requests/s",
     "{rate} reads/s",
-    "p99 {} times shorter",
     "{} blocks read, {} written, {} flushes in",
     // There are two at least: one alone has another branch, or is refused.
     "fewer than {LEAST_PAIRS} rounds decide nothing",
