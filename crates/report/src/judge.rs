@@ -140,8 +140,12 @@ impl<S> Arms<S> {
     /// Empty ones of these names; the first one again at the end.
     pub fn named(names: &[String]) -> Self {
         let again = names.first().map(|first| format!("{first}{AGAIN}"));
-        let all = names.iter().cloned().chain(again);
-        Self(all.map(|arm| Measured { arm, rounds: Vec::new() }).collect())
+        Self::once(names.iter().cloned().chain(again))
+    }
+
+    /// Empty ones of these names, without a repetition.
+    pub fn once(names: impl IntoIterator<Item = String>) -> Self {
+        Self(names.into_iter().map(|arm| Measured { arm, rounds: Vec::new() }).collect())
     }
 
     /// An arm.

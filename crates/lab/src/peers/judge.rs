@@ -1,24 +1,13 @@
 //! Ratios, targets and verdicts, and the lines and tables that show them.
 
 use serde::Serialize;
+use vlane_report::judge::{Bound, Met};
 use vlane_report::stats::median;
 
-use super::plan::{Bound, Claim, Contender, Metric, Row, rows};
+use super::plan::{Claim, Contender, Metric, Row, rows};
 use super::{Figures, Measured, RowResult};
 use vlane_report::stats::{self, Better, LEAST_PAIRS, Outcome, THRESHOLD};
 use vlane_report::{Spread, figure};
-
-/// What became of a target.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Met {
-    /// The whole interval is there.
-    Yes,
-    /// None of it is.
-    No,
-    /// The interval holds the target, or there is none.
-    Unclear,
-}
 
 /// What became of a claim.
 #[derive(Debug, Clone, Serialize)]
@@ -113,15 +102,6 @@ pub(super) fn resolve(row: &Row, measured: &Measured, over: usize) -> usize {
     daemons.reduce(|best, who| if does(who) > does(best) { who } else { best }).unwrap_or(over)
 }
 
-/// Whether a bound holds for both ends of an interval, for none, or for one.
-fn met(bound: Bound, ends: Option<(f64, f64)>) -> Met {
-    match ends.map(|(low, high)| (bound.holds(low), bound.holds(high))) {
-        Some((true, true)) => Met::Yes,
-        Some((false, false)) => Met::No,
-        _ => Met::Unclear,
-    }
-}
-
 /// Judges a claim by its rounds.
 pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
     let figures =
@@ -160,7 +140,7 @@ pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
         lowest,
         highest,
         target,
-        met: met(claim.bound, ends),
+        met: claim.bound.met(ends),
         difference,
     }
 }

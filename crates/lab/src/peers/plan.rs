@@ -2,6 +2,7 @@
 
 use vlane_driver::Wait;
 use vlane_host::server::Aio;
+use vlane_report::judge::Bound;
 
 /// Storage behind the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,21 +62,6 @@ pub(super) enum Metric {
     IdleCpu,
     /// Context switches during the idle time.
     IdleSwitches,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Bound {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Bound {
-    pub(super) fn holds(self, value: f64) -> bool {
-        match self {
-            Self::AtLeast(bound) => value >= bound,
-            Self::AtMost(bound) => value <= bound,
-        }
-    }
 }
 
 /// "The `metric` of `of` is `bound` times that of `over`"; without `over`, the bound is absolute.

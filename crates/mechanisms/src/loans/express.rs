@@ -16,8 +16,8 @@ use vlane_error::counted;
 use vlane_trace::PriorityClass;
 
 use super::bed::{self, Bed, Plan};
-use super::express_report::{self, Labels};
-use super::figures::{Cell, Measured, Sample};
+use super::express_report;
+use super::figures::{Measured, Sample};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_host::Rounds;
@@ -26,6 +26,7 @@ pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
 use vlane_report::Report;
 use vlane_report::build::Begun;
+use vlane_report::judge::Arms;
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;
@@ -170,41 +171,40 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         first: Initramfs::new(first(options.readers)).programs(["chrt", "ionice"]),
     };
     let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
-    let mut cells = vec![Cell::default(); ARMS.len()];
+    let mut arms: Arms<Sample> = Arms::once(ARMS.iter().map(|arm| arm.name.to_owned()));
     let rounds = Rounds::measure(options.rounds, |round| {
         // The disks in turns, and within each its arms: switching takes the guest some seconds.
         for has_classes in [round % 2 == 1, round.is_multiple_of(2)] {
             let disk = usize::from(has_classes);
             bed.load(disk, interrupt)?;
-            let mut arms: Vec<usize> =
+            let mut numbers: Vec<usize> =
                 (0..ARMS.len()).filter(|arm| ARMS[*arm].has_classes == has_classes).collect();
-            let first = round % arms.len();
-            arms.rotate_left(first);
-            for number in arms {
+            let first = round % numbers.len();
+            numbers.rotate_left(first);
+            for number in numbers {
                 let Arm { name, completions, .. } = ARMS[number];
                 progress.step(name.to_owned());
                 let scheduler = completions.map(|completions| arguments(options, completions));
                 let (mut sample, trace) = bed.measure(disk, scheduler.as_deref(), options.time, interrupt)?;
                 add_trace(&mut sample, &trace)?;
-                cells[number].samples.push(sample);
+                arms.0[number].rounds.push(sample);
             }
         }
         Ok(())
     })?;
     drop(progress);
-    cells.iter_mut().for_each(|cell| cell.samples.truncate(rounds.whole()));
+    arms.keep(rounds.whole());
     let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
-    let measured = Measured { cells: vec![cells], weights, begun };
-    let labels = Labels {
-        arms: ARMS.iter().map(|arm| arm.name.to_owned()).collect(),
-        about: about(options, &bed.what),
-        warnings: bed::warnings(options.machines),
-        guests: bed.what.clone(),
+    let measured = Measured {
+        loads: vec![arms],
+        weights,
+        begun,
         rounds: rounds.whole(),
         time: options.time,
-        reads: READS,
+        about: about(options, &bed.what),
+        warnings: bed::warnings(options.machines),
     };
-    let report = express_report::make(&labels, &measured);
+    let report = express_report::make(&measured, &bed.what, READS);
     let mut report = report.context(ErrorKind::Io, || "cannot make the report")?;
     rounds.mark(&mut report);
     Ok(report)

@@ -1,7 +1,12 @@
 //! Samples of measurements of live schedulers.
 
 use std::time::Duration;
+
+use vlane_error::counted;
+use vlane_host::error::{Error, ErrorKind, Result};
+use vlane_report::Note;
 use vlane_report::build::Begun;
+use vlane_report::judge::Arms;
 
 /// Sample of one measurement.
 #[derive(Debug, Clone, Default)]
@@ -37,20 +42,44 @@ impl Sample {
     }
 }
 
-/// All samples of one arm under one load.
-#[derive(Debug, Clone, Default)]
-pub struct Cell {
-    /// One per round.
-    pub samples: Vec<Sample>,
-}
-
-/// Everything that was measured: `cells[gap][arm]`.
+/// Everything that was measured.
 #[derive(Debug)]
 pub struct Measured {
-    /// The cells.
-    pub cells: Vec<Vec<Cell>>,
+    /// The arms, load by load.
+    pub loads: Vec<Arms<Sample>>,
     /// The weight of each guest.
     pub weights: Vec<u32>,
     /// When it was, by which command.
     pub begun: Begun,
+    /// Rounds.
+    pub rounds: usize,
+    /// Time of each measurement.
+    pub time: Duration,
+    /// What was done.
+    pub about: String,
+    /// What a reader must know before believing the figures.
+    pub warnings: Vec<String>,
+}
+
+impl Measured {
+    /// What every report of it says: warnings, and how it was measured.
+    pub(super) fn notes(&self, more: &str) -> Vec<Note> {
+        let facts = format!(
+            "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
+             \"All rounds\" adds up everybody's CPU time over them.{more}",
+            counted(self.rounds, "round"),
+            self.time
+        );
+        let warnings = self.warnings.iter().map(Note::warning);
+        warnings.chain([Note::info(&self.about), Note::info(facts)]).collect()
+    }
+
+    /// Fails if an arm has no sample.
+    pub(super) fn check(&self) -> Result<()> {
+        let is_missing = self.loads.iter().flat_map(|arms| &arms.0).any(|arm| arm.rounds.is_empty());
+        match is_missing {
+            true => Err(Error::new(ErrorKind::Process, "a measurement is missing")),
+            false => Ok(()),
+        }
+    }
 }

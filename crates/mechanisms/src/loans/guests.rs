@@ -14,15 +14,16 @@ use vlane_report::build::Begun;
 use vlane_boot::{Initramfs, Install};
 
 use super::bed::{self, Bed, Plan};
-use super::figures::{Cell, Measured};
+use super::figures::{Measured, Sample};
 use super::live_report::{self, Labels};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
-use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 pub use vlane_host::guests::Machines;
 use vlane_host::interrupt::Interrupt;
+use vlane_host::rounds::{Rounds, in_turns};
 use vlane_report::Report;
+use vlane_report::judge::Arms;
 
 /// The options.
 #[derive(Debug, Clone)]
@@ -119,40 +120,41 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         first: Initramfs::new(FIRST).programs(["chrt"]),
     };
     let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
-    let mut cells = vec![vec![Cell::default(); arms.len()]; options.latencies.len()];
+    let names = || arms.iter().map(name);
+    let mut loads: Vec<Arms<Sample>> = options.latencies.iter().map(|_| Arms::once(names())).collect();
     let rounds = Rounds::measure(options.rounds, |round| {
         for (load, latency) in options.latencies.iter().enumerate() {
             bed.load(load, interrupt)?;
-            for turn in 0..arms.len() {
-                let number = (turn + round) % arms.len();
-                progress.step(format!("a device of {latency:?}, {}", name(&arms[number])));
+            in_turns(&mut loads[load], round, |at, arm| {
+                progress.step(format!("a device of {latency:?}, {arm}"));
                 let words = |arm: &Scheduler| arm.arguments.iter().map(OsString::from).collect::<Vec<_>>();
-                let scheduler = arms[number].map(words);
-                let measured = bed.measure(load, scheduler.as_deref(), options.time, interrupt)?;
-                let (mut sample, trace) = measured;
-                sample.responses = responses(&trace)?;
-                cells[load][number].samples.push(sample);
-            }
+                let scheduler = arms[at].map(words);
+                let (sample, trace) = bed.measure(load, scheduler.as_deref(), options.time, interrupt)?;
+                Ok(Sample { responses: responses(&trace)?, ..sample })
+            })?;
         }
         Ok(())
     })?;
     drop(progress);
-    cells.iter_mut().flatten().for_each(|cell| cell.samples.truncate(rounds.whole()));
+    loads.iter_mut().for_each(|arms| arms.keep(rounds.whole()));
     let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
-    let measured = Measured { cells, weights, begun };
-    let labels = Labels {
-        arms: arms.iter().map(name).collect(),
-        loads: options.latencies.iter().map(|latency| format!("a device that takes {latency:?}")).collect(),
-        ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),
+    let measured = Measured {
+        loads,
+        weights,
+        begun,
+        rounds: rounds.whole(),
+        time: options.time,
         about: format!(
             "{} guests ({}), each with a process that computes all the time; the first also reads and writes 4 KiB of its vlane disk, \
              synchronously, as fast as it can, by a process that is real-time in the guest: the guest's own scheduler is not what is measured. A response lasts from vlane's answer to the guest's next request. vlane's lanes are \
              real-time under all schedulers, EEVDF included.",
             options.guests, bed.what
         ),
-        rounds: rounds.whole(),
-        time: options.time,
         warnings: bed::warnings(options.machines),
+    };
+    let labels = Labels {
+        loads: options.latencies.iter().map(|latency| format!("a device that takes {latency:?}")).collect(),
+        ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),
         versions: vec![("guests".into(), bed.what.clone())],
     };
     let report = live_report::make(&labels, &measured);

@@ -23,13 +23,14 @@ use vlane_sched::realtime::{RealTime, Settings, monotonic_ns, priority};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::thread::Thread;
 
-use super::figures::{Cell, Measured, Sample};
+use super::figures::{Measured, Sample};
 use super::live_report::{self, Labels};
 use vlane_client::progress::Progress;
-use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
+use vlane_host::rounds::{Rounds, in_turns};
 use vlane_report::Report;
+use vlane_report::judge::Arms;
 
 /// Token of the guest with I/O at the scheduler.
 const TOKEN: u64 = 1;
@@ -339,42 +340,36 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let last = options.weights.last().copied().unwrap_or(vlane_policy::loan::units::DEFAULT_WEIGHT);
     let weights: Vec<u32> =
         (0..options.guests).map(|number| options.weights.get(number).copied().unwrap_or(last)).collect();
-    let mut cells = vec![vec![Cell::default(); options.arms.len()]; options.gaps.len()];
+    let names = || options.arms.iter().map(|arm| arm.name.clone());
+    let mut loads: Vec<Arms<Sample>> = options.gaps.iter().map(|_| Arms::once(names())).collect();
     let steps = options.rounds * options.gaps.len() * options.arms.len();
     let mut progress = Progress::new(steps).expecting(options.time + options.ramp);
     let rounds = Rounds::measure(options.rounds, |round| {
         for (load, gap) in options.gaps.iter().enumerate() {
-            for turn in 0..options.arms.len() {
-                // Each round begins with another one.
-                let number = (turn + round) % options.arms.len();
-                let arm = &options.arms[number];
-                progress.step(format!("an event every {gap:?}, {}", arm.name));
-                let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round as u64 * 31 + load as u64 + 1);
-                let sample = measure(options, &weights, *gap, arm, seed, interrupt)?;
-                cells[load][number].samples.push(sample);
-            }
+            let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round as u64 * 31 + load as u64 + 1);
+            in_turns(&mut loads[load], round, |at, arm| {
+                progress.step(format!("an event every {gap:?}, {arm}"));
+                measure(options, &weights, *gap, &options.arms[at], seed, interrupt)
+            })?;
         }
         Ok(())
     })?;
     drop(progress);
-    cells.iter_mut().flatten().for_each(|cell| cell.samples.truncate(rounds.whole()));
-    let measured = Measured { cells, weights, begun };
+    loads.iter_mut().for_each(|arms| arms.keep(rounds.whole()));
+    let about = format!(
+        "{} threads of this program compute all the time; guest 1 also serves events, each with {:?} of CPU time. A response \
+         lasts from the event until it is served.",
+        options.guests, options.work
+    );
+    let (time, rounds_kept) = (options.time, rounds.whole());
+    let measured = Measured { loads, weights, begun, rounds: rounds_kept, time, about, warnings: Vec::new() };
     let labels = Labels {
-        arms: options.arms.iter().map(|arm| arm.name.clone()).collect(),
         loads: options
             .gaps
             .iter()
             .map(|gap| format!("an event {gap:?} after the last one was served"))
             .collect(),
         ids: options.gaps.iter().map(|gap| format!("gap-{}us", gap.as_micros())).collect(),
-        about: format!(
-            "{} threads of this program compute all the time; guest 1 also serves events, each with {:?} of CPU time. A response \
-             lasts from the event until it is served.",
-            options.guests, options.work
-        ),
-        rounds: rounds.whole(),
-        time: options.time,
-        warnings: Vec::new(),
         versions: Vec::new(),
     };
     let report = live_report::make(&labels, &measured);

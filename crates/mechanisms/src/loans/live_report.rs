@@ -1,32 +1,18 @@
 //! The report of [`super::live`].
 
-use std::time::Duration;
-
-use super::figures::{Cell as Figures, Measured, Sample};
-use vlane_error::counted;
-use vlane_host::error::{Error, ErrorKind, Result};
+use super::figures::{Measured, Sample};
+use vlane_host::error::Result;
+use vlane_report::judge::{Arms, Measured as Arm};
 use vlane_report::stats::nearest_rank;
-use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
-};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Report, Samples, Section, Series, Spread, Table};
 
-/// What the report says of what was measured.
+/// What the report says of the loads.
 #[derive(Debug, Clone)]
 pub(super) struct Labels {
-    /// The schedulers that were compared.
-    pub(super) arms: Vec<String>,
     /// The loads, as in "under ...".
     pub(super) loads: Vec<String>,
     /// Their short names, for links.
     pub(super) ids: Vec<String>,
-    /// What was done.
-    pub(super) about: String,
-    /// Rounds.
-    pub(super) rounds: usize,
-    /// Time of each measurement.
-    pub(super) time: Duration,
-    /// What a reader must know before believing the figures.
-    pub(super) warnings: Vec<String>,
     /// Programs that took part beside vlane.
     pub(super) versions: Vec<(String, String)>,
 }
@@ -60,16 +46,16 @@ fn mean_ms(sample: &Sample) -> f64 {
     mean(&sample.responses)
 }
 
-fn spread(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
-    let values: Vec<f64> = figures.samples.iter().map(value).collect();
+fn spread(figures: &Arm<Sample>, value: impl Fn(&Sample) -> f64) -> Option<Spread> {
+    let values: Vec<f64> = figures.rounds.iter().map(value).collect();
     Spread::of(&values)
 }
 
-pub(super) fn figure(figures: &Figures, value: impl Fn(&Sample) -> f64) -> Cell {
+pub(super) fn figure(figures: &Arm<Sample>, value: impl Fn(&Sample) -> f64) -> Cell {
     spread(figures, value).map_or(Cell::Empty, Cell::Figure)
 }
 
-pub(super) fn median(figures: &Figures, value: impl Fn(&Sample) -> f64) -> f64 {
+pub(super) fn median(figures: &Arm<Sample>, value: impl Fn(&Sample) -> f64) -> f64 {
     spread(figures, value).map_or(f64::NAN, |spread| spread.median)
 }
 
@@ -79,9 +65,9 @@ pub(super) fn furthest(sample: &Sample, weights: &[u32]) -> f64 {
 }
 
 /// The same over all rounds together: what chance gave one round, it took in another.
-pub(super) fn all_rounds(figures: &Figures, guests: usize) -> Sample {
+pub(super) fn all_rounds(figures: &Arm<Sample>, guests: usize) -> Sample {
     let mut used = vec![0; guests];
-    for sample in &figures.samples {
+    for sample in &figures.rounds {
         for (sum, ns) in used.iter_mut().zip(&sample.used) {
             *sum += ns;
         }
@@ -92,10 +78,10 @@ pub(super) fn all_rounds(figures: &Figures, guests: usize) -> Sample {
 fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
     let seconds = |sample: &Sample| sample.time.as_secs_f64();
     let weights = &measured.weights;
-    let rows = labels.arms.iter().zip(&measured.cells[load]).map(|(arm, cell)| {
+    let rows = measured.loads[load].0.iter().map(|cell| {
         let all = all_rounds(cell, weights.len());
         vec![
-            Cell::Text(arm.clone()),
+            Cell::Text(cell.arm.clone()),
             figure(cell, mean_ms),
             figure(cell, |sample| percentile(&sample.responses, 50)),
             figure(cell, |sample| percentile(&sample.responses, 99)),
@@ -123,32 +109,31 @@ fn table(labels: &Labels, measured: &Measured, load: usize) -> Table {
 /// Cumulative distribution of all rounds' times.
 pub(super) fn distribution_of(
     caption: &str,
-    arms: &[String],
-    cells: &[Figures],
+    arms: &Arms<Sample>,
     times: impl Fn(&Sample) -> Vec<u64>,
 ) -> Chart {
-    let series = arms.iter().zip(cells).map(|(arm, cell)| {
-        let mut all: Vec<u64> = cell.samples.iter().flat_map(&times).collect();
+    let series = arms.0.iter().map(|cell| {
+        let mut all: Vec<u64> = cell.rounds.iter().flat_map(&times).collect();
         all.sort_unstable();
         let points = (1..=100_usize).filter_map(|percent| {
             let rank = (all.len() * percent).div_ceil(100).max(1);
             let x = ms(*all.get(rank - 1)?);
             Some(Point { x, y: Spread::of(&[number(percent as u64)])? })
         });
-        Series::measured(arm.clone(), points.collect())
+        Series::measured(cell.arm.clone(), points.collect())
     });
     Chart::steps(caption, Axis::log("response", "ms"), Axis::new("of all responses", "%"), series.collect())
 }
 
 /// Everybody's share, as a part of what its weight entitles it to.
-pub(super) fn shares_of(arms: &[String], cells: &[Figures], weights: &[u32]) -> Chart {
+pub(super) fn shares_of(arms: &Arms<Sample>, weights: &[u32]) -> Chart {
     let guests = weights.len();
-    let series = arms.iter().zip(cells).map(|(arm, cell)| {
+    let series = arms.0.iter().map(|cell| {
         let points = (0..guests).filter_map(|guest| {
             let y = spread(cell, |sample| 100.0 + sample.off(weights)[guest])?;
             Some(Point { x: number(guest as u64), y })
         });
-        Series::measured(arm.clone(), points.collect())
+        Series::measured(cell.arm.clone(), points.collect())
     });
     Chart::bars(
         "CPU time, of what the weight entitles to",
@@ -161,12 +146,10 @@ pub(super) fn shares_of(arms: &[String], cells: &[Figures], weights: &[u32]) -> 
 
 fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
     let mut lines = Vec::new();
-    let find = |name: &str| labels.arms.iter().position(|arm| arm == name);
-    for (load, under) in labels.loads.iter().enumerate() {
-        let cells = &measured.cells[load];
-        let Some(eevdf) = find("EEVDF").map(|at| median(&cells[at], mean_ms)) else { continue };
+    for (arms, under) in measured.loads.iter().zip(&labels.loads) {
+        let Some(eevdf) = arms.arm("EEVDF").map(|arm| median(arm, mean_ms)) else { continue };
         for name in ["loan", "adaptive", "defaults"] {
-            let Some(cell) = find(name).map(|at| &cells[at]) else { continue };
+            let Some(cell) = arms.arm(name) else { continue };
             let mean = median(cell, mean_ms);
             let off = furthest(&all_rounds(cell, measured.weights.len()), &measured.weights);
             let verdict = |met: bool| if met { "met" } else { "NOT met" };
@@ -178,7 +161,7 @@ fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
                 verdict(off <= OFF),
             ));
         }
-        if let Some(cell) = find("always-boost").map(|at| &cells[at]) {
+        if let Some(cell) = arms.arm("always-boost") {
             let off = all_rounds(cell, measured.weights.len()).off(&measured.weights)[0];
             lines.push(format!("always-boost, {under}: guest 1 has {off:+.1} % of its share."));
         }
@@ -187,13 +170,13 @@ fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
 }
 
 /// Every round of every arm, under each load.
-pub(super) fn samples(loads: &[String], arms: &[String], measured: &Measured) -> Samples {
+pub(super) fn samples(loads: &[String], measured: &Measured) -> Samples {
     let mut rows = Vec::new();
-    for (load, cells) in loads.iter().zip(&measured.cells) {
-        for (arm, cell) in arms.iter().zip(cells) {
-            for (round, sample) in (1_u64..).zip(&cell.samples) {
+    for (load, arms) in loads.iter().zip(&measured.loads) {
+        for cell in &arms.0 {
+            for (round, sample) in (1_u64..).zip(&cell.rounds) {
                 let percentile = |percent| Cell::from(percentile(&sample.responses, percent));
-                let mut row = vec![load.as_str().into(), arm.as_str().into(), number(round).into()];
+                let mut row = vec![load.as_str().into(), cell.arm.as_str().into(), number(round).into()];
                 row.extend([number(sample.responses.len() as u64).into(), mean_ms(sample).into()]);
                 row.extend([50, 90, 99, 100].map(percentile));
                 row.extend(sample.boosts.map(|count| Cell::from(number(count))));
@@ -222,46 +205,22 @@ pub(super) fn samples(loads: &[String], arms: &[String], measured: &Measured) ->
 
 /// The report.
 pub(super) fn make(labels: &Labels, measured: &Measured) -> Result<Report> {
-    if measured.cells.iter().flatten().any(|cell| cell.samples.is_empty()) {
-        return Err(Error::new(ErrorKind::Process, "a measurement is missing"));
-    }
+    measured.check()?;
     let responses = |sample: &Sample| sample.responses.clone();
     let section = |load: usize| {
-        Section::new(
-            labels.ids[load].clone(),
-            capitalised(&labels.loads[load]),
-            Vec::new(),
-            vec![
-                Block::Table(table(labels, measured, load)),
-                Block::Chart(distribution_of(
-                    "Responses of guest 1",
-                    &labels.arms,
-                    &measured.cells[load],
-                    responses,
-                )),
-                Block::Chart(shares_of(&labels.arms, &measured.cells[load], &measured.weights)),
-            ],
-        )
+        let arms = &measured.loads[load];
+        let blocks = vec![
+            Block::Table(table(labels, measured, load)),
+            Block::Chart(distribution_of("Responses of guest 1", arms, responses)),
+            Block::Chart(shares_of(arms, &measured.weights)),
+        ];
+        Section::new(labels.ids[load].clone(), capitalised(&labels.loads[load]), Vec::new(), blocks)
     };
-    let note = |severity, text: String| Note { severity, text };
-    let warnings = labels.warnings.iter().map(|text| note(Severity::Warning, text.clone()));
-    let facts = [
-        note(Severity::Info, labels.about.clone()),
-        note(
-            Severity::Info,
-            format!(
-                "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
-                 \"All rounds\" adds up everybody's CPU time over them.",
-                counted(labels.rounds, "round"),
-                labels.time
-            ),
-        ),
-    ];
     let mut report = Report {
         summary: summary(labels, measured),
-        notes: warnings.chain(facts).collect(),
+        notes: measured.notes(""),
         sections: (0..labels.loads.len()).map(section).collect(),
-        samples: vec![samples(&labels.loads, &labels.arms, measured)],
+        samples: vec![samples(&labels.loads, measured)],
         ..measured.begun.report("loans", "Loans, live: response and fairness", &[])
     };
     report.machine.versions.extend(labels.versions.iter().cloned());

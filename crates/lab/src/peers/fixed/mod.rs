@@ -21,7 +21,7 @@ use self::guest::InGuest;
 use self::plan::Client;
 pub use self::plan::{Group, Row, groups, rows};
 pub use self::report::{lines, markdown, report};
-pub use self::verdict::{Compared, Held, Metric, REACHED, Verdict};
+pub use self::verdict::{Compared, Metric, REACHED, Verdict};
 use super::blkio::{BlkioClient, per_request};
 use super::ground::Ground;
 use super::plan::{Medium, daemons};

@@ -1,12 +1,13 @@
 //! What came of it: a line in the terminal, a table of verdicts, and a picture for each medium.
 
 use super::plan::{Client, Group, short};
-use super::verdict::{Compared, Held, Metric, Verdict, achieved, is_reached};
+use super::verdict::{Compared, Metric, Verdict, achieved, is_reached};
 use super::{Figures, Outcome, RowResult, groups};
 use crate::peers::Options;
 use vlane_error::counted;
 use vlane_host::guests::Machines;
 use vlane_report::build::Begun;
+use vlane_report::judge::Met;
 use vlane_report::stats::LEAST_PAIRS;
 use vlane_report::{
     Axis, Block, Cell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread, Table, figure,
@@ -35,7 +36,7 @@ fn shown(compared: &Compared) -> String {
 }
 
 /// Names of the figures that come to something.
-fn figures_that(all: &[Compared], held: Held) -> String {
+fn figures_that(all: &[Compared], held: Met) -> String {
     let names: Vec<_> = all.iter().filter(|c| c.held() == held).map(|c| c.metric.name()).collect();
     names.join(", ")
 }
@@ -45,8 +46,8 @@ fn words(result: &RowResult, place: usize) -> String {
     let Some(verdict) = result.verdicts.get(place).and_then(Option::as_ref) else { return String::new() };
     match verdict {
         Verdict::Met(_) => "met".into(),
-        Verdict::Undecided(all) => format!("undecided: {}", figures_that(all, Held::Undecided)),
-        Verdict::NotMet(all) => format!("not met: {}", figures_that(all, Held::NotMet)),
+        Verdict::Undecided(all) => format!("undecided: {}", figures_that(all, Met::Unclear)),
+        Verdict::NotMet(all) => format!("not met: {}", figures_that(all, Met::No)),
         Verdict::NotReached => {
             let late = [place, result.over].into_iter().filter_map(|place| {
                 let rounds = &result.measured.rounds[place];
@@ -238,10 +239,8 @@ fn summary(results: &[RowResult]) -> Vec<String> {
     )];
     for (result, place) in all().filter(|one| is(*one, |v| matches!(v, Verdict::NotMet(_)))) {
         let verdict = result.verdicts[place].as_ref();
-        let over = verdict
-            .into_iter()
-            .flat_map(Verdict::compared)
-            .filter(|compared| compared.held() == Held::NotMet);
+        let over =
+            verdict.into_iter().flat_map(Verdict::compared).filter(|compared| compared.held() == Met::No);
         let over: Vec<_> =
             over.map(|compared| format!("{} {}", compared.metric.name(), shown(compared))).collect();
         let name = if place == 0 { String::new() } else { format!(" ({})", result.contenders[place]) };

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::Figures;
 use vlane_report::Spread;
+use vlane_report::judge::Met;
 use vlane_report::stats::{self, Better, Outcome, Side, THRESHOLD};
 
 /// What is achieved of a rate when it counts as reached.
@@ -30,34 +31,23 @@ pub struct Compared {
     pub difference: stats::Verdict,
 }
 
-/// What a figure comes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// Less than the other's, or the same: the interval says so.
-    Met,
-    /// More than the other's: the interval says so.
-    NotMet,
-    /// The interval does not say which, or there is none.
-    Undecided,
-}
-
 impl Compared {
     /// What it comes to, by the interval.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> Met {
         match (self.difference.outcome, self.difference.side(1.0)) {
-            (Outcome::Better | Outcome::Same, _) | (_, Side::Below) => Held::Met,
-            (Outcome::Worse, _) => Held::NotMet,
-            _ => Held::Undecided,
+            (Outcome::Better | Outcome::Same, _) | (_, Side::Below) => Met::Yes,
+            (Outcome::Worse, _) => Met::No,
+            _ => Met::Unclear,
         }
     }
 
     /// What it comes to, in a word or two.
     pub fn word(&self) -> &'static str {
         match (self.held(), self.difference.side(1.0)) {
-            (Held::Met, _) => "met",
-            (Held::NotMet, _) => "not met",
-            (Held::Undecided, Side::Unclear) => "no difference seen",
-            (Held::Undecided, _) => "undecided",
+            (Met::Yes, _) => "met",
+            (Met::No, _) => "not met",
+            (Met::Unclear, Side::Unclear) => "no difference seen",
+            (Met::Unclear, _) => "undecided",
         }
     }
 }
@@ -122,8 +112,8 @@ pub(super) fn judge(vlane: &[Figures], other: &[Figures], rate: u32, resolution:
         Compared { metric, ratio, difference }
     };
     let all = vec![compare(Metric::Cpu, 0.0), compare(Metric::P50, resolution)];
-    let some = |wanted: Held| all.iter().any(|compared| compared.held() == wanted);
-    match (some(Held::NotMet), some(Held::Undecided)) {
+    let some = |wanted: Met| all.iter().any(|compared| compared.held() == wanted);
+    match (some(Met::No), some(Met::Unclear)) {
         (true, _) => Verdict::NotMet(all),
         (false, true) => Verdict::Undecided(all),
         (false, false) => Verdict::Met(all),
@@ -189,12 +179,12 @@ mod tests {
             for compared in verdict.compared() {
                 let known = compared.difference;
                 match compared.held() {
-                    Held::Met => prop_assert!(n >= stats::LEAST_PAIRS && known.low < 1.0 + 1e-9 || known.high <= beyond),
-                    Held::NotMet => prop_assert!(n >= stats::LEAST_PAIRS && known.low > 1.0),
-                    Held::Undecided => prop_assert!(n < stats::LEAST_PAIRS || known.high >= 1.0),
+                    Met::Yes => prop_assert!(n >= stats::LEAST_PAIRS && known.low < 1.0 + 1e-9 || known.high <= beyond),
+                    Met::No => prop_assert!(n >= stats::LEAST_PAIRS && known.low > 1.0),
+                    Met::Unclear => prop_assert!(n < stats::LEAST_PAIRS || known.high >= 1.0),
                 }
             }
-            let not_met = verdict.compared().iter().any(|compared| compared.held() == Held::NotMet);
+            let not_met = verdict.compared().iter().any(|compared| compared.held() == Met::No);
             prop_assert_eq!(matches!(verdict, Verdict::NotMet(_)), not_met);
             prop_assert!(!matches!(judge(&vlane, &vlane, 1_000, resolution), Verdict::NotMet(_)));
         }
