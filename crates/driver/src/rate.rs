@@ -31,7 +31,7 @@ pub enum Arrivals {
 pub struct Rate {
     /// Arrivals per second, of all jobs together.
     pub per_second: f64,
-    /// Their spacing.
+    /// The spacing of the arrivals.
     pub arrivals: Arrivals,
 }
 
@@ -104,9 +104,9 @@ pub(crate) struct OpenStats {
     pub(crate) late: Histogram<u64>,
     /// Arrivals.
     pub(crate) arrived: u64,
-    /// Those that found no free slot.
+    /// Arrivals that found no free slot.
     pub(crate) queued: u64,
-    /// Those that were still waiting for a slot at the end.
+    /// Arrivals that were still waiting for a slot at the end.
     pub(crate) unserved: u64,
 }
 
@@ -176,7 +176,7 @@ impl Books {
         (self.idle > 0 && next < self.window.until).then_some(next)
     }
 
-    /// A request has completed and its slot is free; returns whether its latency counts.
+    /// A request has completed and its slot is free; returns true if its latency counts.
     #[inline]
     pub(crate) fn complete(&mut self, arrival: u64, now: u64) -> bool {
         if self.idle == 0 {

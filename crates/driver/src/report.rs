@@ -200,7 +200,7 @@ pub struct ByKind {
     pub ios: u64,
     /// Requests per second.
     pub iops: f64,
-    /// Their latency.
+    /// The latency of these requests.
     pub latency: Latency,
 }
 

@@ -167,7 +167,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Those of some queues. The queues' own [`GuestQueue::wait`] stays usable.
+    /// The wait set of some queues. The queues' own [`GuestQueue::wait`] stays usable.
     pub(crate) fn of<'a>(queues: impl IntoIterator<Item = &'a GuestQueue>) -> Result<Self, Error> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -508,7 +508,7 @@ impl Session {
         })
     }
 
-    /// Waits until the back end hangs up, but no longer than `timeout`; returns whether it has.
+    /// Waits until the back end hangs up, but no longer than `timeout`; returns true if it has.
     pub fn wait_hangup(&self, timeout: Duration) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)];
         let timeout = Timespec {

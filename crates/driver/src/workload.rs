@@ -277,7 +277,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Those of job `job` of `jobs` in a region of the device.
+    /// The numbers of job `job` of `jobs` in a region of the device.
     pub fn new(workload: &Workload, region: Region, job: u16, jobs: u16) -> Self {
         Self {
             pattern: workload.pattern,

@@ -204,6 +204,7 @@ mod tests {
         assert_eq!((disk.read(0), disk.read(1)), (6, 7));
     }
 
+    /// A file opened later reports it if no other has.
     #[test]
     fn failure_is_reported_once_per_open_file() {
         let mut disk = Disk::new(1, 1);

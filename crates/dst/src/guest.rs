@@ -98,7 +98,7 @@ impl Machine {
         Ok(Rc::new(Machine { arena, memory, left: Cell::new(bytes) }))
     }
 
-    /// One with room for so many queues.
+    /// Makes a guest with room for so many queues.
     fn with_room(shape: BlkOptions, queues: u16) -> Given<Rc<Machine>> {
         let bytes = shape.arena_bytes()? * usize::from(queues);
         let machine = MACHINE_NOW.with_borrow(|machine| machine.clone());
@@ -201,7 +201,7 @@ impl Guest {
         self.queues.iter().flat_map(|queue| queue.slots.iter().flatten()).count()
     }
 
-    /// Those of a queue.
+    /// Requests of a queue that are out.
     pub(crate) fn out_of(&self, queue: u16) -> usize {
         self.queues[usize::from(queue)].slots.iter().flatten().count()
     }

@@ -74,11 +74,11 @@ impl Tally {
 /// The guest's write cache.
 #[derive(Debug, Clone, Copy, Default)]
 struct WriteCache {
-    /// It is to be off.
+    /// True if the write cache is to be off.
     is_off: bool,
-    /// It is, for all lanes, since then.
+    /// The time since when it is off, for all lanes.
     in_force: Option<u64>,
-    /// It was to be off at some time: a request of then may still be out.
+    /// True if it was to be off at some time: a request of then may still be out.
     was_off: bool,
 }
 

@@ -18,7 +18,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// With all that can be saved up.
+    /// A budget that is full.
     pub fn new(now: Instant) -> Self {
         Self { left: MOST, owed: Duration::ZERO, at: now }
     }

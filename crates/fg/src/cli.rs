@@ -185,6 +185,7 @@ fn one_dir(given: Option<PathBuf>) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
+    /// Earlier versions had no units.
     #[test]
     fn time_without_unit_is_in_milliseconds() {
         let found = ["200ms", "2s", "20", "1h"].map(time);

@@ -1,9 +1,9 @@
 //! The kernel's process events (the proc connector, `CONFIG_PROC_EVENTS`): starts with the parent,
 //! and changes to another program.
 //!
-//! They need the machine's first namespaces, and before Linux 6.6 root (`CAP_NET_ADMIN`). A change
-//! of the foreground group causes no event. But a shell makes a new job the foreground before that
-//! becomes its program, and takes the terminal back after it has ended.
+//! The events need the machine's first namespaces, and before Linux 6.6 root (`CAP_NET_ADMIN`). A
+//! change of the foreground group causes no event. But a shell makes a new job the foreground
+//! before that becomes its program, and takes the terminal back after it has ended.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};

@@ -93,13 +93,13 @@ fn if_there<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Of a process that may have ended.
+/// Reads the state of a process that may have ended.
 pub fn stat_of(pid: i32) -> io::Result<Option<Stat>> {
     if_there(stat(pid))
 }
 
-/// Of a process. These are its main thread's: the file of the whole process adds up all threads'
-/// times.
+/// Reads the state of a process. These are its main thread's: the file of the whole process adds up
+/// all threads' times.
 pub fn stat(pid: i32) -> io::Result<Stat> {
     read_stat(&format!("/proc/{pid}/task/{pid}/stat"))
 }
@@ -121,7 +121,7 @@ fn parse(line: &[u8]) -> io::Result<Stat> {
 pub struct OpenStat(File);
 
 impl OpenStat {
-    /// Of a process.
+    /// Opens the file of a process.
     pub fn open(pid: i32) -> io::Result<Self> {
         File::open(format!("/proc/{pid}/task/{pid}/stat")).map(Self)
     }
@@ -303,6 +303,7 @@ mod tests {
         assert!(owner(me).is_some());
     }
 
+    /// An ended one is not found.
     #[test]
     fn known_thread_is_read_without_listing() {
         assert_eq!(all_of(&[3, 5], &[4, 5, 6]), [3, 5, 4, 6]);

@@ -71,7 +71,7 @@ impl About {
         dir.write(DAEMON, &serde_json::to_vec(self).context("the daemon's description")?)
     }
 
-    /// That of a daemon that runs.
+    /// Reads the description of a daemon that runs.
     pub fn of_living(dir: &Dir) -> Option<Self> {
         let about: Self = serde_json::from_str(&dir.read(DAEMON, ABOUT).ok()??).ok()?;
         let stat = proc::stat(about.pid).ok()?;
@@ -79,7 +79,7 @@ impl About {
     }
 }
 
-/// It does not run any more.
+/// Removes the description of a daemon that has ended.
 pub fn remove_about(dir: &Dir) {
     dir.remove(DAEMON);
 }

@@ -13,7 +13,7 @@ use crate::policy::{Memory, Way};
 use crate::proc;
 use crate::record::{self, About};
 
-/// It for these directories; and whether a daemon runs in one of them.
+/// Returns the status for these directories, and true if a daemon runs in one of them.
 pub fn of(dirs: &[PathBuf]) -> Result<(String, bool)> {
     let (mut all, mut running) = (String::new(), false);
     for path in dirs {

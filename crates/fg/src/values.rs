@@ -13,14 +13,15 @@ use serde::{Deserialize, Serialize};
 pub struct IoPriority(u16);
 
 impl IoPriority {
-    /// None was set.
+    /// No priority was set.
     pub const NONE: Self = Self(0);
     /// Best effort, level 0: the best that needs no privilege.
     pub const BEST: Self = Self(2 << 13);
     /// Best effort, level 4: what the kernel takes where none was set.
     const DEFAULT: Self = Self((2 << 13) | 4);
 
-    /// As the kernel has it. Old kernels say `none` with a level, which they do not accept back.
+    /// The priority in the kernel's form. Old kernels say `none` with a level, which they do not
+    /// accept back.
     pub fn of(raw: u32) -> Self {
         match u16::try_from(raw & 0xffff).unwrap_or(0) {
             raw if raw >> 13 == 0 => Self::NONE,

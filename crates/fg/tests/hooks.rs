@@ -120,6 +120,7 @@ fn hook_keeps_traps_and_last_status() {
     assert_eq!(shell.answer("trap -p DEBUG"), "trap -- 'last=$?' DEBUG");
 }
 
+/// The shells end at any error, or have read-only variables.
 #[test]
 fn hook_survives_strict_shells() {
     let temporary = tempfile::tempdir().unwrap();

@@ -39,6 +39,7 @@ fn job_goes_to_background_and_back() {
     until_it_has(shell.pid(), RAISED);
 }
 
+/// All processes of the pipeline are raised; none that was started with an ampersand is.
 #[test]
 fn pipeline_is_raised_background_job_is_not() {
     if !may_raise() {
@@ -82,6 +83,7 @@ fn ended_shells_jobs_have_own_values() {
     Command::new("kill").args(["-9", &left.to_string()]).status().unwrap();
 }
 
+/// No I/O priority is different from the default one.
 #[test]
 fn each_thread_is_restored_exactly() {
     if !may_raise() {
@@ -161,6 +163,7 @@ fn nice_in_raised_shell_is_relative() {
     until_it_has(job, "5 none");
 }
 
+/// The next daemon restores them, and so does `vlane-fg restore`.
 #[test]
 fn killed_daemons_changes_are_restored() {
     if !may_raise() {
@@ -206,6 +209,7 @@ fn killed_daemons_changes_are_restored() {
     }
 }
 
+/// No further thread is raised.
 #[test]
 fn unwritable_record_restores_all_threads() {
     if !may_raise() {
@@ -304,6 +308,7 @@ fn run_raises_command_without_daemon() {
     assert_eq!(wrong.status.code(), Some(2));
 }
 
+/// A reader may stop after the first line; a full disk is an error with words.
 #[test]
 fn short_reader_is_fine_full_disk_fails() {
     let temporary = tempfile::tempdir().unwrap();

@@ -157,7 +157,7 @@ impl ClassBoard {
         }
     }
 
-    /// A lane begins to tell; says whether it has a part of the board.
+    /// A lane begins to tell; returns true if it has a part of the board.
     pub(crate) fn begins(&self, index: usize) -> bool {
         let has_part = index < self.lanes.len();
         if has_part {
@@ -264,12 +264,12 @@ pub struct LaneWindow {
     pub at_device: u64,
 }
 
-/// One class.
+/// The counts of one class.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KindSnapshot {
     /// Requests that were taken out of the rings.
     pub requests: u64,
-    /// From the ring until they were begun.
+    /// Times from the ring until the requests were begun.
     pub queued: TimesSnapshot,
     /// ... and from then until they were answered, but for those that were answered at once.
     pub device: TimesSnapshot,
@@ -280,7 +280,7 @@ pub struct KindSnapshot {
 pub struct TimesSnapshot {
     /// The count.
     pub count: u64,
-    /// Their sum, nanoseconds.
+    /// The sum of the times, nanoseconds.
     pub nanos: u64,
     /// A histogram: below about a microsecond, and two buckets an octave.
     pub buckets: [u64; BUCKETS],
@@ -315,6 +315,7 @@ impl TimesSnapshot {
 mod tests {
     use super::*;
 
+    /// It is below its bucket's end, and not below that of the bucket before.
     #[test]
     fn time_lies_in_its_bucket() {
         for nanos in (0..36).flat_map(|n| [1u64 << n, (1 << n) + 1, 3 << n >> 1, (2 << n) - 1]) {

@@ -217,12 +217,13 @@ fn each_request_is_counted_in_its_class() {
             assert_eq!((requests, requests[JOURNAL]), ([9, 14, 9, 7], 7), "{mode:?} {latency:?}");
             assert!(snapshot.is_mixed && snapshot.turns > 0);
             let at_device: u64 = snapshot.kinds.iter().map(|kind| kind.device.count).sum();
-            // Those of the first run may not have been timed.
+            // Requests of the first run may not have been timed.
             assert!(if latency.is_none() { at_device == 0 } else { at_device >= 36 }, "{at_device}");
         }
     }
 }
 
+/// It asks for kicks before.
 #[test]
 fn lane_with_full_window_sleeps() {
     let mut guest = guest(Format::Split, 64, Some(Duration::from_secs(1)), Mode::Order);
@@ -268,6 +269,7 @@ fn other_lists_leave_express_its_turns() {
     guest.rounds_until(false, |guest| guest.free.len() == 256);
 }
 
+/// That holds from the first request on.
 #[test]
 fn requests_without_priority_have_configured_class() {
     let mut express = Express { mode: Mode::Order, ..Express::default() };

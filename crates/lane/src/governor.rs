@@ -1,8 +1,8 @@
 //! Decides how many threads a volume's lanes are worth, and which lane runs on which: the decision
 //! alone, without a clock and without I/O.
 //!
-//! Its input is the observation of threads and lanes during a period ([`Look`]). Its answer is the
-//! lanes that are to go to another thread.
+//! The governor's input is the observation of threads and lanes during a period ([`Look`]). The
+//! answer is the lanes that are to go to another thread.
 //!
 //! * **Spread.** A thread may be busy nearly all the time ([`BUSY`]), with two or more lanes that
 //!   have work. It gives some of them to the thread with the most room, or to one without lanes.
@@ -195,9 +195,9 @@ struct Ban {
 struct Held {
     /// Share of its time.
     busy: f64,
-    /// Its lanes, and what each of them makes of `busy`.
+    /// Its lanes, and each lane's part of `busy`.
     lanes: Vec<(u16, f64)>,
-    /// Those with work, the busiest first.
+    /// The lanes with work, the busiest first.
     working: Vec<(u16, f64)>,
 }
 
@@ -387,7 +387,7 @@ impl Governor {
                 self.trial = Some(trial);
                 return Vec::new();
             }
-            // Those that moved may stay: it is as good as before.
+            // The moved lanes may stay: the new state is as good as the old one.
             self.ban(trial.way, busy);
             self.forget();
             return Vec::new();

@@ -20,7 +20,7 @@ use crate::{Counters, LaneConfig, PollMode, Pool, PoolConfig, Stopped, Topology,
 
 const DEPTH: u16 = 64;
 const BLOCK: u32 = 4096;
-/// Of each lane; no other has them.
+/// The blocks of each lane; no other lane uses them.
 const BLOCKS: u64 = 256;
 const LIMIT: Duration = Duration::from_secs(60);
 /// As Linux writes it for a real-time task.
@@ -297,6 +297,7 @@ impl Guest {
     }
 }
 
+/// They leave a thread with a long queue, and come back later.
 #[test]
 fn express_requests_go_to_idle_thread() {
     for (mode, expected) in [(Mode::Off, 0), (Mode::Order, 0), (Mode::Shortest, 10), (Mode::On, 10)] {
@@ -435,6 +436,7 @@ fn handed_operations_survive_stops_and_moves() {
     assert!(handed_over > 0, "nothing was handed over");
 }
 
+/// It keeps none, either.
 #[test]
 fn ended_thread_takes_no_operations() {
     for round in 0..8 {

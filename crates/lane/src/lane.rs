@@ -83,10 +83,10 @@ pub struct LaneConfig {
 #[derive(Debug, Clone, Copy, Default)]
 struct Load {
     requests: usize,
-    /// Of each at most [`SHARE`].
+    /// The sum of their bytes, of each at most [`SHARE`].
     bytes: u64,
-    /// Those of the requests that move no data: flushes, and discards and zeroings, for which the
-    /// channel has a limit.
+    /// The requests that move no data: flushes, and discards and zeroings, for which the channel
+    /// has a limit.
     others: usize,
 }
 
@@ -104,7 +104,7 @@ enum Idle {
 /// The result of showing a lane's answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shown {
-    /// There were none.
+    /// There were no answers.
     Nothing,
     /// The guest can see them, and is looking.
     Answers,
@@ -178,7 +178,7 @@ impl Lane {
         let classed = Classed::new(config.express, config.classes, index, config.queue.config().size);
         let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch, .. } =
             config;
-        // Of a request without a priority.
+        // The class of a request without a priority.
         let class = classed.as_ref().map_or(Class::Normal, |classed| classed.class_of(0));
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();

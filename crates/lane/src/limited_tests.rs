@@ -52,6 +52,7 @@ fn is_used(budget: &Budget, reads: usize) -> bool {
     used <= paid && used + EACH / 2 >= paid
 }
 
+/// It sleeps until the first waiting request is due.
 #[test]
 fn limited_lane_sleeps_without_kicks() {
     let budget = slow(ExpressBudget::Counted);
@@ -73,6 +74,7 @@ fn limited_lane_sleeps_without_kicks() {
     assert_eq!(budget.waits().count, 0, "it still waits");
 }
 
+/// So it does with those that were taken ahead for them.
 #[test]
 fn stopped_queue_puts_waiting_requests_back() {
     let budget = slow(ExpressBudget::Counted);
@@ -135,7 +137,7 @@ fn exempt_express_requests_overtake_for_free() {
     assert_eq!(answered(&mut guest), [7]);
     assert!(is_used(&budget, BURST + 1), "{:?}", budget.used());
     assert!(!lane.serve(&mut uring, false) && !lane.has_work());
-    // Those that it has overtaken cannot be put back any more: they are done, and paid.
+    // The overtaken requests cannot be put back any more: they are done, and paid.
     let (reply, stopped) = channel();
     lane.stop(reply);
     lane.serve(&mut uring, false);

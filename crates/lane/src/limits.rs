@@ -21,7 +21,7 @@ use vlane_ring::{Kind, Range, Request, SECTOR};
 /// The longest that a lane sleeps for its budget before it looks again.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Of so many bytes that are freed, by a discard or by zeroes that may free, one counts.
+/// The freed bytes, by a discard or by zeroes that may free, of which one counts.
 pub(crate) const FREED: u64 = 64;
 
 /// The level of a bucket: every thread of the volume changes it.
@@ -75,9 +75,9 @@ impl Budget {
         Budget::with(limits, Instant::now(), |_| 0)
     }
 
-    /// One with other limits in the place of this. The used part stays used, as far as the new
-    /// burst goes. So frequent changes of limits give no budget away, and a debt of low limits is
-    /// forgotten.
+    /// Returns a budget with other limits in the place of this. The used part stays used, as far as
+    /// the new burst goes. So frequent changes of limits give no budget away, and a debt of low
+    /// limits is forgotten.
     pub(crate) fn replaced_by(&self, limits: Limits) -> Option<Budget> {
         let now = self.now();
         let used = [&self.requests, &self.bytes].map(|rate| {

@@ -463,6 +463,7 @@ fn is_readable(fd: BorrowedFd<'_>) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
+    /// Every request is answered once, and every message arrives, under any moves and messages.
     #[test]
     fn moves_and_messages_lose_no_request(
         engine in 0..4, packed: bool, unrest: bool, acts in prop::collection::vec(act(), 1..120),
@@ -477,6 +478,7 @@ proptest! {
     }
 }
 
+/// The storage need not be asked for that.
 #[test]
 fn moving_lane_takes_waiting_requests_along() {
     let engine = null(Some(Duration::from_millis(300)));
@@ -492,6 +494,7 @@ fn moving_lane_takes_waiting_requests_along() {
     guest.wait();
 }
 
+/// It stays until the storage answers, and serves again after the cancel.
 #[test]
 fn hung_lane_stays_and_survives_cancelled_move() {
     let (from, to) = rustix::pipe::pipe().unwrap();
@@ -634,6 +637,7 @@ fn pool_ends_while_lanes_move() {
     }
 }
 
+/// Lanes of an adaptive pool also begin on one thread.
 #[test]
 fn idle_adaptive_lanes_share_a_thread() {
     let engine = null(None);

@@ -254,6 +254,7 @@ mod tests {
         (end, 1.0 - same as f64 / total as f64)
     }
 
+    /// A guest may be slow only because it slept.
     #[test]
     fn guest_slow_by_sleep_is_polled() {
         let mut payoff = Payoff::new();

@@ -197,6 +197,7 @@ mod tests {
         assert!(polling.windows[0].is_zero());
     }
 
+    /// Other tasks may still want the thread's CPU.
     #[test]
     fn sleep_trial_keeps_knowledge_of_contention() {
         let mut polling = Polling::new(PollMode::Balanced, Duration::from_micros(50));

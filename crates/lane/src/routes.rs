@@ -51,8 +51,8 @@ impl Routes {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message to a lane, wherever it is; says whether its thread is there. A message for
-    /// an unknown queue is dropped.
+    /// Sends a message to a lane, wherever it is; returns true if its thread is there. A message
+    /// for an unknown queue is dropped.
     pub(crate) fn send(&self, index: u16, message: Message) -> bool {
         let places = self.lock();
         let thread = places.get(usize::from(index)).and_then(|place| self.outboxes.get(place.thread));

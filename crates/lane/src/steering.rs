@@ -1,8 +1,8 @@
 //! The thread that moves lanes: it looks at the others from time to time, asks the [`Governor`],
 //! and sends the lanes to their threads.
 //!
-//! It sleeps while all lanes are idle, and is woken by the next thread that has work. While one
-//! thread does for all lanes it looks less and less often, up to [`LONGEST`].
+//! The thread sleeps while all lanes are idle, and is woken by the next thread that has work. While
+//! one thread does for all lanes it looks less and less often, up to [`LONGEST`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -162,7 +162,7 @@ struct Eyes {
 struct Seen {
     idle: Duration,
     rounds: u64,
-    /// None when it was not looked at.
+    /// The CPU time; `None` when it was not looked at.
     cpu: Option<Duration>,
     /// `/proc/self/task/TID/schedstat`.
     schedstat: Option<File>,

@@ -88,12 +88,12 @@ impl Guest {
         self.driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
     }
 
-    /// One range of zeroes, which keep their place.
+    /// Zeroes a range that keeps its place.
     pub(crate) fn zeroes(&mut self, slot: u16, sectors: u32) {
         self.range(slot, Kind::WriteZeroes, sectors);
     }
 
-    /// One range that is discarded.
+    /// Discards a range.
     pub(crate) fn discard(&mut self, slot: u16, sectors: u32) {
         self.range(slot, Kind::Discard, sectors);
     }
@@ -205,6 +205,7 @@ fn awake_thread_asks_for_no_kicks() {
     }
 }
 
+/// It does so each time that its thread wakes.
 #[test]
 fn held_lane_leaves_packed_ring_position() {
     let (mut guest, config) = guest_of(Format::Packed, null(None));
@@ -325,6 +326,7 @@ fn stuck_lane(engine: Stuck, options: BlkOptions, is_tracked: bool) -> (Guest, L
     (guest, lane, uring, submitted)
 }
 
+/// They wait until the queue stops.
 #[test]
 fn requests_without_room_return_to_ring() {
     for format in [Format::Split, Format::Packed] {
@@ -444,6 +446,7 @@ fn waiting_zeroings_return_last_first() {
     }
 }
 
+/// They stay in flight for an upgrade, and continue if that is cancelled.
 #[test]
 fn zeroings_survive_a_cancelled_upgrade() {
     for is_called_off in [false, true] {
@@ -508,6 +511,7 @@ fn lane_stays_awake_on_lost_ring() {
     }
 }
 
+/// Writes in progress become durable when the guest switches its write cache off.
 #[test]
 fn write_cache_off_makes_writes_durable() {
     let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), Format::Split);

@@ -41,7 +41,7 @@ pub(crate) struct Thread {
     gauge: Option<Gauge>,
     /// By the number that the lane's completions carry; free places are reused.
     lanes: Vec<Option<Lane>>,
-    /// Of queues whose lane does not run.
+    /// The recorders of queues whose lane does not run.
     recorders: Vec<(u16, Box<Recorder>)>,
     hints: Vec<(u16, Box<LaneHint>)>,
     polling: Polling,

@@ -29,7 +29,7 @@ pub enum CpuChoice {
 /// The number of threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ThreadChoice {
-    /// One for each queue, but no more than the host has CPUs.
+    /// A thread for each queue, but no more than the host has CPUs.
     #[default]
     PerQueue,
     /// This number.
@@ -68,7 +68,7 @@ pub enum TopologyError {
         /// As given.
         queues: u16,
     },
-    /// Not a list of CPUs.
+    /// The text is not a list of CPUs.
     #[error("{text:?} in --cpus is not a CPU or a range of CPUs; write for example 0,2-5")]
     NotAList {
         /// The part that is not understood.
@@ -102,7 +102,7 @@ pub enum TopologyError {
     NotAllowed {
         /// As given.
         cpu: usize,
-        /// Those that may be used.
+        /// The CPUs that may be used.
         allowed: String,
     },
 }
@@ -247,6 +247,7 @@ mod tests {
         Topology::on(queues, threads, cpus, &[0, 1, 2, 3], &[0, 1, 2])
     }
 
+    /// There are queues for more vCPUs than that.
     #[test]
     fn default_is_a_thread_per_cpu() {
         let topology = on_four(None, None, &CpuChoice::Unpinned);

@@ -200,6 +200,7 @@ mod tests {
         assert_eq!(unpack(0, 0, u64::MAX), None, "no such kind");
     }
 
+    /// It sees only lanes that still exist.
     #[test]
     fn watcher_wakes_once_sees_live_lanes() {
         let watch = Arc::new(Watch::default());

@@ -32,10 +32,10 @@ pub(crate) struct Birth {
 }
 
 enum Worker {
-    /// Not made yet. With it, what its lanes are to have when they start.
+    /// A thread that is not made yet. With it, what its lanes are to have when they start.
     Unmade(Box<Birth>, Vec<Message>),
     Made(JoinHandle<()>),
-    /// It could not be made, and cannot be any more.
+    /// A thread that could not be made, and cannot be any more.
     Gone,
 }
 

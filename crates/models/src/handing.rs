@@ -10,8 +10,8 @@ use crate::sync::Wake;
 pub struct Plan {
     /// Operations that it hands over, each to the next thread.
     pub hands_over: u64,
-    /// It stays until it has taken so many, and has all its results. Then it leaves, as it does
-    /// when its last lane has ended.
+    /// The thread stays until it has taken so many, and has all its results. Then it leaves, as it
+    /// does when its last lane has ended.
     pub takes: u64,
 }
 

@@ -27,6 +27,7 @@ fn lane_loses_no_event() {
     every(vlane_models::lane_loses_no_event);
 }
 
+/// Its thread may leave at any time.
 #[test]
 fn handed_operation_returns_exactly_once() {
     let plan = |hands_over, takes| Plan { hands_over, takes };
@@ -112,6 +113,7 @@ fn flushes_of_a_lane_are_ordered() {
     flushed(&[&[Work::Write, Flushes], &[Flushes]], false);
 }
 
+/// A lane that forgets its requests, or a sync that fails, delays none either.
 #[test]
 fn ended_lane_delays_no_flush() {
     flushed(&[&[Work::Write, Flush], &[FlushAndEnd]], false);

@@ -52,8 +52,8 @@ pub(crate) fn left_alone(vcpu: &str, tid: u32, class: Class) -> Error {
     Error::new(ErrorKind::LeftAlone, text)
 }
 
-/// Those of a vCPU's threads that are taken at all: the first so many. Each boost takes some system
-/// calls for each of them.
+/// The vCPU's threads that are taken at all: the first so many. Each boost takes some system calls
+/// for each of them.
 pub(crate) fn first_of(vcpu: &VcpuThreads) -> &[u32] {
     &vcpu.tids[..vcpu.tids.len().min(MAX_THREADS)]
 }
@@ -103,6 +103,7 @@ mod tests {
         VcpuThreads { pid, index: 0, tids: tids.to_vec(), name: "machine".into() }
     }
 
+    /// A child that lives when its machine joins is one of its threads; a stranger is not.
     #[test]
     fn living_child_belongs_to_machine() {
         let me = std::process::id();
@@ -118,6 +119,7 @@ mod tests {
         assert_eq!(find(&machine, child.id()).unwrap_err().kind(), ErrorKind::Gone);
     }
 
+    /// Skipped or ended threads do not keep the others from being taken; a refusal gives all back.
     #[test]
     fn refused_thread_returns_all_taken_threads() {
         let take = |tid: u32| match tid {

@@ -146,6 +146,7 @@ mod tests {
         other.wait().unwrap();
     }
 
+    /// Any user may run such a program, so its rights prove no scheduler.
     #[test]
     fn set_user_id_program_is_no_scheduler() {
         let (all, nice, none) = ("000001ffffffffff", "0000000000800000", "0000000000000000");

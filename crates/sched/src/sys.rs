@@ -160,6 +160,7 @@ mod tests {
         .unwrap();
     }
 
+    /// A bad number must never mean the calling thread.
     #[test]
     fn bad_thread_number_is_an_error() {
         for tid in [0, u32::MAX, i32::MAX.unsigned_abs()] {

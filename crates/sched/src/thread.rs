@@ -69,7 +69,7 @@ pub(crate) fn process_of(tid: u32) -> io::Result<(u32, u32)> {
 /// Returns true if a thread of this number with this start time (clock ticks after boot) exists.
 ///
 /// # Errors
-/// That cannot be found out now: there is no descriptor left, for example.
+/// An error if the answer cannot be found out now: there is no descriptor left, for example.
 pub fn is_same(tid: u32, start: u64) -> io::Result<bool> {
     match std::fs::read(format!("/proc/{tid}/stat")) {
         Ok(text) => Ok(parse_stat(&text).is_some_and(|(_, found)| found == start)),

@@ -350,7 +350,7 @@ fn large_machine_pays_for_its_own_boosts() {
     }
     assert_eq!(boosts[1], events, "the honest one was denied some: {:?}", vehicle.counts());
     assert!(boosts[0] < events, "{boosts:?} of {events}");
-    // Those beyond are as they were.
+    // The threads beyond the limit stay unchanged.
     assert!(
         sleepers
             .iter()

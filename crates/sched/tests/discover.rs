@@ -21,6 +21,7 @@ fn thread(name: &str) -> (u32, Sender<()>, JoinHandle<()>) {
     (u32::try_from(tid.recv().unwrap()).unwrap(), sender, join)
 }
 
+/// The machine stays meanwhile.
 #[test]
 fn named_threads_come_and_go() {
     let me = ProcessId::of(std::process::id()).unwrap();

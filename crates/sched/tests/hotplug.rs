@@ -85,7 +85,7 @@ fn plugged_vcpu_joins_unplugged_one_leaves() {
 
     third.end();
     assert_eq!(next(backends, marks), Mark::Left { token: two });
-    // One in the middle, and another one in its place: not the vCPU that was.
+    // A vCPU in the middle is replaced: the new one is not the old one.
     second.end();
     assert_eq!(next(backends, marks), Mark::Left { token: one });
     let again = Named::new("CPU 1/KVM");

@@ -47,6 +47,7 @@ impl Drop for Machine {
     }
 }
 
+/// It gets its part back when it is continued.
 #[test]
 fn stopped_machine_has_no_entitlement() {
     let sleep = || Machine(Command::new("sleep").arg("60").stdout(Stdio::null()).spawn().unwrap());

@@ -102,6 +102,7 @@ impl ConfigSpace {
 mod tests {
     use super::*;
 
+    /// Reads stay inside the configuration space.
     #[test]
     fn only_the_cache_switch_is_writable() {
         let geometry = Geometry {

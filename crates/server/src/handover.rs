@@ -1,9 +1,9 @@
 //! State that one process hands to the next, so that no client of the socket notices.
 //!
-//! It is plain data, to be written down in any format, and descriptors, which the data names by
-//! their places in a list. Its form has a number, [`FORMAT`]: only a process that knows the same
-//! one can take over. **Change the number together with a struct here, the meaning of a field, or a
-//! feature that is offered no more.**
+//! The state is plain data, to be written down in any format, and descriptors, which the data names
+//! by their places in a list. The data's form has a number, [`FORMAT`]: only a process that knows
+//! the same one can take over. **Change the number together with a struct here, the meaning of a
+//! field, or a feature that is offered no more.**
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

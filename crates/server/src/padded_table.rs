@@ -27,7 +27,7 @@ const NEED_REPLY: u32 = 1 << 3;
 /// The message's contents.
 pub(crate) struct Table {
     pub(crate) regions: Vec<VhostUserMemoryRegion>,
-    /// One for each region, if the front end keeps to the rules.
+    /// The files of the memory, one for each region, if the front end keeps to the rules.
     pub(crate) files: Vec<File>,
     needs_reply: bool,
 }

@@ -178,7 +178,7 @@ struct Out {
 }
 
 impl Out {
-    /// Gives what is there to the reader; says whether there still is one.
+    /// Gives what is there to the reader; returns true if there still is one.
     fn hand_over(&mut self) -> bool {
         let bytes = self.writer.target();
         bytes.is_empty() || {

@@ -126,7 +126,7 @@ impl Said {
             .map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks at the session, after each message and when the time has come. Says whether memory
+    /// Looks at the session, after each message and when the time has come. Returns true if memory
     /// lacks for too long by now.
     pub(crate) fn turn(&mut self, volume: &Volume, sight: impl FnOnce() -> Sight, is_message: bool) -> bool {
         let is_due = self.timeout().is_some_and(|left| left.is_zero());

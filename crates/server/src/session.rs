@@ -1,4 +1,4 @@
-//! One connected front end: what the vhost-user messages mean here.
+//! A session of one connected front end, and the meaning of the vhost-user messages in it.
 //!
 //! The order of messages is the front end's choice, and front ends differ. A ring runs as soon as
 //! it has a size, addresses, a kick, is enabled, and its features are known, in any order. Memory
@@ -416,7 +416,7 @@ struct State {
     seen_sectors: Option<u64>,
     /// The last message asked for the number of queues.
     was_asked_for_queues: bool,
-    /// There was guest memory.
+    /// True if there was guest memory.
     had_memory: bool,
 }
 

@@ -178,6 +178,7 @@ impl Shared {
 mod tests {
     use super::*;
 
+    /// At most once a second, if each request is answered at once.
     #[test]
     fn quick_requests_wake_stall_thread_seldom() {
         let stalls = Stalls::start("a volume").unwrap();

@@ -3,8 +3,8 @@
 /// Actions of a front end that ran no ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unused {
-    /// It began to start the device, and gave no memory.
+    /// The front end began to start the device, and gave no memory.
     NoMemory,
-    /// It asked how many queues there are, and left.
+    /// The front end asked how many queues there are, and left.
     TooFewQueues,
 }

@@ -14,7 +14,7 @@ type SocketFile = (PathBuf, (u64, u64));
 /// Watches over sockets' files, and says once of each that it is gone.
 #[derive(Debug)]
 pub struct Vanishing {
-    /// Those that are there.
+    /// The sockets that are still there.
     left: Arc<Mutex<Vec<SocketFile>>>,
     /// `None` without inotify.
     _changes: Option<Changes>,

@@ -67,7 +67,7 @@ pub enum VolumeError {
         /// As given.
         serial: String,
     },
-    /// Not enough file descriptors.
+    /// There are not enough file descriptors.
     #[error(
         "{name}: {queues} queues need up to {needed} file descriptors, but this process may only open {limit}; raise \
          the limit (ulimit -n, or LimitNOFILE= of the service), or offer fewer with --queues"
@@ -324,15 +324,15 @@ impl Volume {
 /// they are mapped).
 const OTHERS: u64 = 64;
 
-/// Of each thread: an io_uring and an inbox, its CPU time if a client asks for it, and a bell if
-/// others hand it operations.
+/// Descriptors of each thread: an io_uring and an inbox, its CPU time if a client asks for it, and
+/// a bell if others hand it operations.
 fn of_threads(config: &VolumeConfig) -> u64 {
     let Topology { threads, adapts, .. } = config.topology;
     (2 + u64::from(adapts) + u64::from(config.express.mode.hands_over())) * u64::from(threads)
 }
 
-/// Of each queue: kick, call and error. The lane has copies of two while it runs; during an upgrade
-/// there are copies of all three.
+/// Descriptors of each queue: kick, call and error. The lane has copies of two while it runs;
+/// during an upgrade there are copies of all three.
 const OF_QUEUE: u64 = 6;
 
 fn needed(config: &VolumeConfig) -> u64 {

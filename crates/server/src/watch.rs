@@ -1,9 +1,9 @@
 //! Reports failures of the storage to the operator: the first failure of each kind at once, the
 //! others at a bounded rate. A lost write is reported once and for all.
 //!
-//! One thread for each volume, `watch`. It sleeps until a lane raises the volume's alarm, after the
-//! counters that it publishes showed failures. No line is written for a single request, and a
-//! volume without failures has no cost.
+//! One thread for each volume, `watch`. The thread sleeps until a lane raises the volume's alarm,
+//! after the counters that it publishes showed failures. No line is written for a single request,
+//! and a volume without failures has no cost.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -273,6 +273,7 @@ mod tests {
         lines
     }
 
+    /// Later failures of the kind are reported by their number.
     #[test]
     fn first_failure_of_kind_is_reported_with_advice() {
         let (mut teller, begin) = (Teller::default(), Instant::now());

@@ -440,6 +440,7 @@ fn limit(path: &Path, body: &str) -> (u16, Value) {
     (status, serde_json::from_slice(&body).unwrap())
 }
 
+/// Refused limits leave the old ones in force.
 #[test]
 fn set_limits_are_reported_impossible_ones_refused() {
     let Controlled { control, path, server } = controlled();

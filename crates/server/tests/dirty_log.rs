@@ -52,6 +52,7 @@ impl Log {
     }
 }
 
+/// No page is marked while logging is off.
 #[test]
 fn exactly_written_pages_are_marked() {
     let server = Server::new(null(None), 1, 1);
@@ -293,6 +294,7 @@ fn disabled_log_survives_a_takeover() {
     goes_along(false, 8192);
 }
 
+/// An open question about the log would stall the front end.
 #[test]
 fn bad_log_ends_the_session() {
     let server = Server::new(null(None), 1, 1);

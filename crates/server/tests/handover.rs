@@ -150,7 +150,7 @@ fn known_write_zeroes_still_writes_zeroes() {
     let (wire, memory) = server.guest(USUAL | WRITE_ZEROES);
     let mut ring = Ring::new(&memory, 0);
     assert!(wire.start(0, &ring));
-    // One range: 8 sectors from the first one on.
+    // A range: 8 sectors from the first one on.
     ring.set_data(0, &[0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
     ring.submit(0, WRITE_ZEROES_REQUEST, 0, 16);
     ring.wait(1);

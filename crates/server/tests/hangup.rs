@@ -88,6 +88,7 @@ fn stopped_server_delays_no_front_end() {
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 }
 
+/// The load runs over files.
 #[test]
 fn hang_up_keeps_every_answered_write() {
     let directory = tempfile::tempdir().unwrap();

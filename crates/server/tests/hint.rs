@@ -162,11 +162,12 @@ fn told(link: &mut Link) -> Vec<Mark> {
     link.collect(now()).map(|(_, _, mark)| mark).collect()
 }
 
+/// The scheduler asked for express completions only.
 #[test]
 fn background_neither_boosts_nor_ends_boosts() {
     let (_directory, path) = place();
     let mut link = Link::bind(&path, 0o600).unwrap();
-    // One answers at once, and one some time later: two ways through the lane.
+    // The first answers at once, the second some time later: two ways through the lane.
     for latency in [None, Some(Duration::from_millis(1))] {
         let server = Server::classifying(null(latency), Mode::On, Schedulers::At(path.clone()));
         let (wire, memory) = server.guest(USUAL);
@@ -222,6 +223,7 @@ fn volume_without_classes_has_no_express() {
     assert_eq!(told(&mut link), []);
 }
 
+/// They find the next one.
 #[test]
 fn lanes_survive_without_scheduler() {
     let (_directory, path) = place();

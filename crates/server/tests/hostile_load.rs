@@ -223,7 +223,8 @@ impl Bystander {
         Bystander { name, index, queue, door: Door::new(), worst: Duration::ZERO, requests: 0 }
     }
 
-    /// A request at the image's end, where the flood does not come; says whether it was answered at all.
+    /// A request at the image's end, where the flood does not come; returns true if it was answered
+    /// at all.
     fn is_served(&mut self, sectors: u64) -> bool {
         let kind = if self.requests.is_multiple_of(2) { Kind::Read } else { Kind::Write };
         let begin = Instant::now();

@@ -102,6 +102,7 @@ fn broken_ring_answers_requests_in_flight() {
     assert!(wire.get_base(0).is_some());
 }
 
+/// Addresses in missing memory wait for that memory instead.
 #[test]
 fn impossible_ring_addresses_are_refused() {
     let server = Server::new(null(None), 1, 1);

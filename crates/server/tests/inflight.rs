@@ -59,6 +59,7 @@ fn stays_in_flight(protocol: u64, stop: fn(&Wire) -> Option<u32>) {
     assert_eq!(wire.get_base(1), Some(u32::from(REQUESTS) + 1));
 }
 
+/// The front end finds them in its in-flight memory.
 #[test]
 fn skipped_drain_leaves_waiting_requests_in_flight() {
     let protocol = USUAL_PROTOCOL | GET_VRING_BASE_INFLIGHT | SKIP_DRAIN;
@@ -151,6 +152,7 @@ fn features_need_the_ones_they_require() {
     }
 }
 
+/// It does not change under a running queue.
 #[test]
 fn inflight_memory_is_checked_and_fixed() {
     let server = Server::new(null(None), 2, 1);

@@ -37,6 +37,7 @@ fn told_until(source: &mut impl Source, what: &str, mut holds: impl FnMut(&mut V
     }
 }
 
+/// Their threads are opened outside the event loop.
 #[test]
 fn machines_join_with_their_back_ends() {
     let directory = TempDir::with_prefix("vlane-joins-").unwrap();

@@ -208,6 +208,7 @@ fn queue_sizes_are_checked() {
     assert!(wire.is_alive());
 }
 
+/// It has no effect on the volume.
 #[test]
 fn probing_client_leaves_room_for_next() {
     let server = Server::new(null(None), 1, 1);

@@ -280,6 +280,7 @@ fn continued_ring_writes_through() {
     }
 }
 
+/// A change of other features keeps it off, too.
 #[test]
 fn disabled_write_cache_survives_a_reset() {
     let engine = Arc::new(Noting::default());

@@ -96,6 +96,7 @@ fn short_session_logs_queues_used() {
     );
 }
 
+/// It asked for the number of queues, left, and may have wanted more.
 #[test]
 fn front_end_lacking_queues_is_logged() {
     let _one = listening();
@@ -117,7 +118,7 @@ fn front_end_lacking_queues_is_logged() {
         hears(&format!("session {} ended", 2 + u64::from(goes_on)));
     }
     assert_eq!(said("it may want more"), 1);
-    // One beyond is refused with the number that there is.
+    // A queue beyond them is refused with the number that there is.
     let (wire, memory) = server.guest(USUAL);
     assert!(!wire.start(2, &Ring::new(&memory, 0)));
     hears("queue 2 does not exist; this volume offers 2");
@@ -141,6 +142,7 @@ fn session_that_delays_others_is_logged_once() {
     assert_eq!(said("waiting until"), 1);
 }
 
+/// It was admitted while the first one was silent.
 #[test]
 fn admitted_front_end_counts_as_waiting() {
     let _one = listening();
@@ -336,6 +338,7 @@ fn idle_guest_memory_is_not_called_unshared() {
     drop(wire);
 }
 
+/// The listener's own removal at its end is not logged.
 #[test]
 fn removed_socket_file_is_logged_once() {
     let _one = listening();

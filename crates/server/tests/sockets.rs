@@ -93,6 +93,7 @@ fn only_dead_sockets_are_removed() {
     }
 }
 
+/// No other file is removed at the end.
 #[test]
 fn dead_socket_is_replaced_own_removed() {
     let server = Server::new(null(None), 1, 1);

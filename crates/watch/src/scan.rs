@@ -34,7 +34,7 @@ struct Machine {
     process: ProcessId,
     eventfds: BTreeSet<u32>,
     told: bool,
-    /// That it has interrupts which are not seen.
+    /// True if its interrupts without an eventfd were reported.
     told_unseen: bool,
 }
 
@@ -151,6 +151,7 @@ mod tests {
 
     use super::*;
 
+    /// Each eventfd has one number.
     #[test]
     fn own_eventfd_numbers_are_found() {
         let before = eventfds_in(Path::new("/proc"), std::process::id()).unwrap();
@@ -170,6 +171,7 @@ mod tests {
         assert_eq!(eventfds_in(Path::new("/proc"), 0x7fff_fff0).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
+    /// A few of them do not warn.
     #[test]
     fn many_unseen_interrupts_warn_once() {
         let process = ProcessId::of(std::process::id()).unwrap();

@@ -207,7 +207,7 @@ struct Out {
     since: u64,
 }
 
-/// One queue's part of the trace.
+/// A queue's part of the trace.
 struct Lane<'a> {
     queue: &'a mut GuestQueue,
     /// Unsubmitted requests, by place in the plan.

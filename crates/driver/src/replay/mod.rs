@@ -68,7 +68,7 @@ impl ReplayKind {
     }
 }
 
-/// One recorded request.
+/// A recorded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplayRequest {
     /// The time of its submission, in ns since the start of the trace.

@@ -17,7 +17,7 @@ use crate::session::SessionOptions;
 const BLOCK_SECTORS: u64 = 8;
 /// Blocks above which a range is not taken apart: 64 MiB.
 const WALL_BLOCKS: u64 = 16_384;
-/// Not among those that are waited for.
+/// The rank of requests that are not waited for.
 const NO_RANK: u32 = u32::MAX;
 
 /// A request's dependencies, and its place among those that others wait for.

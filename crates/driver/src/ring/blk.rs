@@ -59,7 +59,7 @@ impl Kind {
     }
 }
 
-/// One request.
+/// A block request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// The request's kind.
@@ -317,7 +317,7 @@ impl BlkQueue {
         Ok(())
     }
 
-    /// Makes what was submitted visible to the device; returns whether the device wants a kick.
+    /// Makes what was submitted visible to the device; returns true if the device wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.queue.publish()

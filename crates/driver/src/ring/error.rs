@@ -66,13 +66,13 @@ pub enum Error {
 /// A device's violation of a virtqueue's rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// It returned a chain that it did not hold.
+    /// The device returned a chain that it did not hold.
     #[error("it returned chain {id}, which it was not given")]
     UnknownChain {
         /// The id in the used entry.
         id: u32,
     },
-    /// It returned more chains than it held.
+    /// The device returned more chains than it held.
     #[error("it returned {returned} chains and held {held}")]
     TooMany {
         /// Distance that the used index moved.

@@ -7,7 +7,7 @@ pub(super) const F_WRITE: u16 = 2;
 /// VIRTQ_DESC_F_INDIRECT: the buffer is a table of descriptors.
 pub(super) const F_INDIRECT: u16 = 4;
 
-/// One buffer of a chain.
+/// A buffer of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     pub(super) addr: u64,
@@ -53,7 +53,7 @@ pub struct Used {
 pub enum Format {
     /// Descriptor table, avail ring, used ring (virtio 1.2, 2.7).
     Split,
-    /// One ring of descriptors (virtio 1.2, 2.8; feature VIRTIO_F_RING_PACKED).
+    /// A single ring of descriptors (virtio 1.2, 2.8; feature VIRTIO_F_RING_PACKED).
     Packed,
 }
 

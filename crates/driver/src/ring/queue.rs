@@ -87,7 +87,8 @@ impl Queue {
         either!(self, q => q.submit(id))
     }
 
-    /// Makes everything added and submitted visible to the device; returns whether the device wants a kick for it.
+    /// Makes everything added and submitted visible to the device; returns true if the device wants
+    /// a kick for it.
     #[inline]
     pub fn publish(&mut self) -> bool {
         either!(self, q => q.publish())

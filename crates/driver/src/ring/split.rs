@@ -20,7 +20,7 @@ const NO_NOTIFY: u16 = 1;
 /// The owner of a chain; kept at its head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// Not the head of a chain.
+    /// A descriptor that is not the head of a chain.
     Nobody,
     /// The device; its descriptors are freed when it comes back.
     DeviceOnce,

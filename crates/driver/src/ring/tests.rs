@@ -147,7 +147,8 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// Returns a chain; says whether the driver wants an interrupt for it (decided per chain here).
+    /// Returns a chain; returns true if the driver wants an interrupt for it (decided per chain
+    /// here).
     fn push(&mut self, chain: &Seen, len: u32, event_idx: bool) -> bool {
         let Layout { desc, driver, device, size, .. } = self.layout;
         if self.layout.format == Format::Split {

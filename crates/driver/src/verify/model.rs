@@ -107,6 +107,7 @@ impl std::fmt::Display for Mismatch {
 mod tests {
     use super::*;
 
+    /// Unflushed data may be there.
     #[test]
     fn only_flushed_data_must_be_there() {
         let mut block = Block::default();

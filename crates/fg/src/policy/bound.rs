@@ -61,7 +61,7 @@ impl Raised {
     }
 }
 
-/// Those whose user is not known count as one.
+/// Processes whose user is not known count as one user's.
 fn user(owner: Option<&str>) -> String {
     user_of(owner.unwrap_or_default()).to_owned()
 }

@@ -1,8 +1,8 @@
 //! Decides each thread's values from the observed state and from earlier changes; no system calls
 //! here.
 //!
-//! It goes by states, not by events: each look compares the present values with the wanted ones. A
-//! look that is missed, or a change that fails, is made good by the next one.
+//! The policy goes by states, not by events: each look compares the present values with the wanted
+//! ones. A look that is missed, or a change that fails, is made good by the next one.
 
 mod bound;
 #[cfg(test)]
@@ -197,7 +197,7 @@ pub struct Change {
     pub from: Values,
     /// Its new values.
     pub to: Values,
-    /// It comes to the foreground, or leaves it.
+    /// True if the thread comes to the foreground, false if it leaves it.
     pub raise: bool,
 }
 
@@ -256,7 +256,7 @@ impl Policy {
         Self { known: memory.known, ghosts: memory.ghosts.into(), ..Self::new(raise) }
     }
 
-    /// From now on no process counts as foreground: all are restored.
+    /// Treats no process as foreground from now on: all are restored.
     pub fn halt(&mut self) {
         self.halted = true;
     }

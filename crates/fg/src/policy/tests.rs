@@ -340,6 +340,7 @@ fn take(world: &mut World, step: &Step) {
 proptest! {
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(0x6667), ..ProptestConfig::default() })]
 
+    /// After any steps, a background thread has the values that it would have without this program.
     #[test]
     fn background_has_its_own_values(steps in steps()) {
         let mut world = World::new();
@@ -355,6 +356,7 @@ proptest! {
     }
 }
 
+/// The shell is raised while its job is not in the foreground.
 #[test]
 fn job_and_shell_are_raised_in_turn() {
     let mut world = World::new();
@@ -389,6 +391,7 @@ fn nice_adds_to_the_shells_own_value() {
     }
 }
 
+/// It stays in the foreground and after.
 #[test]
 fn value_set_by_hand_stays() {
     let mut world = World::new();
@@ -422,6 +425,7 @@ fn a_young_job_is_changed(change: impl Fn(&mut World, i32)) -> (World, i32) {
     (world, job)
 }
 
+/// Another program resets the values within the first half second.
 #[test]
 fn early_reset_is_not_plus_10() {
     for exec in [false, true] {
@@ -446,6 +450,7 @@ fn renice_10_of_young_process_stays() {
     assert_eq!(world.has(job), "nice 5 io none");
 }
 
+/// Its parents have ended unseen.
 #[test]
 fn orphan_has_its_sessions_values() {
     for own_session in [false, true] {
@@ -473,6 +478,7 @@ fn orphan_has_its_sessions_values() {
     }
 }
 
+/// The child has one of the two values from before.
 #[test]
 fn fork_during_restore_has_half() {
     for (nice, io) in [(-10, "none"), (0, "be/0"), (-10, "be/0"), (0, "none")] {
@@ -517,6 +523,7 @@ fn removed_value_is_set_by_next_look() {
     assert_eq!(world.has(SHELL), "nice -10 io be/0");
 }
 
+/// A daemon without its record raised the thread before.
 #[test]
 fn lost_record_does_not_raise_twice() {
     let mut world = World::new();
@@ -526,6 +533,7 @@ fn lost_record_does_not_raise_twice() {
     assert_eq!(world.has(SHELL), "nice -10 io be/0");
 }
 
+/// A thread that cannot be restored is remembered.
 #[test]
 fn forbidden_value_is_tried_once() {
     let mut world = World::new();

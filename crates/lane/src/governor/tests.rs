@@ -133,6 +133,7 @@ fn demands() -> impl Strategy<Value = Vec<Demand>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
+    /// It never gets more threads than CPUs or lanes.
     #[test]
     fn constant_load_is_left_alone(
         demands in demands(), cpus in 1_usize..9, apart in 0.0..1.5,
@@ -158,6 +159,7 @@ proptest! {
         prop_assert_eq!(host.run(&mut governor, 60 * SECOND), 0);
     }
 
+    /// Idle lanes get none.
     #[test]
     fn busy_lanes_get_a_thread_each(idle in 0_usize..6, cpus in 2_usize..9) {
         let mut demands = vec![Demand::Open(0.0); idle];
@@ -193,6 +195,7 @@ proptest! {
     }
 }
 
+/// A falling load gives its threads back, and a rising one gets them again.
 #[test]
 fn threads_follow_the_load() {
     let mut host = Host::new(4, vec![Demand::Open(60_000.0); 4]);

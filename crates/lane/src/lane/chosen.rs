@@ -32,7 +32,7 @@ impl Lane {
     #[cold]
     pub(super) fn next_chosen(&mut self) -> Option<Slot> {
         if self.orders() {
-            // One of a better class may have come.
+            // A request of a better class may have come.
             self.take_ahead();
             if self.is_moving() {
                 return None;
@@ -86,7 +86,7 @@ impl Lane {
             if !self.exempts_express() {
                 return None;
             }
-            // Those that are exempt do not wait behind it.
+            // Exempt requests do not wait behind it.
             let express = self.waiting.first_of(Class::Express).filter(|_| list != Class::Express);
             if express.is_some() && self.has_room_for_express() {
                 return self.leaves_waiting(Class::Express);

@@ -64,7 +64,7 @@ impl Lane {
         }
     }
 
-    /// Before sleeping: asks for kicks. Returns whether there is work after all.
+    /// Before sleeping: asks for kicks. Returns true if there is work after all.
     pub(crate) fn before_sleep(&mut self) -> bool {
         if !self.again.is_empty() {
             return true;

@@ -54,7 +54,7 @@ impl std::fmt::Debug for Threads {
 pub enum Step {
     /// A round with work.
     Works,
-    /// One in which there was not.
+    /// A round without work.
     Finds,
     /// It asked for kicks, and goes to sleep; or found a request instead.
     AsksForKicks(bool),
@@ -65,7 +65,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// One for each.
+    /// The step's number: one for each kind.
     pub fn number(self) -> u64 {
         match self {
             Step::Works => 0,

@@ -35,7 +35,7 @@ pub struct Machine {
     process: ProcessId,
     kind: Kind,
     vcpus: Vec<VcpuThreads>,
-    /// Not all threads of its vCPU are scheduled.
+    /// True if not all threads of its vCPU are scheduled.
     left_out: bool,
 }
 
@@ -103,8 +103,8 @@ impl Machine {
         &self.vcpus
     }
 
-    /// Says whether there are more threads than are scheduled: vCPUs of a process ([`MAX_VCPUS`]),
-    /// or threads of a vCPU ([`MAX_THREADS`]).
+    /// Returns true if there are more threads than are scheduled: vCPUs of a process
+    /// ([`MAX_VCPUS`]), or threads of a vCPU ([`MAX_THREADS`]).
     pub fn has_more(&self) -> bool {
         self.left_out || self.vcpus.len() == MAX_VCPUS
     }

@@ -63,7 +63,7 @@ pub(super) struct Asked {
     asked: Instant,
     /// The time of the last question.
     threads: Option<u64>,
-    /// It was asked, and has not answered.
+    /// True if it was asked, and has not answered.
     stale: bool,
     answer: Option<Answer>,
 }
@@ -96,7 +96,7 @@ impl Asked {
         if vcpus.is_none() && !known.iter().any(is_gone) {
             return Ok(None);
         }
-        // Those that have ended need no answer, and may have ended since.
+        // Threads that have ended need no answer, and may have ended since.
         let mut vcpus = vcpus.unwrap_or_else(|| known.to_vec());
         vcpus.retain(|vcpu| !is_gone(vcpu));
         Ok(Some(vcpus))

@@ -48,7 +48,7 @@ pub(super) fn check(process: ProcessId) -> Result<()> {
     process.check().map_err(|error| hint(process.pid, error))
 }
 
-/// Says whether the thread is still there, as far as that can be found out.
+/// Returns true if the thread is still there, as far as that can be found out.
 pub(super) fn has_thread(process: ProcessId, tid: u32) -> bool {
     fs::exists(format!("/proc/{}/task/{tid}", process.pid)).unwrap_or(true)
 }

@@ -132,6 +132,7 @@ mod tests {
         Some(vcpus.into_iter().map(|vcpu| (vcpu.index, vcpu.tids)).collect())
     }
 
+    /// One thread that runs all vCPUs is listed once for each of them.
     #[test]
     fn shared_thread_of_vcpus_counts_once() {
         let two = r#"[{"cpu-index":1,"thread-id":12},{"cpu-index":0,"thread-id":11}]"#;

@@ -65,7 +65,7 @@ pub(super) fn tasks(process: ProcessId) -> Result<Tasks> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tasks {
     pub(super) tids: Vec<u32>,
-    /// There are more.
+    /// True if there are more.
     pub(super) left_out: bool,
 }
 

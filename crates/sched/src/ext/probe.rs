@@ -21,7 +21,7 @@ pub enum Presence {
     Missing,
     /// No scheduler is loaded.
     Disabled,
-    /// One is loaded, or about to come or to go.
+    /// A scheduler is loaded, or about to come or to go.
     Busy {
         /// `enabled`, `enabling` or `disabling`.
         state: String,

@@ -13,9 +13,9 @@ const THREADS: usize = 16;
 pub(crate) struct Seen {
     /// CPU time of its threads.
     pub(crate) used_ns: u64,
-    /// Of that, while boosted.
+    /// The boosted part of it.
     pub(crate) boosted_ns: u64,
-    /// Of `used_ns`, what was taken off its credits.
+    /// The part of `used_ns` that was taken off its credits.
     pub(crate) charged_ns: u64,
     /// The rest of the current boost; 0: there is none.
     pub(crate) boost_left_ns: u64,

@@ -47,7 +47,7 @@ pub struct Counters {
 #[derive(Debug)]
 struct Member {
     name: String,
-    /// Those of its threads that were given, not those that they have made since.
+    /// The threads that were given, not those that they have made since.
     threads: Vec<Given>,
     /// The program's counts that are already in the book: of boosts, and of the rest.
     boosted_ns: u64,
@@ -80,7 +80,7 @@ pub struct SchedExt {
     next_accounting: u64,
     /// The time of the last accounting.
     accounted: u64,
-    /// Of the host.
+    /// Number of the host's CPUs.
     cpus: u64,
     /// Out of the scheduler until then, because it got no CPU time.
     sheltered_until: Option<u64>,
@@ -261,7 +261,8 @@ impl SchedExt {
     fn account_all(&mut self, now: u64) -> Result<()> {
         let all = self.settle_each(now)?;
         let (mut pool, mut waits) = (0, None);
-        // Those that wait; and since when one has waited that has credits, which others of ours do not come before for long.
+        // The number of waiting vCPUs, and the time since when one with credits has waited. Others
+        // of ours do not come before it for long.
         let (mut waiting, mut entitled_since) = (0_u64, u64::MAX);
         let first_in_line = i64::try_from(self.options.params.credit_max_ns / 2).unwrap_or(i64::MAX);
         let mut stuck = Vec::new();
@@ -509,7 +510,7 @@ impl Vehicle for SchedExt {
     fn is_gone(&self, id: VcpuId) -> bool {
         let Ok(member) = self.member(id) else { return true };
         let ours = |&tid: &u32| sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
-        // Those that they have made count as well.
+        // Threads made by them count as well.
         !member.threads.iter().any(may_be)
             && self.program.seen(id).is_ok_and(|seen| !seen.tids.iter().any(ours))
     }
@@ -538,8 +539,8 @@ impl Drop for SchedExt {
     }
 }
 
-/// Says whether it still is the thread that was given, as far as that can be found out: an error is
-/// no end of it.
+/// Returns true if it still is the thread that was given, as far as that can be found out: an error
+/// is no end of it.
 fn may_be(given: &Given) -> bool {
     is_same(given.tid, given.start).unwrap_or(true)
 }

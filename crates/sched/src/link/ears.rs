@@ -26,7 +26,7 @@ const PER_USER: u64 = 20_000;
 const KEPT_NS: u64 = 50_000_000;
 /// A session that has used up what it may is left alone at least for so long.
 const PAUSE_NS: u64 = 1_000_000;
-/// One whose eventfd the system cannot watch, for want of memory for example, is looked at so
+/// A session whose eventfd the system cannot watch, for want of memory for example, is looked at so
 /// often.
 const UNWATCHED_NS: u64 = 20_000_000;
 /// Lanes that are looked at for the price of one mark.
@@ -78,7 +78,7 @@ pub struct Ear {
     wake: OwnedFd,
     watch: Watch,
     allowance: Allowance,
-    /// Not woken for at present.
+    /// True if it is not woken for at present.
     paused: bool,
 }
 

@@ -1,9 +1,9 @@
 //! Registration of back ends: the scheduler's end of the protocol in [`vlane_hint`].
 //!
-//! It has two halves. The [`Door`] accepts back ends and checks their claims, which takes reads of
-//! `/proc`: it belongs to an ordinary thread. The [`Ears`] hold the boards of admitted back ends,
-//! and read their lanes' events. They belong to the event loop, which is real-time, and never wait.
-//! A [`Link`] is both, for one thread.
+//! The scheduler's end has two halves. The [`Door`] accepts back ends and checks their claims,
+//! which takes reads of `/proc`: it belongs to an ordinary thread. The [`Ears`] hold the boards of
+//! admitted back ends, and read their lanes' events. The ears belong to the event loop, which is
+//! real-time, and never wait. A [`Link`] is both, for one thread.
 //!
 //! Back ends are less privileged than the scheduler, and may be hostile. One may register only
 //! processes of its own user. It gets a separate eventfd, so that it cannot take away the wake-ups
@@ -34,8 +34,8 @@ use crate::{Error, ErrorKind, Result};
 /// Sessions at a time; and the limit for one user other than root.
 const MAX_SESSIONS: usize = 4096;
 const MAX_PER_USER: usize = 512;
-/// Of all sessions, so many are for root and the scheduler's own user alone: others, however many
-/// they are, do not shut them out.
+/// Sessions that are reserved for root and the scheduler's own user: others cannot shut them out,
+/// however many they are.
 const RESERVED: usize = 512;
 /// The number of users remembered whose machines were refused, so that each is informed once.
 const MAX_TOLD: usize = 1024;
@@ -52,12 +52,13 @@ pub enum Adoption {
     /// Every user's, as far as the socket's mode lets back ends register.
     #[default]
     All,
-    /// Those of these users.
+    /// Machines of these users.
     Users(BTreeSet<u32>),
 }
 
 impl Adoption {
-    /// Says whether a machine is adopted whose process has this user; `None`: its user IDs differ.
+    /// Returns true if a machine is adopted whose process has this user; `None`: its user IDs
+    /// differ.
     fn includes(&self, owner: Option<u32>) -> bool {
         match self {
             Adoption::All => true,
@@ -141,7 +142,7 @@ pub struct Door {
     socket: OwnedFd,
     epoll: OwnedFd,
     sessions: BTreeMap<u64, Session>,
-    /// Of those that were let in since they were last taken.
+    /// The ears of the sessions admitted since they were last taken.
     ears: Vec<(SessionId, Ear)>,
     next: u64,
     shortage: Shortage,
@@ -201,7 +202,7 @@ impl Link {
         Self::bind_for(path, Access::Exactly { mode, group: None })
     }
 
-    /// The same for those whom `access` names.
+    /// The same for users with `access`.
     ///
     /// # Errors
     /// As [`Link::bind`].
@@ -301,7 +302,7 @@ impl Door {
         self.epoll.as_fd()
     }
 
-    /// Those of the sessions that have joined since this was last called.
+    /// Returns the ears of the sessions that have joined since the last call.
     pub fn ears(&mut self) -> Vec<(SessionId, Ear)> {
         std::mem::take(&mut self.ears)
     }

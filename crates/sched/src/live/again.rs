@@ -39,7 +39,7 @@ impl Again {
     /// Notes an event that has just arrived.
     pub(super) fn told(&mut self, id: VcpuId, now: u64) {
         let first = Unserved { times: 0, next: now + self.pause_ns };
-        // Of several, the oldest is what the guest takes first.
+        // The guest takes the oldest of several first.
         self.unserved.entry(id).or_insert(first);
     }
 
@@ -86,6 +86,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
+    /// The pauses between the repeats grow.
     #[test]
     fn unserved_event_repeats_six_times() {
         let mut again = Again::new(MS / 2);

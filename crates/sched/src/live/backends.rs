@@ -296,7 +296,7 @@ impl Backends {
         self.track(process);
     }
 
-    /// The same for one whose vCPUs are known already.
+    /// Expects a machine whose vCPUs are known already.
     pub fn expect_machine(&mut self, machine: Machine) {
         let process = machine.process();
         self.door.name(process);

@@ -27,7 +27,7 @@ mod tests {
     #[test]
     fn stopped_vcpu_leaves_its_part_to_others() {
         let claim = |vm, weight| Claim { vm, weight, cap_permille: 0 };
-        // One of two vCPUs is stopped, and all of another machine.
+        // Of two vCPUs one is stopped, and of another machine all are.
         let vcpus =
             [(claim(1, 100), false), (claim(1, 100), true), (claim(2, 300), false), (claim(3, 800), true)];
         assert_eq!(percents(&vcpus), [25.0, 0.0, 75.0, 0.0]);

@@ -113,6 +113,7 @@ mod tests {
         Error::new(kind, "refused")
     }
 
+    /// The pauses grow, and then the retries end.
     #[test]
     fn refused_join_is_retried_ten_times() {
         let mut joins = Joins::default();
@@ -128,6 +129,7 @@ mod tests {
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 16000, 32000, 32000, 32000]);
     }
 
+    /// A vCPU that has left is not retried.
     #[test]
     fn successful_join_restarts_the_retry_count() {
         let mut joins = Joins::default();

@@ -1,7 +1,7 @@
 //! The daemon: hears of I/O, boosts through a vehicle, and reports its state.
 //!
 //! One thread, real-time above all that it boosts, waits for sources, the next deadline and the
-//! end. It allocates little, and takes no lock that another thread may hold for long.
+//! end. The loop allocates little, and takes no lock that another thread may hold for long.
 
 mod again;
 mod announced;
@@ -506,7 +506,7 @@ impl Daemon {
         self.vehicle.bring(&[]);
         // Also what was refused is the vCPU's.
         if let Some(known) = self.vcpus.get_mut(&id) {
-            // Those that stay, stay open: what was opened first has the thread.
+            // Threads that stay, stay open: the open file has the thread.
             known.clocks.retain(|thread| vcpu.tids.contains(&thread.tid()) && !thread.has_ended());
             let new = |thread: &Arc<Thread>| !known.clocks.iter().any(|old| old.tid() == thread.tid());
             let new: Vec<_> = opened.into_iter().filter(new).collect();
@@ -560,7 +560,7 @@ impl Daemon {
         self.snapshot(now).finished()
     }
 
-    /// The same without what has to be sorted.
+    /// The state without the sorted parts.
     fn snapshot(&self, now: u64) -> Snapshot {
         let mut responses = Vec::with_capacity(self.vcpus.len());
         let all = self.used_by_all();

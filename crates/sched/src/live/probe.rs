@@ -21,7 +21,7 @@ pub enum Wanted {
 pub enum Ext {
     /// No sched_ext in this kernel.
     Missing,
-    /// It is there and free.
+    /// sched_ext is there and free.
     Free,
     /// Another program's scheduler is loaded.
     Taken,

@@ -24,14 +24,14 @@ pub enum Mark {
         /// Its claim.
         claim: Claim,
     },
-    /// Its threads are others now.
+    /// A vCPU's threads are others now.
     Changed {
         /// The vCPU.
         token: u64,
         /// Its threads.
         vcpu: VcpuThreads,
     },
-    /// It is not to be scheduled any more.
+    /// A vCPU is not to be scheduled any more.
     Left {
         /// The vCPU.
         token: u64,
@@ -41,7 +41,7 @@ pub enum Mark {
         /// The vCPU.
         token: u64,
     },
-    /// It has taken the event.
+    /// A vCPU has taken the event.
     Served {
         /// The vCPU.
         token: u64,

@@ -22,7 +22,7 @@ pub enum Completions {
 }
 
 impl Completions {
-    /// As it is written.
+    /// The policy's name as it is written.
     pub const fn name(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -179,7 +179,7 @@ impl Default for Responses {
 }
 
 impl Responses {
-    /// One more. By one thread only.
+    /// Adds a response. By one thread only.
     pub(crate) fn push(&self, ns: u64) {
         let count = self.0.count.load(Ordering::Relaxed);
         let place = usize::try_from(count % KEPT as u64).unwrap_or(0);

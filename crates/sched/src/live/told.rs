@@ -73,7 +73,7 @@ pub struct Told {
     orders: Receiver<Order>,
     bell: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
-    /// Of ears and bell.
+    /// The epoll set of ears and bell.
     epoll: OwnedFd,
     lanes: HashMap<(SessionId, u16), u64>,
     /// Of the marks that came last, in their order: one token may be among them twice.
@@ -217,6 +217,7 @@ mod tests {
         poll(&mut [PollFd::new(&told.epoll, PollFlags::IN)], Some(&now)).unwrap() == 1
     }
 
+    /// The bell rings only for new orders.
     #[test]
     fn each_mark_comes_with_its_threads() {
         let dir = tempfile::tempdir().unwrap();

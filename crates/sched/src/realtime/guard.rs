@@ -1,9 +1,9 @@
 //! The guard: a separate process that restores every thread when the daemon ends or hangs.
 //!
-//! It is in a separate session, ignores the signals that end sessions, and holds one end of a pipe
-//! whose other end is the daemon's. However the daemon ends, the pipe is closed. The daemon in turn
-//! holds a pidfd of it, and changes no thread while there is no guard. The guard runs real-time
-//! above all boosted threads, or it might never run.
+//! The guard is in a separate session, ignores the signals that end sessions, and holds one end of
+//! a pipe whose other end is the daemon's. However the daemon ends, the pipe is closed. The daemon
+//! in turn holds a pidfd of it, and changes no thread while there is no guard. The guard runs
+//! real-time above all boosted threads, or it might never run.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -64,7 +64,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// It cannot be started, or is not ready in five seconds.
+    /// An error if the guard cannot be started, or is not ready in five seconds.
     pub fn start(command: &GuardCommand, table: &Path) -> Result<Self> {
         let fail = |error: io::Error| {
             let text = format!(
@@ -106,7 +106,7 @@ impl Guard {
         }
     }
 
-    /// Says whether it is alive, as far as the system tells.
+    /// Returns true if it is alive, as far as the system tells.
     pub fn is_alive(&self) -> bool {
         !matches!(readable(self.pidfd.as_fd(), Duration::ZERO), Ok(true))
     }

@@ -67,7 +67,7 @@ pub enum HoldBack {
     Idle,
     /// Nice 19: has the weight 15 against 1024.
     Nice,
-    /// Not at all: boosts are then on top of the share.
+    /// Never: boosts are then on top of the share.
     Never,
 }
 
@@ -84,7 +84,7 @@ pub struct Settings {
     pub rt_shares: Shares,
     /// The way in which an indebted vCPU is held back.
     pub hold_back: HoldBack,
-    /// It is held back when it owes more CPU time than this, ns.
+    /// A vCPU is held back when it owes more CPU time than this, ns.
     pub owes_ns: u64,
     /// And let go when it owes no more than this.
     pub paid_ns: u64,
@@ -116,7 +116,7 @@ struct Boost {
     prolonged: u32,
 }
 
-/// One of a vCPU's threads.
+/// A thread of a vCPU.
 #[derive(Debug)]
 struct Member {
     thread: Arc<Thread>,

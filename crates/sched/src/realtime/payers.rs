@@ -13,7 +13,7 @@ use crate::live::state::BudgetState;
 pub struct Shares {
     /// The machines of one user. Root and the scheduler's own user have no limit but that of all.
     pub user: u8,
-    /// One machine.
+    /// The limit of one machine.
     pub machine: u8,
 }
 

@@ -53,6 +53,7 @@ fn nice(is: Attr) -> Attr {
     Attr { nice: 7, slice_ns: 0, ..is }
 }
 
+/// A list without a name yet leaves no file behind.
 #[test]
 fn unnamed_list_vanishes_with_its_process() {
     let dir = tempfile::tempdir().unwrap();
@@ -79,6 +80,7 @@ fn only_abandoned_table_is_repaired() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// A file in the directory's place gives a readable error, too.
 #[test]
 fn missing_directory_error_is_readable() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,6 +164,7 @@ fn list_writable_by_others_is_ignored() {
     assert_eq!(victim.is().nice, 7);
 }
 
+/// Neither of them delays the repair.
 #[test]
 fn pipe_or_directory_as_list_is_reported() {
     let dir = tempfile::tempdir().unwrap();
@@ -172,6 +175,7 @@ fn pipe_or_directory_as_list_is_reported() {
     assert_eq!((done.problems.len(), pipe.exists()), (2, true), "{:?}", done.problems);
 }
 
+/// The readable entries are carried out.
 #[test]
 fn damaged_list_is_repaired_in_part_and_kept() {
     let victim = Victim::new();

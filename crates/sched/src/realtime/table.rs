@@ -142,7 +142,8 @@ impl Table {
             );
             Error::caused_by(kind, text, error)
         };
-        // Not what the umask says: what others may write to is not believed.
+        // The mode is fixed, independent of the umask: a directory that others may write to is not
+        // trusted.
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(fail)?;
         Directory::open(dir).map_err(fail)?;
         // A process may have several, and a number may come again: the first free name.
@@ -273,7 +274,8 @@ impl Reader {
     ///
     /// # Errors
     ///
-    /// It cannot be opened, or a user other than this one and root can have written it.
+    /// An error if the file cannot be opened, or if a user other than this one and root can have
+    /// written it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let reader = Self::of(trusted::open(path)?, path);
         flock(&reader.file, FlockOperation::NonBlockingLockShared)?;

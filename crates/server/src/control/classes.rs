@@ -25,8 +25,8 @@ pub(super) struct ClassesInfo {
     handed_over: u64,
     /// Turns in which lanes took requests.
     turns: u64,
-    /// Those of them after which a guest had as many requests in flight as the ring has entries. Others may wait in the guest then, in the order of
-    /// their arrival, and no back end sees how long.
+    /// The turns after which a guest had as many requests in flight as the ring has entries. Others
+    /// may wait in the guest then, in the order of their arrival, and no back end sees how long.
     full_turns: u64,
     /// Each lane, by its number.
     lanes: Vec<LaneInfo>,
@@ -56,7 +56,7 @@ pub(super) struct Times {
     mean_ns: Option<u64>,
     /// Half of them took no longer: the end of a histogram's bucket, which is at most half more than it was.
     p50_ns: Option<u64>,
-    /// The same of 99 of 100.
+    /// The time that 99 of 100 did not exceed, by the same rule.
     p99_ns: Option<u64>,
     /// The histogram: the number of requests that took less than so many nanoseconds, and no less
     /// than the bucket before. Empty buckets are omitted.

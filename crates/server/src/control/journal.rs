@@ -25,17 +25,17 @@ pub(super) struct JournalInfo {
     journals: Vec<Found>,
     /// Bytes that the guest wrote.
     written_bytes: u64,
-    /// Those of them that were written to a journal, by how that was found.
+    /// The bytes of them that were written to a journal, by the way in which it was found.
     journal_written_bytes: Ways,
     /// Bytes written to a cyclic log that is no file system's journal; they stay in the page cache.
     log_written_bytes: u64,
     /// Flushes that succeeded.
     flushes: u64,
-    /// Those of them before which, and after the flush before, a journal was written to.
+    /// The flushes before which, and after the flush before, a journal was written to.
     journal_flushes: u64,
-    /// Bytes of the distinct blocks that were written, and of those of journals.
+    /// Bytes of the distinct blocks that were written.
     footprint_bytes: u64,
-    /// The same of journals.
+    /// Bytes of the distinct blocks of journals that were written.
     journal_footprint_bytes: u64,
     /// Bytes of a block, for the footprints: 4096 unless the volume is larger than 1 TiB.
     footprint_block: u64,

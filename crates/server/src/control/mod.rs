@@ -1,9 +1,9 @@
 //! The control socket: a volume's state while it serves, over HTTP/1.1 on a unix socket.
 //!
-//! One thread, `control`, runs all of it. It sleeps unless a client asks, and never touches the
-//! data path. Counters are read where the lanes publish them, and a recording is a message in their
-//! inboxes. Each resource is a file here: a handler with its description, from which the OpenAPI
-//! document is made, and a line in [`api`].
+//! One thread, `control`, runs all of it. The thread sleeps unless a client asks, and never touches
+//! the data path. Counters are read where the lanes publish them, and a recording is a message in
+//! their inboxes. Each resource is a file here: a handler with its description, from which the
+//! OpenAPI document is made, and a line in [`api`].
 
 mod classes;
 mod counters;
@@ -51,10 +51,10 @@ struct Context {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// Not at that path.
+    /// The socket cannot be made at that path.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Not the socket of the process before.
+    /// The socket is not that of the process before.
     #[error(transparent)]
     TakeOver(#[from] HandoverError),
     /// The system gives no thread, or no way to wait.

@@ -41,7 +41,7 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// Of a front end that has just connected.
+    /// The messages of a front end that has just connected.
     pub(super) fn new(stream: UnixStream, state: &Arc<Mutex<State>>) -> Messages {
         let handler = BackendReqHandler::from_stream(stream, Arc::clone(state));
         Messages { handler, relay: None }

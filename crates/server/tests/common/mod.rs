@@ -127,7 +127,7 @@ impl Server {
         Server::with(engine, topology, Duration::ZERO, schedulers, mode)
     }
 
-    /// One whose lanes are on as many of its threads as pay.
+    /// A server whose lanes are on as many of its threads as pay.
     pub fn adapting(engine: Arc<dyn Engine>, queues: u16, threads: u16) -> Server {
         let topology = Topology { queues, threads, cpus: Vec::new(), adapts: true };
         Server::with(engine, topology, Duration::from_micros(50), Schedulers::None, Mode::Off)
