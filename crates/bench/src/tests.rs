@@ -40,6 +40,7 @@ fn saved(scale: f64) -> Saved {
             args: vec!["--queues".into(), "1".into()],
             socket: None,
             client: Client::Driver,
+            one_queue: false,
         },
         server: Some("vlane serve".into()),
         client: None,
