@@ -80,7 +80,7 @@ pub fn profile(options: &Options) -> Result<Profile> {
     };
     let one_thread = ["--threads", "1"];
     let text = "Baseline has one queue for all jobs and one thread; MQ a queue per job and one thread; MT a queue and a thread per job. \
-                With more jobs than CPUs the figures show what a topology costs, not how it scales.";
+                With more jobs than CPUs the figures show the cost of a topology, not its scaling.";
     Ok(Profile {
         text: vec![text.into()],
         repeats: options.repeats,

@@ -279,8 +279,7 @@ fn report(options: &Options, measured: &[Measured], notes: Vec<Note>, begun: &Be
         ("by the client", "of the limit"),
         ("back end", "CPUs"),
     ];
-    let text = "What the lanes counted in each second, divided by the limit: the median of the seconds, the least and the most. Then the same \
-                of the whole time, and what the client says. The first second, which has the burst in it, does not count.";
+    let text = "The lanes' count in each second, divided by the limit: the median of the seconds, the least and the most. Then the same of the whole time, and the client's count. The first second, which has the burst in it, does not count.";
     let blocks = vec![table("Rates", &columns, measured.iter().map(cells).collect())];
     Report {
         summary,

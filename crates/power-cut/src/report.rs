@@ -50,7 +50,7 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
         summary,
         notes,
         sections: vec![states_of(outcomes), recorded(outcomes), by_strategy(outcomes)],
-        ..begun.report("power-cut", "What a power cut leaves of a guest's file system", &[])
+        ..begun.report("power-cut", "A guest's file system after a power cut", &[])
     }
 }
 
@@ -96,8 +96,7 @@ fn states_of(outcomes: &[Outcome]) -> Section {
         ("with losses", ""),
         ("time each", "ms"),
     ];
-    let text = "States in which a power cut could have left each volume: the file system's own check after its own repair, and the guest's \
-                files against what it had been told was durable. With nothing durable, the same record is taken as if no fdatasync had done anything, and no durable write had been one.";
+    let text = "States in which a power cut could have left each volume: the file system's own check after its own repair, and the guest's files against the data that it knew as durable. With nothing durable, the same record is taken as if no fdatasync had done anything, and no durable write had been one.";
     section("states", "States after a power cut", text, &columns, rows)
 }
 
@@ -128,9 +127,9 @@ fn recorded(outcomes: &[Outcome]) -> Section {
         ("flushes without one", ""),
         ("promises not kept", ""),
     ];
-    let text = "What reached the storage. A flush keeps its promise when each operation that was answered before it is durable by itself, or an \
+    let text = "Operations that reached the storage. A flush keeps its promise when each operation that was answered before it is durable by itself, or an \
                 fdatasync that went well began after it and ended before the flush was answered.";
-    section("record", "What was recorded", text, &columns, outcomes.iter().map(row).collect())
+    section("record", "Recorded operations", text, &columns, outcomes.iter().map(row).collect())
 }
 
 fn by_strategy(outcomes: &[Outcome]) -> Section {
@@ -148,7 +147,7 @@ fn by_strategy(outcomes: &[Outcome]) -> Section {
         rows.push(row);
     }
     let columns = [
-        ("there is, of what is not durable", ""),
+        ("there is, of data that are not durable", ""),
         ("states", ""),
         ("not sound", ""),
         ("with losses", ""),

@@ -92,7 +92,7 @@ const NEVER_ONE: [&str; 49] = [
     "{rate} reads/s",
     "{} blocks read, {} written, {} flushes in",
     // There are two at least: one alone has another branch, or is refused.
-    "fewer than {LEAST_PAIRS} rounds decide nothing",
+    "fewer than {LEAST_PAIRS} rounds are inconclusive",
     "if self.jobs > 1",
     "by {jobs} jobs on {jobs} queues",
     "others up to {most} times",

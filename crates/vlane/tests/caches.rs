@@ -43,7 +43,7 @@ fn modes_run_beside_neighbour_and_clean_up() {
     assert!(output.status.success(), "{said}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(report["kind"], "caches");
-    assert!(report["notes"].to_string().contains("Nothing limits the page cache"), "{}", report["notes"]);
+    assert!(report["notes"].to_string().contains("The page cache has no limit"), "{}", report["notes"]);
     let mut of_16k = 0;
     for rate in ["unbounded", "500"] {
         let id = format!("commits-4m-{rate}");

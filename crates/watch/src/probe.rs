@@ -28,7 +28,8 @@ pub fn probe() -> Result<()> {
 }
 
 fn probe_in(root: &Path) -> Result<()> {
-    let no = |kind, text: String| Err(Error::new(kind, format!("watching I/O: {text}; no setting was changed")));
+    let no =
+        |kind, text: String| Err(Error::new(kind, format!("watching I/O: {text}; no setting was changed")));
     let (release, version) = host::kernel(root);
     if version < SINCE {
         return no(

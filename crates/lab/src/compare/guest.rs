@@ -370,7 +370,7 @@ impl Machine<'_> {
         let Some(text) = self.guest.results().remove(&key) else {
             return Err(self.trouble(&format!("fio ended before {} had its turn", column.name())));
         };
-        DiskCounters::parse(&text).ok_or_else(|| self.trouble(&format!("counters that mean nothing: {text}")))
+        DiskCounters::parse(&text).ok_or_else(|| self.trouble(&format!("counters without a meaning: {text}")))
     }
 
     /// Waits for the end of a round; fio's lines, by job.

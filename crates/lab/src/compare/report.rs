@@ -370,11 +370,11 @@ fn work_section(outcome: &Outcome) -> Option<Section> {
     blocks.extend(exits_table(outcome));
     blocks.extend(sizes_table(outcome));
     let mut text = vec![
-        "What one request of fio's in the guest makes happen, on the average. Requests: what the guest's kernel sent to the disk, by its block layer; interrupts: those of the disk, in the guest. CPU time and context switches are those of the host's threads, from the moment fio was let go to the moment its end was told: about 0.1 s of starting and ending is in the guest's. Kicks (the guest wakes the back end) and signals (the back end interrupts the guest) are vlane's own count; other back ends tell neither.".to_string(),
+        "Average effects of one request of fio in the guest. Requests: those of the guest's block layer to the disk; interrupts: those of the disk, in the guest. CPU time and context switches are those of the host's threads, from the start of fio to the report of its end: about 0.1 s of starting and ending is in the guest's. Kicks (the guest wakes the back end) and signals (the back end interrupts the guest) are vlane's own count; other back ends tell neither.".to_string(),
     ];
     if outcome.emulated() {
         text.push(
-            "The guest's CPU is emulated: its time is many times that of a real one, and contains what QEMU does in the vCPU's stead, among it kicks.".into(),
+            "The guest's CPU is emulated: its time is many times that of a real one, and contains QEMU's work for the vCPU, such as kicks.".into(),
         );
     }
     if outcome.uncounted.is_none() && !outcome.counted.all.is_empty() {
@@ -553,7 +553,7 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
     let figures =
         |value: fn(&native::NativeMeasurement) -> f64| move |load, way| native::spread(all, load, way, value);
     Some(Section::new("native", "The back ends alone, without a guest", vec![
-            "vlane's driver plays the guest's side at the CPU's own speed; the image is the same. What a guest adds is missing, and so is what its emulation adds: here ratios to the host mean something on any machine. The driver needs CPU time that the host's fio does not; 2 jobs are 2 threads with a queue each.".into(),
+            "vlane's driver plays the guest's side at the CPU's own speed; the image is the same. The costs of a guest and of its emulation are missing: here ratios to the host mean something on any machine. The driver needs CPU time that the host's fio does not; 2 jobs are 2 threads with a queue each.".into(),
         ], vec![
             Block::Chart(chart),
             table(&format!("Without a guest: {OF_THE_HOST}"), "%", &guests, &|load, way| {
@@ -608,9 +608,9 @@ fn columns_section(outcome: &Outcome) -> Section {
     text.extend(outcome.commands.iter().map(|(name, command)| format!("{name}: {command}")));
     Section::new(
         "columns",
-        "What was compared",
+        "Compared disks",
         text,
-        vec![Block::Table(Table::new("The columns", "column | what it is | as the guest sees it", rows))],
+        vec![Block::Table(Table::new("The columns", "column | description | as the guest sees it", rows))],
     )
 }
 

@@ -59,7 +59,7 @@ fn cost(outcome: &Outcome) -> Option<String> {
     let (base, whose) = match outcome.emulated() {
         true => (
             Column::Ide,
-            "the emulated IDE disk's (the guest's CPU is emulated: nothing is said of the host)",
+            "the emulated IDE disk's (the guest's CPU is emulated: no statement about the host)",
         ),
         false => (Column::Host, "the host's"),
     };

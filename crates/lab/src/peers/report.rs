@@ -16,8 +16,7 @@ pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
         .filter_map(|result| Some((result, plan.iter().find(|row| row.id == result.row)?)))
         .collect();
     let rounds = results.iter().flat_map(|r| &r.measured.rounds).map(Vec::len).max().unwrap_or(0);
-    let mut sections = vec![Section::new("compared", "Compared", vec!["Ratios are taken pair by pair: the median of a row's pairs, with the smallest and the largest beside it. \
-                    The last column says whether the difference itself is more than noise."
+    let mut sections = vec![Section::new("compared", "Compared", vec!["Ratios are taken pair by pair: the median of a row's pairs, with the smallest and the largest. The last column shows if the difference is more than noise."
             .into()], vec![Block::Table(compared(&planned))])];
     sections.extend(pictures(&planned));
     sections.push(Section::new(
@@ -74,7 +73,7 @@ fn samples(results: &[RowResult]) -> Samples {
             }
         }
     }
-    Samples::new("rounds", "Every round of every back end; what does not apply is 0", columns, rows)
+    Samples::new("rounds", "Every round of every back end; a value that does not apply is 0", columns, rows)
 }
 
 fn compared(planned: &[(&RowResult, &Row)]) -> Table {

@@ -40,8 +40,7 @@ pub(super) fn fill(outcome: &Outcome, options: &Options, begun: &Begun, programs
 
 fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
     let mut texts = vec![format!(
-        "{} are moved in requests of 4K and again in requests of 512K, with {} out at once; what the back end does for them is counted \
-         from outside. Overhead is per request: the same bytes in small requests take many times the work.",
+        "{} are moved in requests of 4K and again in requests of 512K, with {} in flight; the back end's work for them is counted from outside. Overhead is per request: the same bytes in small requests take many times the work.",
         show_size(options.bytes),
         options.depth
     )];
@@ -218,7 +217,7 @@ fn native(outcome: &Outcome, medium: Medium) -> Section {
         blocks.push(table(caption, columns, rows));
     }
     let copies = match medium {
-        Medium::Null => "Nobody copies: the null device touches no data.",
+        Medium::Null => "There are no copies: the null device touches no data.",
         Medium::Ram => {
             "Copies: through the page cache each byte is copied once by a CPU, by the lane's own thread where the last row says 1, by \
              the kernel's workers or inside io_uring otherwise."
@@ -359,7 +358,7 @@ fn guest(all: &[GuestMeasured]) -> Section {
              guest's block layer splits requests that are too large for the device (126 segments, when their pages lie apart), and \
              QEMU's log makes each call dearer than it is without."
                 .into(),
-        ], vec![table("What the requests became", columns, rows)])
+        ], vec![table("Requests after merging", columns, rows)])
 }
 
 #[cfg(test)]

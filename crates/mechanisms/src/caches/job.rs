@@ -63,11 +63,11 @@ pub fn run(
             steps.push(Box::new(Sql::new(directory, job)?));
         }
         Job::Commits | Job::MailReplay => {
-            let text = format!("{} is what the driver does, not a guest", job.name());
+            let text = format!("{} is a job of the driver, not of a guest", job.name());
             return Err(Error::new(ErrorKind::Usage, text));
         }
     }
-    begin().context(ErrorKind::Io, || "there is nobody who says when to begin")?;
+    begin().context(ErrorKind::Io, || "the start signal has no sender")?;
     let from = Instant::now() + ramp;
     let until = from + time;
     let (count, waits) = std::thread::scope(|scope| {

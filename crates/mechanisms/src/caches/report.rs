@@ -140,7 +140,7 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     let mut notes = Vec::new();
     match options.cache {
         None => notes.push(Note::warning(
-            "Nothing limits the page cache (--no-limit): nobody evicts anything, so hits say nothing of the modes.",
+            "The page cache has no limit (--no-limit): no page is evicted, so hits do not show the modes' effect.",
         )),
         Some(bytes) => notes.push(Note::info(format!(
             "Both back ends share a memory cgroup of {}; on the whole host at most {} may be dirty.",
@@ -167,9 +167,9 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     }
     if options.pin == Pin::Apart {
         notes.push(if about.is_apart {
-            Note::info("The neighbour and its back end have half of the CPUs, the volume's back end and who writes the other half.")
+            Note::info("The neighbour and its back end have half of the CPUs, the volume's back end and the writer have the other half.")
         } else {
-            Note::warning("There is one CPU for all: figures depend on whose turn it is.")
+            Note::warning("There is one CPU for all: figures depend on the order of turns.")
         });
     }
     notes.extend(about.replays.iter().map(Note::info));
@@ -214,7 +214,7 @@ fn crossover(options: &Options, results: &[CellResult]) -> Section {
             show_size(cache),
             show_size(options.hot)
         ),
-        None => "Nothing limits the cache, so nothing is expected to help.".into(),
+        None => "The cache has no limit, so no mode is expected to help.".into(),
     };
     let text = vec![
         sizes,

@@ -283,8 +283,7 @@ pub(crate) fn warnings(machines: Machines) -> Vec<String> {
     let mut warnings = Vec::new();
     let autogroup = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
     if autogroup.trim() == "1" {
-        let text = "Each guest is in a session of its own, which the kernel's autogroups give equal shares: who owes cannot be held back against \
-                    other sessions. Without (sysctl kernel.sched_autogroup_enabled=0) loans are granted more often.";
+        let text = "Each guest is in a session of its own, which the kernel's autogroups give equal shares: a vCPU that owes cannot be held back against other sessions. Without (sysctl kernel.sched_autogroup_enabled=0) loans are granted more often.";
         warnings.push(text.to_owned());
     }
     if machines == Machines::Uml {

@@ -66,7 +66,7 @@ impl Measured {
     pub(super) fn notes(&self, more: &str) -> Vec<Note> {
         let facts = format!(
             "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
-             \"All rounds\" adds up everybody's CPU time over them.{more}",
+             \"All rounds\" adds up the CPU time of all guests over them.{more}",
             counted(self.rounds, "round"),
             self.time
         );

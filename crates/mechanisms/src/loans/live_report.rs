@@ -155,7 +155,7 @@ fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
             let verdict = |met: bool| if met { "met" } else { "NOT met" };
             lines.push(format!(
                 "{name}, {under}: mean response {mean:.3} ms, {:.0} times shorter than EEVDF's {eevdf:.1} ms (goal {FASTER:.0}: \
-                 {}); nobody's share is more than {off:.1} % off its weight (goal {OFF:.0} %: {}).",
+                 {}); no share is more than {off:.1} % off its weight (goal {OFF:.0} %: {}).",
                 eevdf / mean,
                 verdict(eevdf / mean >= FASTER),
                 verdict(off <= OFF),

@@ -128,8 +128,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     sections.push(extras::cost(&runs));
     let mut notes = vec![Note {
         severity: Severity::Warning,
-        text: "Simulated: these figures are calculated from a model, the same on every machine; nothing was measured. What the model \
-               leaves out is in docs/src/loan-simulator.md."
+        text: "Simulated: these figures are calculated from a model, the same on every machine; they are not measured. The model's limits are in docs/src/loan-simulator.md."
             .into(),
     }];
     let seeds: Vec<_> = options.scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();

@@ -122,7 +122,7 @@ fn kill(own: &Path, times: u32) -> Result<()> {
             let out = child.stdout.take().ok_or_else(no_output)?;
             BufReader::new(out)
                 .read_line(&mut line)
-                .context(ErrorKind::Process, || "the loader says nothing")?;
+                .context(ErrorKind::Process, || "the loader printed no state")?;
             if line.trim() != "loaded" {
                 let _ = child.kill();
                 let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());

@@ -211,9 +211,9 @@ pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
     assert!(dropped > written / 4, "{info}");
     let few = (journal / 2).min(8) << 20;
     match info["cached_bytes"].as_u64() {
-        None => {
-            vlane_testing::skip("this kernel does not report the page cache's content (cachestat needs Linux 6.5)")
-        }
+        None => vlane_testing::skip(
+            "this kernel does not report the page cache's content (cachestat needs Linux 6.5)",
+        ),
         Some(cached) => assert!(cached <= few, "{info}"),
     }
     // The same from outside.

@@ -259,7 +259,7 @@ fn summary_has_three_sentences_with_intervals() {
     );
     let emulated = report(&outcome(Accel::Tcg, 5)).summary;
     assert!(
-        emulated[0].contains("on vlane 8.00x") && emulated[0].contains("nothing is said of the host"),
+        emulated[0].contains("on vlane 8.00x") && emulated[0].contains("no statement about the host"),
         "{emulated:?}"
     );
 }

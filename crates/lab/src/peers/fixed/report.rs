@@ -272,7 +272,7 @@ fn samples(results: &[RowResult]) -> Samples {
 pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut notes = vec![Note::info(format!(
         "Each figure is the median of {} of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
-         for a request every 1/rate, with at most `depth` out at once, and makes up for what is late. A rate is reached when {:.0} % of it are achieved. \
+         for a request every 1/rate, with at most `depth` out at once, and makes up for late ones. A rate is reached when {:.0} % of it are achieved. \
          On a file qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each load takes the one that needs less CPU time there. A verdict is by the interval of the ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not matter.",
         counted(options.pairs, "measurement"),
         figure::duration(options.time.as_secs_f64()),
@@ -281,13 +281,13 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     ))];
     if (options.pairs as usize) < LEAST_PAIRS {
         notes.push(Note::warning(format!(
-            "Measured {} each: fewer than {LEAST_PAIRS} rounds decide nothing (--repeat {LEAST_PAIRS}).",
+            "Measured {} each: fewer than {LEAST_PAIRS} rounds are inconclusive (--repeat {LEAST_PAIRS}).",
             counted(options.pairs, "time")
         )));
     }
     if outcome.emulated {
         notes.push(Note::warning(
-            "QEMU's guest is emulated: its own CPU time is several times what it is under KVM, so the back end's part is smaller than there.",
+            "QEMU's guest is emulated: its own CPU time is several times that under KVM, so the back end's part is smaller than there.",
         ));
     }
     notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Left out: {text}."))));
@@ -304,7 +304,7 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
         let text = match group.client {
             Client::Native => "fio with libblkio, waiting for interrupts; back end and client on a CPU each.",
             Client::Guest(_) => {
-                "fio in the guest, which has a disk of each back end; nothing is bound to a CPU. The guest's CPU time is that of all its processes on the host."
+                "fio in the guest, which has a disk of each back end; no process is bound to a CPU. The guest's CPU time is that of all its processes on the host."
             }
         };
         sections.push(Section::new(group.id, group.title, vec![text.into()], blocks));

@@ -111,8 +111,7 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
     Section::new(
         "rates",
         "Events more and less frequent",
-        vec!["The paper's scenario with pings at other rates: it does not say how often it pinged. hping itself sends one per second unless it is told \
-              otherwise."
+        vec!["The paper's scenario with pings at other rates: it does not say how often it pinged. hping itself sends one per second by default."
             .into()],
         vec![Block::Chart(chart), Block::Table(table)],
     )
