@@ -64,7 +64,7 @@ const NOUNS: [&str; 26] = [
     "CPUs",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 49] = [
+const NEVER_ONE: [&str; 50] = [
     // It wants more than are offered, which is one at least.
     "wants {wanted} queues, and vlane offers {offered}",
     // One queue with one thread is always possible.
@@ -93,6 +93,7 @@ const NEVER_ONE: [&str; 49] = [
     "{} blocks read, {} written, {} flushes in",
     // There are two at least: one alone has another branch, or is refused.
     "fewer than {LEAST_PAIRS} rounds are inconclusive",
+    "{reads} reads of the foreground",
     "if self.jobs > 1",
     "by {jobs} jobs on {jobs} queues",
     "others up to {most} times",
