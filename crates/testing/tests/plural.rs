@@ -64,7 +64,7 @@ const NOUNS: [&str; 26] = [
     "CPUs",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 50] = [
+const NEVER_ONE: [&str; 49] = [
     // It wants more than are offered, which is one at least.
     "wants {wanted} queues, and vlane offers {offered}",
     // One queue with one thread is always possible.
@@ -101,7 +101,6 @@ const NEVER_ONE: [&str; 50] = [
     "{} guests ({guests}), each with a process",
     "{} guests ({}), each with a process",
     "{PARALLEL} requests at a time",
-    "{} reads of the foreground",
     "{} threads of this program compute all the time",
     "{VCPUS} vCPUs",
     "{} vCPUs that are never idle",
