@@ -65,7 +65,8 @@ struct Held {
     piece: Option<Piece>,
 }
 
-// SAFETY: `buffers` are lists of guest memory, or of `piece`, for the kernel. Any thread may hold them; nobody follows them here.
+// SAFETY: `buffers` are lists of guest memory, or of `piece`, for the kernel. Any thread may hold
+// them; this code follows no pointer in them.
 unsafe impl Send for Kept {}
 
 impl std::fmt::Debug for IoQueue {
@@ -445,7 +446,7 @@ impl Kept {
                     left -= n;
                 }
             }
-            // A read into the zeroes, which nobody may change, is one of nothing.
+            // A read into the zeroes, which no operation may change, reads no byte.
             _ => {}
         }
         let entry = vectored_of(&buffers, operation, target);

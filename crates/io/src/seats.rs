@@ -170,7 +170,7 @@ impl Seat {
         // The thread that takes the mark sees the words.
         letters.fetch_or(bit, Ordering::Release);
         if self.table.tell(to) && letters.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
-            // It left, and has not taken this one: nobody will.
+            // It left without taking this one, and no other thread will.
             return false;
         }
         self.free &= !bit;

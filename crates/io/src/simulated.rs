@@ -156,7 +156,8 @@ pub fn newest() -> Option<(u64, Call)> {
 pub fn load(number: u64, at: u64, into: &mut [u8]) {
     into.fill(0);
     walk(number, at, into.len(), |from, done, n| {
-        // SAFETY: the buffers of an operation that has not ended are valid, as whoever submitted it has promised; `into` is none of them.
+        // SAFETY: the buffers of an operation that has not ended are valid, as its submitter has
+        // promised; `into` is none of them.
         unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), into[done..].as_mut_ptr(), n) };
     });
 }
@@ -371,7 +372,8 @@ impl Ring {
     /// Which of the watched descriptors are readable.
     fn look(&self) -> Vec<bool> {
         let borrow = |fd: RawFd| {
-            // SAFETY: open as long as it is watched, as whoever watches it has promised; used in this function only.
+            // SAFETY: open as long as it is watched, as the watcher has promised; used in this
+            // function only.
             unsafe { BorrowedFd::borrow_raw(fd) }
         };
         let fds: Vec<BorrowedFd<'_>> = self.watches.iter().map(|(_, fd)| borrow(*fd)).collect();
@@ -651,7 +653,8 @@ impl Kernel {
         let buffers = match code {
             READ | WRITE => vec![libc::iovec { iov_base: pointer.cast(), iov_len: len as usize }],
             READV | WRITEV => {
-                // SAFETY: a list of so many buffers, which stays until the completion, as whoever pushed the entry has promised.
+                // SAFETY: a list of so many buffers, which stays until the completion, as the
+                // caller that pushed the entry has promised.
                 unsafe {
                     std::slice::from_raw_parts(pointer.cast_const().cast::<libc::iovec>(), len as usize)
                 }

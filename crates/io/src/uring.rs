@@ -406,8 +406,8 @@ impl Uring {
             *guests += 1;
             let entry = Transfer::of(words).entry();
             let data = TAG_GUEST | (from * CELLS + cell) as u64;
-            // SAFETY: the owner of the operation has promised it (`hand_over`), until it is told of the completion; that is after this ring
-            // has it.
+            // SAFETY: the owner of the operation has promised it (`hand_over`), until it sees the
+            // completion; that is after this ring has it.
             self.push_entry(&entry.user_data(data));
         });
         let has_guests = post.guests > before;

@@ -219,7 +219,7 @@ fn once(disk: &mut dyn Disk, size: u64) -> (Findings, Vec<Range<u64>>) {
         }
     }
     // Tools that make a table need not remove the superblock of a file system that took the whole
-    // disk. Which of the two is in use cannot be told.
+    // disk. The one in use is unknown.
     if findings.label.is_some() && whole.journal().is_some() {
         let why = Why::Wrong("there is a partition table, and a file system that takes the whole disk");
         whole.refuse(why);
