@@ -41,7 +41,6 @@ mod together;
 mod topologies;
 mod trace;
 mod values;
-mod work;
 
 use std::process::ExitCode;
 
@@ -91,8 +90,6 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Compare one queue, many queues and many threads on a null device
     Topologies(topologies::TopologiesArgs),
-    /// Count the work per request: 4K against 512K, back ends and a guest
-    Work(work::WorkArgs),
     /// Compare the effects of cache modes on a guest, its neighbour and the page cache
     Caches(caches::CachesArgs),
     /// Run the guest's part of `caches`, inside the guest
@@ -171,7 +168,6 @@ pub fn main() -> ExitCode {
         Command::Report(args) => report::run(&args),
         Command::Compare(args) => compare::run(&args),
         Command::Topologies(args) => topologies::run(&args),
-        Command::Work(args) => work::run(&args),
         Command::Caches(args) => caches::run(&args),
         Command::CachesJob(args) => caches::run_job(&args),
         Command::Express(args) => express::run(&args),

@@ -176,7 +176,6 @@ pub static PAGES: &[Page] = &[
         ],
     ),
     page("topologies", MEASURES, &[("topologies --quick", "Measures all topologies shortly.")]),
-    page("work", MEASURES, &[("work --html work.html", "Counts the work per request.")]),
     page("caches", MEASURES, &[("caches --modes writeback,none,pdc", "Compares three cache modes.")]),
     page("express", MEASURES, &[("express native", "Measures readers on this host.")]),
     page(

@@ -153,7 +153,7 @@ fn conversions_and_reports_keep_foreign_files() {
         &["bench", &socket, "--time", "10ms", "--repeat", "1", "--save", "@"],
         &["bench", &socket, "--time", "10ms", "--repeat", "1", "--html", "@.html"],
         &["topologies", "--quick", "--json", "@.json"],
-        &["work", "--no-guest", "--json", "@.json"],
+        &["compare", "--work", "--no-html", "--json", "@.json"],
         &["peers", "--json", "@"],
         &["peers", "--fixed-load", "--html", "@.html"],
     ];

@@ -4,12 +4,11 @@
 
 #[test]
 fn old_option_names_still_work() {
-    let pairs: [(&[&str], &str, &str, &str); 19] = [
+    let pairs: [(&[&str], &str, &str, &str); 18] = [
         (&["caches"], "rounds", "repeat", "3"),
         (&["express", "native"], "rounds", "repeat", "3"),
         (&["express", "guests"], "rounds", "repeat", "3"),
         (&["sched", "prove"], "rounds", "repeat", "3"),
-        (&["work"], "repeats", "repeat", "3"),
         (&["compare"], "repeats", "repeat", "3"),
         (&["topologies"], "repeats", "repeat", "3"),
         (&["bench", "socket"], "repeats", "repeat", "3"),

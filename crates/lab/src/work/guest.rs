@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
-use super::{BLOCKS, Direction, Options};
+use super::{BLOCKS, Direction};
 use vlane_client::progress::Progress;
 use vlane_host::Rounds;
 use vlane_host::error::{Context, Error, ErrorKind, Result};
@@ -33,6 +33,10 @@ const SLOT: u8 = 4;
 /// Longest time to boot, and for one case, on a busy machine with an emulated CPU.
 const BOOT: Duration = Duration::from_secs(120);
 const CASE: Duration = Duration::from_secs(180);
+/// Bytes that each measurement moves.
+const BYTES: u64 = 32 << 20;
+/// Requests in flight.
+const DEPTH: u16 = 32;
 
 const SCRIPT: &str = r#"
 stty -echo 2>/dev/null
@@ -116,8 +120,7 @@ pub fn measure(
     parts: &Parts<'_>,
     image: &Path,
     dir: &Path,
-    bytes: u64,
-    options: &Options,
+    passes: usize,
     interrupt: &Interrupt,
     progress: &mut Progress,
 ) -> Result<(Vec<GuestMeasured>, Rounds)> {
@@ -138,11 +141,11 @@ pub fn measure(
         })?);
     }
     let initramfs = Initramfs::new(SCRIPT).programs(["fio"]).file("gate", 0o755, GATE);
-    let limit = BOOT + CASE * u32::try_from(CASES * options.passes).unwrap_or(u32::MAX);
+    let limit = BOOT + CASE * u32::try_from(CASES * passes).unwrap_or(u32::MAX);
     let mut guest = machine.start_with(parts.host, &parts.kernel, &initramfs, limit, None)?;
     wait(&mut guest, "ready", BOOT, interrupt)?;
     let mut all = Vec::new();
-    let rounds = Rounds::measure(options.passes, |pass| {
+    let rounds = Rounds::measure(passes, |pass| {
         let cases = Direction::ALL.into_iter().flat_map(|direction| BLOCKS.map(|block| (direction, block)));
         let mut cases: Vec<_> = cases.collect();
         if pass % 2 == 1 {
@@ -151,7 +154,7 @@ pub fn measure(
         for (direction, block) in cases {
             progress.step(format!("in the guest: {}K {}", block >> 10, direction.name()));
             let id = format!("{}-{block}-{pass}", direction.pattern());
-            guest.send(&format!("run {id} {} {block} {bytes} {}\n", direction.pattern(), options.depth))?;
+            guest.send(&format!("run {id} {} {block} {BYTES} {DEPTH}\n", direction.pattern()))?;
             let begin = wait(&mut guest, &format!("begin.{id}"), CASE, interrupt)?;
             let pid = i32::try_from(guest.id()).unwrap_or(i32::MAX);
             let mut sampler = Sampler::new(Role::qemu(pid));
@@ -172,7 +175,7 @@ pub fn measure(
                 direction,
                 block,
                 pass,
-                bytes,
+                bytes: BYTES,
                 seconds,
                 calls,
                 interrupts,

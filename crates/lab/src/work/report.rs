@@ -1,90 +1,52 @@
 //! The results, as a report.
 
-use vlane_units::show_size;
-
 use super::guest::GuestMeasured;
-use super::native::{Case, Measured, Peer};
-use super::{BLOCKS, Direction, LARGE, Medium, Options, Outcome, SMALL};
+use super::{Direction, LARGE, SMALL};
+use vlane_boot::Accel;
 use vlane_report::build::{Begun, table};
 use vlane_report::published::{self, Interval, Published, Row};
-use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread};
+use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread};
 
-pub(super) fn fill(outcome: &Outcome, options: &Options, begun: &Begun, programs: &[&str]) -> Report {
-    let mut notes: Vec<Note> =
-        outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))).collect();
-    if outcome.accel.as_ref().is_some_and(|choice| choice.accel == vlane_boot::Accel::Tcg) {
+/// Makes it.
+pub(super) fn fill(all: &[GuestMeasured], accel: Accel, begun: &Begun) -> Report {
+    let mut notes = Vec::new();
+    if accel == Accel::Tcg {
         notes.push(Note::warning(
             "Guest CPU emulated: counts and their ratios hold, times and CPU times in the guest's table do not.",
         ));
     }
-    let reasons = outcome.native.iter().filter_map(|m| m.calls.reason());
-    if let Some(reason) = reasons.into_iter().find(|reason| !reason.contains("not asked for")) {
-        notes.push(Note::info(format!("System calls: {reason}.")));
-    }
-    if let Some(reason) = outcome.guest.iter().find_map(|m| m.exits.reason()) {
+    if let Some(reason) = all.iter().find_map(|m| m.exits.reason()) {
         notes.push(Note::info(format!("KVM exits: {reason}.")));
     }
-    let mut sections = vec![ratios(outcome)];
-    sections.extend(options.media.iter().map(|medium| native(outcome, *medium)));
-    if !outcome.guest.is_empty() {
-        sections.push(guest(&outcome.guest));
-    }
     Report {
-        summary: summary(outcome, options),
+        summary: summary(all),
         notes,
-        sections,
-        samples: vec![samples(outcome)],
-        ..begun.report("work", "Where it goes: 4K requests against 512K requests", programs)
+        sections: vec![ratios(all), guest(all)],
+        ..begun.report(
+            "work",
+            "Function calls: 4K requests against 512K requests",
+            &["qemu-system-x86_64", "fio"],
+        )
     }
 }
 
-fn summary(outcome: &Outcome, options: &Options) -> Vec<String> {
-    let mut texts = vec![format!(
-        "{} are moved in requests of 4K and again in requests of 512K, with {} in flight; the back end's work for them is counted from outside. Overhead is per request: the same bytes in small requests take many times the work.",
-        show_size(options.bytes),
-        options.depth
-    )];
-    for medium in &options.media {
-        for direction in Direction::ALL {
-            let per_mb = |block: u32| {
-                let case = Case { medium: *medium, peer: Peer::Vlane, direction, block };
-                spread(outcome, case, |m| cpu_time(m, (m.cpu_us + m.worker_us) / megabytes(m)))
-            };
-            if let (Some(small), Some(large)) = (per_mb(SMALL), per_mb(LARGE))
-                && large.median > 0.0
-            {
-                texts.push(format!(
-                    "vlane's CPU time per MB on the {}, {}: {:.0} us with 4K, {:.0} us with 512K ({:.1} : 1).",
-                    medium.name(),
-                    direction.name(),
-                    small.median,
-                    large.median,
-                    small.median / large.median
-                ));
-            }
-        }
-    }
-    for direction in Direction::ALL {
-        if let Some((bytes, time)) = calls_ratios(&outcome.guest, direction) {
-            texts.push(format!(
-                "Calls of QEMU's virtio-blk functions in a guest, {}, 4K : 512K: {:.1} : 1 for the same bytes, {:.1} : 1 in the same \
-                 time; published: {:.1} : 1.",
-                direction.name(),
-                bytes.median,
-                time.median,
-                direction.published()
-            ));
-        }
-    }
-    texts
+fn summary(all: &[GuestMeasured]) -> Vec<String> {
+    let sentence = |direction: Direction| {
+        let (bytes, time) = calls_ratios(all, direction)?;
+        Some(format!(
+            "Calls of QEMU's virtio-blk functions in a guest, {}, 4K : 512K: {:.1} : 1 for the same bytes, {:.1} : 1 in the same \
+             time; published: {:.1} : 1.",
+            direction.name(),
+            bytes.median,
+            time.median,
+            direction.published()
+        ))
+    };
+    Direction::ALL.into_iter().filter_map(sentence).collect()
 }
 
 fn count(n: u64) -> f64 {
     n as f64
-}
-
-fn megabytes(m: &Measured) -> f64 {
-    count(m.requests) * f64::from(m.case.block) / 1e6
 }
 
 /// Calls per second.
@@ -111,154 +73,13 @@ fn calls_ratios(all: &[GuestMeasured], direction: Direction) -> Option<(Spread, 
     small_over_large(all, direction, |m| count(m.calls.total())).zip(small_over_large(all, direction, rate))
 }
 
-/// A figure of a case, over the passes.
-fn spread(outcome: &Outcome, case: Case, figure: impl Fn(&Measured) -> Option<f64>) -> Option<Spread> {
-    let values: Vec<f64> = outcome.native.iter().filter(|m| m.case == case).filter_map(figure).collect();
-    Spread::of(&values)
-}
-
-/// A counted figure per request or per MB, of the passes that have it.
-type Figure = (&'static str, fn(&Measured) -> Option<f64>);
-
-/// In the counting pass every system call takes longer, so its other figures are left out.
-fn timed(m: &Measured, figure: f64) -> Option<f64> {
-    let counting = m.calls.get().is_some() || m.calls.reason().is_some_and(|r| !r.contains("not asked for"));
-    (!counting).then_some(figure)
-}
-
-/// CPU time that was found: less than what connecting takes from run to run is none.
-fn cpu_time(m: &Measured, figure: f64) -> Option<f64> {
-    timed(m, figure).filter(|found| *found > 0.0)
-}
-
-fn per_request(m: &Measured, figure: f64) -> f64 {
-    figure / count(m.requests).max(1.0)
-}
-
-fn call(m: &Measured, name: &str) -> Option<f64> {
-    let calls = m.calls.get()?;
-    let n = if name.is_empty() { calls.total } else { calls.of(name) };
-    Some(per_request(m, count(n)))
-}
-
-const FIGURES: [Figure; 17] = [
-    ("Requests per MB", |m| Some(count(m.requests) / megabytes(m))),
-    ("Requests per second", |m| timed(m, count(m.requests) / m.seconds.max(1e-9))),
-    ("Kicks per request", |m| timed(m, per_request(m, m.kicks))),
-    ("Signals per request", |m| timed(m, per_request(m, count(*m.signals.get()?)))),
-    ("Guest sleeps per request", |m| timed(m, per_request(m, m.sleeps))),
-    ("System calls per request", |m| call(m, "")),
-    ("... io_uring_enter", |m| call(m, "io_uring_enter")),
-    ("... read and write", |m| Some(call(m, "read")? + call(m, "write")?)),
-    ("... positioned reads and writes", |m| {
-        let names = ["pread64", "pwrite64", "preadv", "pwritev", "pwritev2"];
-        names.iter().map(|name| call(m, name)).sum()
-    }),
-    ("... ppoll and epoll", |m| Some(call(m, "ppoll")? + call(m, "epoll_wait")? + call(m, "epoll_pwait")?)),
-    ("... futex", |m| call(m, "futex")),
-    ("Context switches per request", |m| timed(m, per_request(m, m.voluntary + m.involuntary))),
-    ("CPU time per request, us", |m| cpu_time(m, per_request(m, m.cpu_us + m.worker_us))),
-    ("... in user mode, us", |m| timed(m, per_request(m, m.cpu_us * m.user_share?))),
-    ("... of the kernel's workers, us", |m| timed(m, per_request(m, m.worker_us))),
-    ("CPU time per MB, us", |m| cpu_time(m, (m.cpu_us + m.worker_us) / megabytes(m))),
-    ("Requests that the lane's thread copied itself", |m| {
-        let copied = m.copied.get()?;
-        timed(m, per_request(m, count(copied.bounced + copied.inline)))
-    }),
-];
-
-/// Every measurement of the back ends alone; what was not counted in a pass is empty.
-fn samples(outcome: &Outcome) -> Samples {
-    let row = |m: &Measured| {
-        let case = &m.case;
-        let mut row: Vec<Cell> = vec![
-            case.medium.name().into(),
-            case.peer.name().into(),
-            case.direction.name().into(),
-            Cell::Number(case.block.into()),
-            Cell::Number(m.pass as f64),
-        ];
-        row.extend(FIGURES.map(|(_, figure)| Cell::from(figure(m))));
-        row
-    };
-    let columns = FIGURES.map(|(name, _)| name.trim_start_matches("... ")).join(" | ");
-    let columns = format!("medium | back end | direction | request [bytes] | pass | {columns}");
-    Samples::new("native", "The back ends alone", &columns, outcome.native.iter().map(row).collect())
-}
-
-/// One table per direction: a row per figure, a column per back end and size.
-fn native(outcome: &Outcome, medium: Medium) -> Section {
-    let peers: Vec<Peer> = [Peer::Vlane, Peer::StorageDaemon]
-        .into_iter()
-        .filter(|peer| outcome.native.iter().any(|m| m.case.peer == *peer))
-        .collect();
-    let mut blocks = Vec::new();
-    for direction in Direction::ALL {
-        let mut columns = vec![Column::new("", "")];
-        for peer in &peers {
-            columns.extend(
-                BLOCKS.iter().map(|block| Column::new(&format!("{}, {}K", peer.name(), block >> 10), "")),
-            );
-        }
-        let mut rows = Vec::new();
-        for (name, figure) in FIGURES {
-            let mut row = vec![name.into()];
-            for peer in &peers {
-                for block in BLOCKS {
-                    let case = Case { medium, peer: *peer, direction, block };
-                    row.push(spread(outcome, case, figure).into());
-                }
-            }
-            if row.iter().any(|cell| matches!(cell, Cell::Figure(_))) {
-                rows.push(row);
-            }
-        }
-        let caption = format!("{}: {}", medium.name(), direction.name());
-        blocks.push(table(caption, columns, rows));
-    }
-    let copies = match medium {
-        Medium::Null => "There are no copies: the null device touches no data.",
-        Medium::Ram => {
-            "Copies: through the page cache each byte is copied once by a CPU, by the lane's own thread where the last row says 1, by \
-             the kernel's workers or inside io_uring otherwise."
-        }
-        Medium::Disk => {
-            "Copies: none by a CPU with direct I/O, but for requests that need a bounce buffer (last row)."
-        }
-    };
-    Section::new(format!("native-{medium:?}").to_lowercase(), format!("The back ends alone: {}", medium.name()), vec![
-            "Driven natively through vhost-user by the same driver, one queue, back end and driver on a CPU each where there are two. The \
-             cost of connecting is taken off. System calls are counted in a pass of their own."
-                .into(),
-            copies.into(),
-        ], blocks)
-}
-
 /// 4K : 512K, beside what was published.
-fn ratios(outcome: &Outcome) -> Section {
+fn ratios(all: &[GuestMeasured]) -> Section {
     let mut blocks = Vec::new();
     let mut chart = Vec::new();
     for direction in Direction::ALL {
         let mut rows = Vec::new();
-        for medium in [Medium::Null, Medium::Ram, Medium::Disk] {
-            for peer in [Peer::Vlane, Peer::StorageDaemon] {
-                let ratio = |figure: &dyn Fn(&Measured) -> Option<f64>| {
-                    let of = |block: u32| {
-                        spread(outcome, Case { medium, peer, direction, block }, figure).map(|s| s.median)
-                    };
-                    Some(of(SMALL)? / of(LARGE).filter(|v| *v > 0.0)?)
-                };
-                let bytes = ratio(&|m| cpu_time(m, (m.cpu_us + m.worker_us) / megabytes(m)));
-                let time = ratio(&|m| timed(m, count(m.requests) / m.seconds.max(1e-9)));
-                if let (Some(bytes), Some(time)) = (bytes, time) {
-                    let name = format!("{} on {}", peer.name(), medium.name());
-                    rows.push(vec![format!("{name}: CPU time").into(), bytes.into(), Cell::Empty]);
-                    let requests = f64::from(LARGE / SMALL);
-                    rows.push(vec![format!("{name}: requests").into(), requests.into(), time.into()]);
-                }
-            }
-        }
-        if let Some((bytes, time)) = calls_ratios(&outcome.guest, direction) {
+        if let Some((bytes, time)) = calls_ratios(all, direction) {
             let name = "QEMU's virtio-blk in a guest: function calls";
             rows.push(vec![name.into(), Cell::Figure(bytes), Cell::Figure(time)]);
             chart.push((direction, bytes, time));
@@ -369,27 +190,7 @@ mod tests {
     use vlane_report::Table;
 
     use super::*;
-    use vlane_work::{Calls, Counted, qemu};
-
-    fn measured(block: u32, pass: usize, calls: Counted<Calls>) -> Measured {
-        let requests = (8 << 20) / u64::from(block);
-        Measured {
-            case: Case { medium: Medium::Null, peer: Peer::Vlane, direction: Direction::Read, block },
-            pass,
-            requests,
-            seconds: if block == SMALL { 2.0 } else { 0.5 },
-            kicks: count(requests) / 2.0,
-            sleeps: 0.0,
-            signals: Counted::Is(requests),
-            copied: Counted::Not("not told".into()),
-            cpu_us: count(requests) * 3.0,
-            user_share: None,
-            worker_us: 0.0,
-            voluntary: 1.0,
-            involuntary: 0.0,
-            calls,
-        }
-    }
+    use vlane_work::{Counted, qemu};
 
     fn in_guest(block: u32, pass: usize, log: &str, seconds: f64) -> GuestMeasured {
         GuestMeasured {
@@ -419,15 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn uncounted_ratios_are_empty() {
-        let not = || Counted::Not("not counted: not asked for".into());
-        let counted = Counted::Is(Calls { total: 4096, ..Calls::default() });
-        let native = vec![
-            measured(SMALL, 0, not()),
-            measured(LARGE, 0, not()),
-            // The counting pass: slower, and its times are not used.
-            Measured { cpu_us: 1e9, seconds: 100.0, ..measured(SMALL, 1, counted) },
-        ];
+    fn ratios_are_of_bytes_and_of_time() {
         let call = "virtio_blk_handle_read x\n";
         let guest = vec![
             in_guest(SMALL, 0, &call.repeat(40), 4.0),
@@ -437,44 +230,15 @@ mod tests {
             // A pass without the other size has no ratio.
             in_guest(SMALL, 2, &call.repeat(80), 4.0),
         ];
-        let outcome = Outcome { native, guest, accel: None, missing: vec!["a peer".into()] };
-        let options = Options {
-            vlane: "vlane".into(),
-            command: "vlane work".into(),
-            bytes: 8 << 20,
-            guest_bytes: None,
-            depth: 32,
-            passes: 1,
-            media: vec![Medium::Null],
-            ram_dir: None,
-            disk_dir: None,
-            accel: None,
-        };
-        let report = fill(&outcome, &options, &Begun::now(""), &[]);
+        let report = fill(&guest, Accel::Tcg, &Begun::now(""));
         let ratios = table_of(&report, "4K : 512K, random read");
-        let number = |cell: &Cell| match cell {
-            Cell::Number(value) => *value,
-            Cell::Figure(spread) => spread.median,
-            other => panic!("{other:?}"),
-        };
         let functions = row(ratios, "QEMU's virtio-blk in a guest: function calls");
         let Cell::Figure(bytes) = &functions[1] else { panic!("no figure") };
         assert_eq!((bytes.min, bytes.median, bytes.max, bytes.runs), (10.0, 11.0, 12.0, 2));
-        assert_eq!(number(&functions[2]), 2.75);
-        let requests = row(ratios, "vlane on null device: requests");
-        assert_eq!((number(&requests[1]), number(&requests[2])), (128.0, 32.0));
-        assert_eq!(number(&row(ratios, "vlane on null device: CPU time")[1]), 128.0);
-        let figures = table_of(&report, "null device: random read");
-        let Cell::Figure(calls) = row(figures, "System calls per request")[1] else { panic!("no figure") };
-        assert_eq!(calls.median, 2.0);
-        // 512K was not in the counting pass: empty, not 0.
-        assert_eq!(row(figures, "System calls per request")[2], Cell::Empty);
-        let Cell::Figure(cpu) = row(figures, "CPU time per request, us")[1] else { panic!("no figure") };
-        assert_eq!((cpu.median, cpu.runs), (3.0, 1));
-        assert_eq!(report.samples[0].rows.len(), 3, "every measurement, that of counting, too");
+        let Cell::Figure(time) = &functions[2] else { panic!("no figure") };
+        assert_eq!(time.median, 2.75);
+        assert!(table_of(&report, "4K : 512K, random write").rows.is_empty());
         let notes: Vec<&str> = report.notes.iter().map(|note| note.text.as_str()).collect();
-        assert!(
-            notes.iter().any(|n| n.contains("a peer")) && notes.iter().any(|n| n.contains("no KVM here"))
-        );
+        assert!(notes.iter().any(|n| n.contains("no KVM here")));
     }
 }
