@@ -13,7 +13,7 @@ is() { # path, owner and mode as stat says them
     [ "$found" = "$2" ] || wrong "$1 is $found, not $2"
 }
 
-told() { grep -c 'the vCPU scheduler at /run/vlane-sched/sched.sock is told' /out/vlane@disk.service.log; }
+told() { grep -c 'notifies the vCPU scheduler at /run/vlane-sched/sched.sock' /out/vlane@disk.service.log; }
 
 # Its unit is up before its sockets are there.
 listens() {
