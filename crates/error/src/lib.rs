@@ -74,7 +74,7 @@ macro_rules! error {
                 Self { kind, context: context.into(), source: Some(source.into()) }
             }
 
-            /// What kind of failure it is.
+            /// Kind of the failure.
             pub fn kind(&self) -> $kind {
                 self.kind
             }

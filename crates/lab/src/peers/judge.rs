@@ -9,18 +9,18 @@ use super::{Figures, Measured, RowResult};
 use vlane_report::stats::{self, Better, LEAST_PAIRS, Outcome, THRESHOLD};
 use vlane_report::{Spread, figure};
 
-/// What became of a claim.
+/// Result of a claim.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verdict {
-    /// What was measured.
+    /// The figure.
     pub row: String,
     /// Which figure.
     pub metric: &'static str,
-    /// Whose figure it is.
+    /// The contender of the figure.
     pub of: String,
     /// Median of it.
     pub value: f64,
-    /// Who it is compared with.
+    /// The contender that it is compared with.
     pub over: Option<String>,
     /// Median of their figure.
     pub other: Option<f64>,
@@ -30,16 +30,17 @@ pub struct Verdict {
     pub lowest: f64,
     /// Largest ratio of a pair.
     pub highest: f64,
-    /// What was aimed at.
+    /// The target.
     pub target: String,
-    /// Whether it is there, by the whole interval.
+    /// True if it is met, by the whole interval.
     pub met: Met,
-    /// Whether the one is better than the other, by somebody who knows the noise; absent where nobody is compared with.
+    /// True if the one is better than the other, with regard to the noise; absent without a
+    /// comparison.
     pub difference: Option<stats::Verdict>,
 }
 
 impl Metric {
-    /// What it is called.
+    /// Its name.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Iops => "IOPS",
@@ -91,7 +92,8 @@ fn ratio(a: f64, b: f64) -> f64 {
     if a == 0.0 && b == 0.0 { 1.0 } else { a / b }
 }
 
-/// Who a claim is really against: of qemu-storage-daemon the setting that does most in this row, by the median; everybody else is alone.
+/// The contender that a claim is compared with: of qemu-storage-daemon the setting that does most
+/// in this row, by the median; all others are alone.
 pub(super) fn resolve(row: &Row, measured: &Measured, over: usize) -> usize {
     let is_daemon = |who: usize| matches!(row.contenders[who].1, Contender::Qsd(_));
     if !is_daemon(over) {
@@ -201,7 +203,8 @@ pub fn lines(result: &RowResult) -> String {
     out
 }
 
-/// What matters most as a Markdown table: a line for each comparison that needs no explanation, of the rows that were measured.
+/// The most important results as a Markdown table: a line for each self-explanatory comparison of
+/// the measured rows.
 pub fn markdown(results: &[RowResult]) -> String {
     let mut out = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
     for result in results {
@@ -296,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn no_switch_at_all_is_fewer_than_some_and_an_idle_second_needs_no_pairs() {
+    fn zero_switches_beat_some_without_pairs() {
         let all = rows();
         let row = |id: &str| all.iter().find(|row| row.id == id).unwrap_or(&all[0]);
         let switches = |switches_per_io| Figures { iops: 1.0, switches_per_io, ..Figures::default() };
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn vlane_is_held_against_the_better_setting_and_that_is_named() {
+    fn vlane_is_compared_with_better_setting() {
         let rows = rows();
         let row = rows.iter().find(|row| row.id == "ram-read").unwrap_or(&rows[0]);
         let rounds = |iops: [f64; 4]| iops.map(|iops| vec![figures(iops, 1.0); 5]).to_vec();

@@ -238,7 +238,7 @@ mod tests {
             rows().iter().flat_map(|row| row.claims.clone()).filter(|claim| claim.over.is_some()).count();
         assert!(report.summary[0].contains(&format!("Of {compared} comparisons")), "{:?}", report.summary);
         assert!(report.notes.iter().all(|note| note.severity == Severity::Info), "five pairs are enough");
-        // What was compared, three pictures, all figures; every load and its contenders in the last.
+        // Comparisons, three pictures, all figures; every load and its contenders in the last.
         assert_eq!(report.sections.len(), 5);
         // The pictures are made of the samples.
         let rounds = &report.samples[0].rows;

@@ -14,7 +14,7 @@ fn rows(arms: &Arms<Sample>, row: impl Fn(&Arm<Sample>) -> Vec<Cell>) -> Vec<Vec
     rows.map(|arm| [vec![Cell::Text(arm.arm.clone())], row(arm)].concat()).collect()
 }
 
-/// What the person who waits sees.
+/// Figures of the foreground.
 fn foreground(arms: &Arms<Sample>) -> Table {
     let row = |cell: &Arm<Sample>| {
         vec![
@@ -34,7 +34,7 @@ fn foreground(arms: &Arms<Sample>) -> Table {
     )
 }
 
-/// What it costs the others, and whom boosts went to.
+/// Cost to the others, and the receivers of boosts.
 fn others(arms: &Arms<Sample>, weights: &[u32]) -> Table {
     let seconds = |sample: &Sample| sample.time.as_secs_f64();
     let row = |cell: &Arm<Sample>| {

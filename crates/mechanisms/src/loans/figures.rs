@@ -55,14 +55,14 @@ pub struct Measured {
     pub rounds: usize,
     /// Time of each measurement.
     pub time: Duration,
-    /// What was done.
+    /// Description of the method.
     pub about: String,
-    /// What a reader must know before believing the figures.
+    /// Caveats that a reader must know before believing the figures.
     pub warnings: Vec<String>,
 }
 
 impl Measured {
-    /// What every report of it says: warnings, and how it was measured.
+    /// Common content of its reports: warnings, and the method.
     pub(super) fn notes(&self, more: &str) -> Vec<Note> {
         let facts = format!(
             "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \

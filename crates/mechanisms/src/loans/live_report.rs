@@ -6,7 +6,7 @@ use vlane_report::judge::{Arms, Measured as Arm};
 use vlane_report::stats::nearest_rank;
 use vlane_report::{Axis, Block, Cell, Chart, Point, Report, Samples, Section, Series, Spread, Table};
 
-/// What the report says of the loads.
+/// The report's description of the loads.
 #[derive(Debug, Clone)]
 pub(super) struct Labels {
     /// The loads, as in "under ...".
@@ -17,9 +17,9 @@ pub(super) struct Labels {
     pub(super) versions: Vec<(String, String)>,
 }
 
-/// What a response must be faster than EEVDF's by, on average.
+/// Factor by which a response must be faster than EEVDF's, on average.
 const FASTER: f64 = 10.0;
-/// What a share may be off its weight, percent.
+/// Permitted deviation of a share from its weight, percent.
 const OFF: f64 = 3.0;
 
 pub(super) fn ms(ns: u64) -> f64 {
@@ -125,7 +125,7 @@ pub(super) fn distribution_of(
     Chart::steps(caption, Axis::log("response", "ms"), Axis::new("of all responses", "%"), series.collect())
 }
 
-/// Everybody's share, as a part of what its weight entitles it to.
+/// Share of each guest, relative to its entitlement by weight.
 pub(super) fn shares_of(arms: &Arms<Sample>, weights: &[u32]) -> Chart {
     let guests = weights.len();
     let series = arms.0.iter().map(|cell| {

@@ -1,4 +1,4 @@
-//! What came of it: a line in the terminal, a table of verdicts, and a picture for each medium.
+//! The results: a line in the terminal, a table of verdicts, and a picture for each medium.
 
 use super::plan::{Client, Group, short};
 use super::verdict::{Compared, Metric, Verdict, achieved, is_reached};

@@ -1,4 +1,4 @@
-//! Whether vlane costs no more than qemu-storage-daemon at a load that both keep.
+//! Decides if vlane costs no more than qemu-storage-daemon at a load that both keep.
 
 use serde::Serialize;
 
@@ -7,10 +7,10 @@ use vlane_report::Spread;
 use vlane_report::judge::Met;
 use vlane_report::stats::{self, Better, Outcome, Side, THRESHOLD};
 
-/// What is achieved of a rate when it counts as reached.
+/// Part of a rate to achieve for it to count as reached.
 pub const REACHED: f64 = 0.98;
 
-/// What may not be more than qemu-storage-daemon's.
+/// Figures that must not exceed qemu-storage-daemon's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
@@ -27,12 +27,12 @@ pub struct Compared {
     pub metric: Metric,
     /// The ratio, round by round.
     pub ratio: Spread,
-    /// What is known of the true ratio.
+    /// Knowledge of the true ratio.
     pub difference: stats::Verdict,
 }
 
 impl Compared {
-    /// What it comes to, by the interval.
+    /// Verdict by the interval.
     pub fn held(&self) -> Met {
         match (self.difference.outcome, self.difference.side(1.0)) {
             (Outcome::Better | Outcome::Same, _) | (_, Side::Below) => Met::Yes,
@@ -41,7 +41,7 @@ impl Compared {
         }
     }
 
-    /// What it comes to, in a word or two.
+    /// The verdict in a word or two.
     pub fn word(&self) -> &'static str {
         match (self.held(), self.difference.side(1.0)) {
             (Met::Yes, _) => "met",
@@ -52,7 +52,7 @@ impl Compared {
     }
 }
 
-/// What became of a row.
+/// Result of a row.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -67,7 +67,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// What was compared.
+    /// The compared figures.
     pub fn compared(&self) -> &[Compared] {
         match self {
             Self::NotReached => &[],
@@ -86,7 +86,7 @@ pub(super) fn achieved(rounds: &[Figures]) -> f64 {
     vlane_report::stats::median(&rounds.iter().map(|figures| figures.iops).collect::<Vec<_>>())
 }
 
-/// Whether a rate was kept.
+/// True if a rate was kept.
 pub(super) fn is_reached(rounds: &[Figures], rate: u32) -> bool {
     achieved(rounds) >= REACHED * f64::from(rate)
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_that_one_of_them_does_not_keep_is_not_compared() {
+    fn missed_rate_is_not_compared() {
         let (kept, late) = (rounds(9_990.0, &[10.0; 5], 20.0), rounds(9_700.0, &[1.0; 5], 1.0));
         assert_eq!(judge(&late, &kept, 10_000, 0.0), Verdict::NotReached);
         assert_eq!(judge(&kept, &late, 10_000, 0.0), Verdict::NotReached);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn more_is_not_met_whichever_figure_it_is_and_only_by_the_interval() {
+    fn higher_cost_is_missed_only_by_interval() {
         let qsd = rounds(1e4, &[10.0, 10.1, 10.2, 10.0, 10.1], 20.0);
         let held =
             |cpu: &[f64], p50: f64, resolution: f64| judge(&rounds(1e4, cpu, p50), &qsd, 10_000, resolution);
@@ -162,7 +162,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was measured: nothing is met or not met unless the interval says so, and against itself nothing is ever more.
+        /// For all measurements, only the interval decides if a goal is met, and a contender never
+        /// costs more than itself.
         #[test]
         fn a_verdict_is_the_intervals(
             a in prop::collection::vec((0.1..100.0_f64, 0.1..100.0_f64), 1..9),

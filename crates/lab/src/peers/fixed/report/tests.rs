@@ -66,7 +66,7 @@ fn table_has_all_rows_picture_reached_ones() {
     }
     assert_eq!(report.sections.len(), 1 + groups().len());
     for section in &report.sections[1..] {
-        // What has no rate has no picture by rate.
+        // A row without a rate has no picture by rate.
         if section.id.ends_with("-fast") {
             assert!(matches!(&section.blocks[..], [Block::Table(_)]));
             continue;
