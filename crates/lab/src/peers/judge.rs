@@ -12,7 +12,7 @@ use vlane_report::{Spread, figure};
 /// Result of a claim.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verdict {
-    /// The figure.
+    /// The measured row.
     pub row: String,
     /// Which figure.
     pub metric: &'static str,
@@ -32,10 +32,9 @@ pub struct Verdict {
     pub highest: f64,
     /// The target.
     pub target: String,
-    /// True if it is met, by the whole interval.
+    /// Result for the target, by the whole interval.
     pub met: Met,
-    /// True if the one is better than the other, with regard to the noise; absent without a
-    /// comparison.
+    /// Difference of the two, with regard to the noise; absent without a comparison.
     pub difference: Option<stats::Verdict>,
 }
 
