@@ -12,9 +12,11 @@ use crate::tidy::source::{self, Source};
 /// Where the picture is.
 pub(crate) const PICTURE: &str = "docs/src/structure.svg";
 
-/// A crate: its name, what it is for, and the crates that it imports.
+/// A crate: its name, its purpose, and the crates that it imports.
 #[derive(Debug)]
 struct Room {
+    /// Folder of the crate, from the repository's root.
+    home: String,
     name: String,
     what: String,
     takes: BTreeSet<String>,
@@ -39,26 +41,41 @@ pub(crate) fn draw(files: &BTreeMap<String, String>, sources: &[Source]) -> Stri
     svg(&rooms, &floors)
 }
 
+/// The folders of a crate and of all crates below it.
+pub(crate) fn below(files: &BTreeMap<String, String>, sources: &[Source], name: &str) -> BTreeSet<String> {
+    let rooms = rooms(files, sources);
+    let mut next = vec![name];
+    let mut homes = BTreeSet::new();
+    while let Some(room) = next.pop().and_then(|name| rooms.iter().find(|room| room.name == name)) {
+        if homes.insert(room.home.clone()) {
+            next.extend(room.takes.iter().map(String::as_str));
+        }
+    }
+    homes
+}
+
+/// Checks are not drawn: they work on the product and the lab, or test them from outside.
+fn is_check(home: &str) -> bool {
+    let parts: Vec<&str> = home.split('/').collect();
+    parts[0] == "checks"
+        || parts.iter().any(|part| ["dst", "fuzz", "models", "testing", "xtask"].contains(part))
+}
+
 fn rooms(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<Room> {
     let mut rooms = Vec::new();
     for (name, manifest) in files {
-        // The product: not what works on it (xtask), tests it from outside (testing, models, dst, fuzz).
-        let Some(home) = name.strip_suffix("/Cargo.toml").filter(|home| home.starts_with("crates/")) else {
-            continue;
-        };
+        let home = name.strip_suffix("/Cargo.toml").filter(|home| !is_check(home));
+        let Some(home) = home else { continue };
         let value = |key: &str| {
             let line = manifest.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_prefix('='));
             line.unwrap_or_default().trim().trim_matches('"').to_owned()
         };
-        if ["crates/testing", "crates/models"].contains(&home) || home.starts_with("crates/dst") {
-            continue;
-        }
         let own: Vec<&Source> = sources.iter().filter(|source| source.home == home).collect();
         let mut takes = BTreeSet::new();
         for source in own.iter().filter(|source| source.module.is_some()) {
             imports(source.tokens.clone(), &mut takes);
         }
-        rooms.push(Room { name: value("name"), what: value("description"), takes });
+        rooms.push(Room { home: home.to_owned(), name: value("name"), what: value("description"), takes });
     }
     let names: BTreeSet<String> = rooms.iter().map(|room| room.name.clone()).collect();
     for room in &mut rooms {
@@ -210,7 +227,7 @@ mod tests {
 
     fn room(name: &str, takes: &[&str]) -> Room {
         let takes = takes.iter().map(|name| (*name).to_owned()).collect();
-        Room { name: name.to_owned(), what: String::new(), takes }
+        Room { home: String::new(), name: name.to_owned(), what: String::new(), takes }
     }
 
     /// An arrow that others imply is left out.

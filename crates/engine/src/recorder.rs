@@ -129,6 +129,7 @@ pub(crate) fn within<T>(request: Option<u64>, work: impl FnOnce() -> T) -> T {
 }
 
 /// `len` bytes of a request's data, from byte `from` on.
+// off the data path: the recorder exists in tests of power cuts only.
 pub(crate) fn data(request: &Request, from: u64, len: u64) -> Data {
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
     request.copy_from(from, &mut bytes);

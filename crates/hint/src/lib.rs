@@ -28,6 +28,7 @@ pub use process::ProcessId;
 pub use watch::{Mark, Watch};
 
 /// `CLOCK_MONOTONIC`, ns.
+// off the data path: only lanes with a scheduler need the time.
 pub fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // Neither is ever negative.

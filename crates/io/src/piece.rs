@@ -12,6 +12,7 @@ pub struct Piece(Box<[Page]>);
 
 impl Piece {
     /// At least `len` bytes of zeroes.
+    // off the data path: a bounce buffer, for requests that direct I/O cannot take.
     pub fn new(len: usize) -> Piece {
         Piece(vec![Page([0; PAGE]); len.max(1).div_ceil(PAGE)].into_boxed_slice())
     }

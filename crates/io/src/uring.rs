@@ -494,6 +494,7 @@ impl Uring {
             // again at once.
             Some(libc::EBUSY | libc::EAGAIN | libc::ENOMEM) => {
                 self.pause = (self.pause * 2).clamp(SHORTEST_PAUSE, LONGEST_PAUSE);
+                // off the data path: the kernel is short of memory.
                 std::thread::sleep(self.pause);
                 Ok(())
             }

@@ -700,6 +700,7 @@ impl Lane {
             if !armed {
                 self.watch_doorbell(uring);
             }
+            // off the data path: once for each ring of the doorbell.
             self.poll_channel(uring, Instant::now());
         }
     }

@@ -161,6 +161,7 @@ impl Thread {
         for lane in lanes.iter_mut().flatten() {
             worked |= lane.serve(uring, show_early);
             if let Some(deadline) = lane.deadline() {
+                // off the data path: only lanes with a deadline need the time.
                 let now = Instant::now();
                 worked |= deadline <= now && lane.poll_channel(uring, now);
             }

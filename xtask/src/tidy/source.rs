@@ -41,6 +41,25 @@ pub(crate) struct Function {
     /// From its head to its last brace, without what it quotes of a specification.
     pub(crate) lines: usize,
     pub(crate) body: TokenStream,
+    /// The type or trait of its block; none for a free function.
+    pub(crate) owner: Option<String>,
+    /// The trait that it implements.
+    pub(crate) of_trait: Option<String>,
+    /// Its parameters, each with the names in its type; `self` has none.
+    pub(crate) parameters: Vec<(String, Vec<String>)>,
+    /// It has `#[cold]`: a call of it is out of the ordinary.
+    pub(crate) is_cold: bool,
+}
+
+impl Function {
+    pub(crate) fn is_method(&self) -> bool {
+        self.parameters.first().is_some_and(|(name, _)| name == "self")
+    }
+
+    /// Its name, with its type's.
+    pub(crate) fn full_name(&self) -> String {
+        self.owner.iter().map(|owner| format!("{owner}::")).collect::<String>() + &self.name
+    }
 }
 
 /// A file of Rust.
@@ -206,24 +225,26 @@ fn is_of_tests(attribute: &Attribute) -> bool {
 }
 
 fn functions(item: &Item, found: &mut Vec<Function>) {
-    let mut add = |signature: &syn::Signature, block: &syn::Block| {
-        let (first, last) = (signature.span().start().line, block.span().end().line);
-        let body = block.to_token_stream();
-        found.push(Function {
-            name: signature.ident.to_string(),
-            line: first,
-            lines: last + 1 - first,
-            body,
-        });
-    };
     match item {
-        Item::Fn(function) => add(&function.sig, &function.block),
+        Item::Fn(item) => found.extend(function(&item.attrs, &item.sig, &item.block, None)),
         Item::Impl(block) => {
+            let of_trait = block.trait_.as_ref().and_then(|(_, path, _)| path.segments.last());
+            let of_trait = of_trait.map(|last| last.ident.to_string());
             for part in &block.items {
-                if let syn::ImplItem::Fn(function) = part
-                    && !function.attrs.iter().any(is_of_tests)
+                if let syn::ImplItem::Fn(item) = part {
+                    let function = function(&item.attrs, &item.sig, &item.block, type_name(&block.self_ty));
+                    found
+                        .extend(function.map(|function| Function { of_trait: of_trait.clone(), ..function }));
+                }
+            }
+        }
+        Item::Trait(block) => {
+            for part in &block.items {
+                if let syn::TraitItem::Fn(item) = part
+                    && let Some(default) = &item.default
                 {
-                    add(&function.sig, &function.block);
+                    let owner = Some(block.ident.to_string());
+                    found.extend(function(&item.attrs, &item.sig, default, owner));
                 }
             }
         }
@@ -231,6 +252,51 @@ fn functions(item: &Item, found: &mut Vec<Function>) {
             items.iter().for_each(|item| functions(item, found));
         }
         _ => {}
+    }
+}
+
+fn function(
+    attributes: &[Attribute],
+    signature: &syn::Signature,
+    block: &syn::Block,
+    owner: Option<String>,
+) -> Option<Function> {
+    let (first, last) = (signature.span().start().line, block.span().end().line);
+    let parameters = signature.inputs.iter().filter_map(|input| match input {
+        syn::FnArg::Typed(typed) => {
+            Some((typed.pat.to_token_stream().to_string(), names(typed.ty.to_token_stream())))
+        }
+        syn::FnArg::Receiver(_) => Some(("self".to_owned(), Vec::new())),
+    });
+    (!attributes.iter().any(is_of_tests)).then(|| Function {
+        name: signature.ident.to_string(),
+        line: first,
+        lines: last + 1 - first,
+        body: block.to_token_stream(),
+        owner,
+        of_trait: None,
+        parameters: parameters.collect(),
+        is_cold: attributes.iter().any(|attribute| attribute.path().is_ident("cold")),
+    })
+}
+
+/// All names in some code.
+pub(crate) fn names(tokens: TokenStream) -> Vec<String> {
+    tokens
+        .into_iter()
+        .flat_map(|token| match token {
+            TokenTree::Group(group) => names(group.stream()),
+            TokenTree::Ident(name) => vec![name.to_string()],
+            _ => Vec::new(),
+        })
+        .collect()
+}
+
+fn type_name(of: &syn::Type) -> Option<String> {
+    match of {
+        syn::Type::Path(path) => path.path.segments.last().map(|last| last.ident.to_string()),
+        syn::Type::Reference(reference) => type_name(&reference.elem),
+        _ => None,
     }
 }
 

@@ -85,6 +85,7 @@ impl Results {
 
 impl Discarder {
     /// Begins a discard, `len` bytes at `offset`. Its result comes to `results`.
+    // off the data path: a discard is a call for another thread.
     pub(super) fn begin(
         &self,
         shared: &Arc<Shared>,

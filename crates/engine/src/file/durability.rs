@@ -83,6 +83,7 @@ impl Durability {
     }
 
     /// Asks the witness; returns true if a write was lost up to this moment.
+    // off the data path: a flush or a durable write has waited for the device.
     pub(super) fn ask(&self, during: Writeback) -> bool {
         if let Some(witness) = &self.witness {
             // Until the loss is noted: the system reports it to the witness once, too.

@@ -260,6 +260,7 @@ impl Holder {
 
     /// Returns the next request that waited and holds now. Call it until it returns none, after
     /// reading the doorbell's eventfd: a grant after the look rings it again.
+    // off the data path: only writes that had to wait come here.
     pub(crate) fn granted(&mut self) -> Option<(Slot, Hold)> {
         if self.granted.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();

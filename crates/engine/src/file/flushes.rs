@@ -260,6 +260,7 @@ impl Flusher {
     }
 
     /// `slot` wants all earlier answered writes to be durable; `asks` is the reason.
+    // off the data path: a flush waits for the device.
     pub(crate) fn ask(&mut self, slot: Slot, asks: Writeback) -> Asked {
         let mut state = self.shared.lock();
         if state.durable == state.answered() {
@@ -279,6 +280,7 @@ impl Flusher {
 
     /// The next request whose flush has ended. Call it until it returns none, after reading the
     /// doorbell's eventfd: a result after the look rings it again.
+    // off the data path: a flush waits for the device.
     pub(crate) fn told(&mut self) -> Option<(Slot, Told)> {
         if self.told.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();

@@ -36,6 +36,7 @@ impl Recorded {
     }
 
     /// Has the channel act for a request, and records the result.
+    // off the data path: the recorder exists in tests of power cuts only.
     fn tell(
         &mut self,
         slot: Slot,

@@ -159,6 +159,7 @@ impl Port {
     }
 
     /// Brings the device up to date, and lets `change` do something with it; then looks when to come again. The lane is on that `thread`.
+    // off the data path: the model device replaces storage in experiments only.
     fn with(&mut self, thread: u64, now: Option<Instant>, change: impl FnOnce(&mut Port, &mut State)) {
         let queues = Arc::clone(&self.queues);
         let mut state = queues.lock();

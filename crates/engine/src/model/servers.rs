@@ -52,6 +52,7 @@ impl Port {
         Port { servers, waiting: BinaryHeap::with_capacity(usize::from(slots)) }
     }
 
+    // off the data path: the model device replaces storage in experiments only.
     pub(super) fn submit(&mut self, slot: Slot) {
         self.waiting.push(Reverse((self.servers.enqueue(Instant::now()), slot.0)));
     }
