@@ -19,7 +19,7 @@ pub(crate) struct Description {
     pub(crate) question: String,
     /// How the published figures were made, and in what ours differ.
     pub(crate) method: String,
-    /// The command, words apart by spaces, but for those between double quotes; `{result}` stands for the file that the report goes to. It begins with `vlane`.
+    /// The command, words apart by spaces, but for those between double quotes; `{result}` stands for the file that the report goes to. It begins with `vlane-lab`.
     pub(crate) command: Option<String>,
     /// Takes the report of another experiment instead of a run of its own.
     pub(crate) uses: Option<String>,

@@ -85,7 +85,7 @@ fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
             "build",
             "--release",
             "--package",
-            "vlane",
+            "vlane-lab",
             "--package",
             "vlane-fg",
             "--features",
@@ -95,11 +95,11 @@ fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
         .status()
         .context("cannot start cargo")?;
     if !status.success() {
-        bail!("vlane cannot be built");
+        bail!("vlane-lab cannot be built");
     }
     // This program stands beside it, wherever the target directory is.
     let own = std::env::current_exe().context("cannot find this program's own file")?;
-    let vlane = own.with_file_name("vlane");
+    let vlane = own.with_file_name("vlane-lab");
     if !vlane.is_file() {
         bail!("{}: not there; call this through `cargo xtask`", vlane.display());
     }
@@ -146,8 +146,8 @@ fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
     let Some(command) = &one.about.command else { return Ok(()) };
     let new = one.folder.join("result.new.json");
     let all = words(command);
-    let Some(("vlane", words)) = all.split_first().map(|(first, words)| (first.as_str(), words)) else {
-        bail!("{}: the command must begin with `vlane`", one.name);
+    let Some(("vlane-lab", words)) = all.split_first().map(|(first, words)| (first.as_str(), words)) else {
+        bail!("{}: the command must begin with `vlane-lab`", one.name);
     };
     let words: Vec<_> =
         words.iter().map(|word| word.replace("{result}", &new.display().to_string())).collect();
@@ -179,7 +179,7 @@ fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
 /// A report without the paths of this machine: results are kept, and read elsewhere.
 fn neutral(text: &str, vlane: &Path, folder: &Path) -> String {
     let mut paths = vec![
-        (vlane.display().to_string(), "vlane"),
+        (vlane.display().to_string(), "vlane-lab"),
         (format!("{}/", folder.display()), ""),
         (format!("{}/", std::env::temp_dir().display()), ""),
     ];
@@ -221,7 +221,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let about =
-            "title = \"\"\nsource = \"\"\nquestion = \"\"\nmethod = \"\"\ncommand = \"vlane {result}\"";
+            "title = \"\"\nsource = \"\"\nquestion = \"\"\nmethod = \"\"\ncommand = \"vlane-lab {result}\"";
         let about = toml::from_str(about).unwrap();
         let one = Experiment { name: "one".into(), folder: dir.path().into(), about };
         let vlane = dir.path().join("vlane");
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn quoted_words_are_one_argument() {
-        assert_eq!(words("vlane caches  --json {result}"), ["vlane", "caches", "--json", "{result}"]);
+        assert_eq!(words("vlane-lab caches  --json {result}"), ["vlane-lab", "caches", "--json", "{result}"]);
         let quoted = words(r#"vlane --also "--cache pdc --journal direct" -x"#);
         assert_eq!(quoted, ["vlane", "--also", "--cache pdc --journal direct", "-x"]);
         assert_eq!(words(r#"--with="a b" "" "#), ["--with=a b", ""]);
@@ -246,9 +246,11 @@ mod tests {
     #[test]
     fn kept_results_hide_local_paths() {
         let temp = std::env::temp_dir();
-        let text =
-            format!("/build/vlane serve {}/x.sock, /repo/experiments/one/result.new.json", temp.display());
-        let neutral = neutral(&text, Path::new("/build/vlane"), Path::new("/repo/experiments/one"));
-        assert_eq!(neutral, "vlane serve x.sock, result.json");
+        let text = format!(
+            "/build/vlane-lab serve {}/x.sock, /repo/experiments/one/result.new.json",
+            temp.display()
+        );
+        let neutral = neutral(&text, Path::new("/build/vlane-lab"), Path::new("/repo/experiments/one"));
+        assert_eq!(neutral, "vlane-lab serve x.sock, result.json");
     }
 }

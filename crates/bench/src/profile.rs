@@ -139,7 +139,7 @@ pub enum Storage {
     DiskCached,
 }
 
-/// Load of a target. A key that is left out has the value that `vlane bench` has without the
+/// Load of a target. A key that is left out has the value that `vlane-lab bench` has without the
 /// option.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -220,7 +220,7 @@ impl Default for Load {
 }
 
 impl Load {
-    /// A load of a name, with everything else as `vlane bench` has it without options.
+    /// A load of a name, with everything else as `vlane-lab bench` has it without options.
     pub fn named(name: impl Into<String>) -> Self {
         Self { name: name.into(), ..Self::default() }
     }
@@ -525,7 +525,7 @@ mod tests {
         assert_eq!((workload.offset, workload.size, workload.wait), (1 << 20, Some(8 << 20), Wait::Poll));
         assert_eq!(workload.rate, Some(Rate { per_second: 1000.0, arrivals: Arrivals::Poisson }));
         assert_eq!((load.session().queues, load.session().packed), (2, Want::Must));
-        // And what is left out is what `vlane bench` has without the option.
+        // And what is left out is what `vlane-lab bench` has without the option.
         let short = Profile::parse("title = \"t\"\n[[load]]\nname = \"n\"", "test").unwrap();
         assert_eq!(short.loads[0], Load::named("n"));
         let default = short.loads[0].workload(Duration::from_secs(5), Duration::from_secs(1), &[]);

@@ -186,7 +186,7 @@ impl Saved {
         let at = |what: &str| format!("{}: {what}", path.display());
         let text = std::fs::read_to_string(path).context(ErrorKind::Io, || at("cannot be read"))?;
         let head: Head = serde_json::from_str(&text)
-            .context(ErrorKind::Format, || at("not a saved run of `vlane bench --save`"))?;
+            .context(ErrorKind::Format, || at("not a saved run of `vlane-lab bench --save`"))?;
         match head.schema.as_deref() {
             Some(SAVED) => {
                 serde_json::from_str(&text).context(ErrorKind::Format, || at("a damaged saved run"))
@@ -197,7 +197,7 @@ impl Saved {
                     "of the format `{other}`; this program reads `{SAVED}`: save the older run again"
                 )),
             )),
-            None => Err(Error::new(ErrorKind::Format, at("not a saved run of `vlane bench --save`"))),
+            None => Err(Error::new(ErrorKind::Format, at("not a saved run of `vlane-lab bench --save`"))),
         }
     }
 }

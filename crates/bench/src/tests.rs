@@ -54,7 +54,7 @@ fn saved(scale: f64) -> Saved {
         schema: vlane_host::sniff::SAVED.into(),
         title: "a test".into(),
         text: vec!["with a paragraph".into()],
-        command: "vlane bench --profile test".into(),
+        command: "vlane-lab bench --profile test".into(),
         created: "2026-01-01T00:00:00Z".into(),
         seconds: 12.5,
         machine: Machine::default(),

@@ -27,7 +27,7 @@ pub enum Wanted {
     Trace,
     /// A report: JSON or page.
     Report,
-    /// A file of `vlane bench --save`.
+    /// A file of `vlane-lab bench --save`.
     SavedRun,
     /// The control socket of a volume.
     ControlSocket,
@@ -48,9 +48,9 @@ pub enum Found {
     ForeignTrace(&'static str),
     /// A report: JSON or page.
     Report,
-    /// A file of `vlane bench --save`.
+    /// A file of `vlane-lab bench --save`.
     SavedRun,
-    /// A file of `vlane bench --verify --state`.
+    /// A file of `vlane-lab bench --verify --state`.
     VerifyState,
     /// An image of a disk, of this format.
     Image(&'static str),
@@ -100,8 +100,8 @@ impl Found {
             Self::Blktrace => "a trace of blktrace".into(),
             Self::ForeignTrace(format) => (*format).into(),
             Self::Report => "a report".into(),
-            Self::SavedRun => "a saved run of `vlane bench --save`".into(),
-            Self::VerifyState => "a state of `vlane bench --verify`".into(),
+            Self::SavedRun => "a saved run of `vlane-lab bench --save`".into(),
+            Self::VerifyState => "a state of `vlane-lab bench --verify`".into(),
             Self::Image(format) => format!("an image ({format})"),
             Self::Device => "a device".into(),
             Self::Directory => "a directory".into(),
@@ -147,14 +147,14 @@ pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
         }
         (Found::Trace, Wanted::Report) => format!("make one of it: vlane analyze {name} --html NEW.html"),
         (Found::Trace, Wanted::VhostUserSocket | Wanted::ControlSocket) => {
-            format!("vlane analyze {name} shows its content")
+            format!("vlane-lab trace analyze {name} shows its content")
         }
-        (Found::SavedRun, _) => format!("vlane bench --compare {name} compares a new run with it"),
-        (Found::Report, _) => format!("vlane report {name} shows it"),
-        (Found::VerifyState, _) => format!("vlane bench --verify-only --state {name} uses it"),
+        (Found::SavedRun, _) => format!("vlane-lab bench --compare {name} compares a new run with it"),
+        (Found::Report, _) => format!("vlane-lab report {name} shows it"),
+        (Found::VerifyState, _) => format!("vlane-lab bench --verify-only --state {name} uses it"),
         (_, Wanted::Trace) => "vlane record writes one".into(),
         (_, Wanted::Report) => "commands that measure write one, with --json or --html".into(),
-        (_, Wanted::SavedRun) => "vlane bench --save writes one".into(),
+        (_, Wanted::SavedRun) => "vlane-lab bench --save writes one".into(),
         (_, Wanted::ControlSocket) => "a volume has one if it is served with --control PATH".into(),
         (_, Wanted::VhostUserSocket) => "a back end listens there: vlane serve IMAGE --socket PATH".into(),
     };
@@ -356,10 +356,10 @@ mod tests {
             ("a", &qcow2, Wanted::Report, &["an image (qcow2)", "not a report"]),
             ("disk.raw", &[0; 4096], Wanted::Trace, &["an image (raw)", "not a trace", "vlane record"]),
             ("disk.raw", &[1; 4096], Wanted::VhostUserSocket, &["an image", "serve it first"]),
-            ("a", b"fio version 3 iolog\n", Wanted::Trace, &["an iolog", "vlane trace convert"]),
-            ("a", report.as_bytes(), Wanted::SavedRun, &["a report", "vlane report"]),
+            ("a", b"fio version 3 iolog\n", Wanted::Trace, &["an iolog", "vlane-lab trace convert"]),
+            ("a", report.as_bytes(), Wanted::SavedRun, &["a report", "vlane-lab report"]),
             ("a", saved.as_bytes(), Wanted::Report, &["a saved run", "--compare"]),
-            ("a", b"VLANETRC....", Wanted::Report, &["a trace", "vlane analyze"]),
+            ("a", b"VLANETRC....", Wanted::Report, &["a trace", "vlane-lab trace analyze"]),
             ("a", b"", Wanted::Trace, &["an empty file", "not a trace"]),
             ("a", &vlane_trace::MAGIC, Wanted::ControlSocket, &["a trace", "not a control socket"]),
         ];

@@ -135,7 +135,7 @@ pub(super) fn report() -> Report {
             "With 4K random reads a guest on vlane reaches 93 % of the host, on QEMU's virtio-blk 64 %, on its IDE disk 10 %.".into(),
             "With 512K requests all but IDE are within 10 % of the host: what is lost is lost per request.".into(),
         ],
-        command: "vlane compare 2G --html report.html --repeat 5 && echo '<done>'".into(),
+        command: "vlane-lab compare host 2G --html report.html --repeat 5 && echo '<done>'".into(),
         created: "2026-03-01T12:00:00Z".into(),
         seconds: 412.0,
         machine: Machine {
@@ -169,7 +169,7 @@ pub(super) fn report() -> Report {
                 id: "scaling".into(),
                 title: "Baseline, MQ and MT".into(),
                 text: vec!["One lock and one thread; many queues and one thread; a thread for every queue.".into()],
-                command: Some("vlane topologies --jobs 1..16".into()),
+                command: Some("vlane-lab compare topologies --jobs 1..16".into()),
                 blocks: vec![Block::Chart(scaling()), Block::Chart(distribution())],
             },
             Section {

@@ -2,7 +2,7 @@
 //!
 //! Each chart is drawn twice, for a desk and for a phone, and the style sheet shows one: text that
 //! shrinks with its chart cannot be read. The report's JSON is in the page too, so the page is also
-//! the data (`vlane report page.html` reads it back). The page is well-formed XML.
+//! the data (`vlane-lab report page.html` reads it back). The page is well-formed XML.
 
 use crate::error::Result;
 use crate::machine::{Load, Storage};

@@ -9,13 +9,16 @@ mod common;
 use std::path::{Path, PathBuf};
 
 /// Crates whose words a user reads: messages, reports, help.
-const CRATES: [&str; 23] = [
+const CRATES: [&str; 26] = [
     "vlane",
+    "vlane-lab",
+    "client",
+    "units",
     "driver",
     "capture",
     "server",
     "engine",
-    "lab",
+    "compare",
     "bench",
     "mechanisms",
     "power-cut",

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_boot::demo::{self, Demo, Scratch};
 use vlane_boot::{
@@ -114,35 +114,17 @@ pub enum Outcome {
     NoGuest,
 }
 
-/// Runs the command. Where the demonstration finds no guest to boot, the built-in driver takes its place.
+/// Runs the command.
+///
+/// # Errors
+/// The guest or its server failed; there is no QEMU, or no kernel for the demonstration's guest.
 pub fn run(args: BootArgs) -> Result<()> {
-    execute(args, drive).map(drop)
-}
-
-/// The guest's part, played by the driver: writes, flushes, and checks what comes back.
-fn drive(socket: &Path) -> Result<()> {
-    println!("driver  takes the guest's place: random writes and reads, every block's content checked");
-    let socket = socket.display().to_string();
-    let words = [
-        "bench",
-        &socket,
-        "--verify",
-        "--rw",
-        "randrw",
-        "--flush-every",
-        "32",
-        "--time",
-        "3s",
-        "--yes-overwrite",
-    ];
-    crate::bench::run(&DriverOnly::try_parse_from(words)?.bench)
-}
-
-/// The arguments of `vlane bench`, outside the program's own command line.
-#[derive(Debug, clap::Parser)]
-struct DriverOnly {
-    #[command(flatten)]
-    bench: crate::bench::BenchArgs,
+    let without = |_: &Path| {
+        bail!(
+            "no guest can be booted: install QEMU and busybox, or try `vlane-lab boot`, whose driver needs no guest"
+        )
+    };
+    execute(args, without).map(drop)
 }
 
 /// Runs the command. `without_guest` is called when the demonstration cannot have a guest: it gets the socket of a
@@ -253,9 +235,6 @@ fn demonstration(
             println!("No guest can be booted here: {e}.");
             println!(
                 "`vlane boot --demo --install` installs the missing programs, as root on Debian or Ubuntu."
-            );
-            println!(
-                "The built-in driver takes the guest's place: the same rings, the same back end, no Linux above."
             );
             let backend = serve(args, &image, &socket)?;
             without_guest(backend.socket())?;

@@ -1,25 +1,13 @@
-//! `vlane classes`: what a volume's control socket tells of its classes, as a table.
+//! `vlane volume CTL classes`: what a volume's control socket tells of its classes, as a table.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::Result;
-use clap::Args;
-use vlane_host::control::{ClassCounted, ClassTimes, Control};
-
-/// Show a volume's requests by class, while it is served with --control
-///
-/// Shows their number and their times in vlane and at the device: the mean and the 99th percentile.
-/// Shows also each lane's present limit of requests at the device.
-#[derive(Debug, Args)]
-pub struct ClassesArgs {
-    /// Control socket of the volume: vlane serve ... --control PATH
-    #[arg(value_name = "CONTROL_SOCKET")]
-    control: PathBuf,
-}
+use vlane_client::control::{ClassCounted, ClassTimes, Control};
 
 /// Shows them.
-pub fn run(args: &ClassesArgs) -> Result<()> {
-    let told = Control::new(&args.control).classes()?;
+pub fn run(control: &Path) -> Result<()> {
+    let told = Control::new(control).classes()?;
     if told.mode == "off" {
         println!("no classes: the volume is served with --classes off");
         return Ok(());

@@ -4,6 +4,8 @@ use anyhow::Result;
 use clap::Args;
 use clap_complete::Shell;
 
+use crate::Program;
+
 /// Print a shell's completions: commands, options and their values
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
@@ -13,9 +15,9 @@ pub struct CompletionsArgs {
 }
 
 /// Prints.
-pub fn run(args: &CompletionsArgs) -> Result<()> {
+pub fn run(program: &Program, args: &CompletionsArgs) -> Result<()> {
     let mut text = Vec::new();
-    clap_complete::generate(args.shell, &mut crate::command(), "vlane", &mut text);
+    clap_complete::generate(args.shell, &mut (program.command)(), program.name, &mut text);
     print!("{}", String::from_utf8_lossy(&text));
     Ok(())
 }

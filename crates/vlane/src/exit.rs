@@ -53,13 +53,15 @@ impl Error for Usage {}
 impl Error for Partial {}
 
 /// Ends the function with a [`Usage`].
+#[macro_export]
 macro_rules! usage {
     ($($words:tt)*) => { return Err(anyhow::Error::new($crate::exit::Usage(format!($($words)*)))) };
 }
 
 /// Ends the function with a [`Usage`] unless a condition holds.
+#[macro_export]
 macro_rules! ensure_usage {
-    ($holds:expr, $($words:tt)*) => { if !$holds { usage!($($words)*) } };
+    ($holds:expr, $($words:tt)*) => { if !$holds { $crate::usage!($($words)*) } };
 }
 
 /// Makes a mistake in the command line of an error that can only be one.
@@ -70,8 +72,8 @@ pub fn as_usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
 /// The exit status of an error.
 pub fn status_of(error: &anyhow::Error) -> u8 {
     let of = |cause: &(dyn Error + 'static)| {
-        let lab = cause.downcast_ref::<vlane_host::Error>().map(vlane_host::Error::kind);
-        if cause.is::<Usage>() || lab == Some(vlane_host::ErrorKind::Usage) {
+        let lab = cause.downcast_ref::<vlane_error::program::Error>().map(vlane_error::program::Error::kind);
+        if cause.is::<Usage>() || lab == Some(vlane_error::program::ErrorKind::Usage) {
             Some(USAGE)
         } else {
             (cause.is::<Partial>() || cause.is::<Missed>()).then_some(LESS)
@@ -93,8 +95,11 @@ mod tests {
         assert_eq!(status_of(&around(Usage("x".into()).into())), USAGE);
         assert_eq!(status_of(&around(Partial("x".into()).into())), LESS);
         assert_eq!(status_of(&around(Missed("x".into()).into())), LESS);
-        let of = |kind| status_of(&around(vlane_host::Error::new(kind, "x").into()));
-        assert_eq!((of(vlane_host::ErrorKind::Usage), of(vlane_host::ErrorKind::Io)), (USAGE, FAILED));
+        let of = |kind| status_of(&around(vlane_error::program::Error::new(kind, "x").into()));
+        assert_eq!(
+            (of(vlane_error::program::ErrorKind::Usage), of(vlane_error::program::ErrorKind::Io)),
+            (USAGE, FAILED)
+        );
         assert_eq!(status_of(&as_usage(anyhow::anyhow!("x"))), USAGE);
     }
 }

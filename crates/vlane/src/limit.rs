@@ -1,13 +1,13 @@
-//! `vlane limit`, and the limits of `vlane serve`.
+//! `vlane volume CTL limit`, and the limits of `vlane serve`.
 
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use vlane_client::control::{Control, Limits as Told};
 use vlane_error::counted;
-use vlane_host::control::{Control, Limits as Told};
 use vlane_policy::express::Mode;
 use vlane_policy::throttle::{
     DEFAULT_BURST, ExpressBudget, Limits, MAX_BANDWIDTH, MAX_BURST, MAX_IOPS, MIN_BURST,
@@ -23,10 +23,6 @@ use crate::values;
 /// wait for the old limits wait for the new ones. The limits end with the volume.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Control socket of the volume: vlane serve ... --control PATH
-    #[arg(value_name = "CONTROL_SOCKET")]
-    control: PathBuf,
-
     /// Requests per second, or none
     #[arg(long, value_name = "N|none", value_parser = or_none(iops))]
     iops: Option<OrNone>,
@@ -49,7 +45,7 @@ pub struct LimitArgs {
 pub struct ServeLimits {
     /// Limit of requests per second, all queues together [default: no limit]
     ///
-    /// `vlane limit` changes it while the volume is served.
+    /// `vlane volume CTL limit` changes it while the volume is served.
     #[arg(long, value_name = "N", value_parser = iops)]
     limit_iops: Option<NonZeroU64>,
 
@@ -137,8 +133,8 @@ impl ServeLimits {
 }
 
 /// Limits, or shows the limits.
-pub fn run(args: &LimitArgs) -> Result<()> {
-    let control = Control::new(&args.control);
+pub fn run(control: &Path, args: &LimitArgs) -> Result<()> {
+    let control = Control::new(control);
     let mut limits = control.limits()?;
     let LimitArgs { iops, bandwidth, burst, express, .. } = *args;
     if iops.is_some() || bandwidth.is_some() || burst.is_some() || express.is_some() {
@@ -154,7 +150,8 @@ pub fn run(args: &LimitArgs) -> Result<()> {
     Ok(())
 }
 
-fn describe(limits: &Told) -> String {
+/// The limits, for people.
+pub fn describe(limits: &Told) -> String {
     let rates: Vec<String> = [
         limits.iops.map(|iops| format!("{} per second", counted(iops, "request"))),
         limits.bandwidth.map(|bytes| format!("{} per second", show_size(bytes))),

@@ -117,11 +117,11 @@ fn is_path(text: &str) -> bool {
 }
 
 /// Says how a command ended; its exit status.
-pub fn ended(result: anyhow::Result<()>, format: Format) -> ExitCode {
+pub fn ended(program: &str, result: anyhow::Result<()>, format: Format) -> ExitCode {
     tell_left_out();
     let Err(error) = result else { return ExitCode::SUCCESS };
     match format {
-        Format::Text => eprintln!("vlane: {error:#}"),
+        Format::Text => eprintln!("{program}: {error:#}"),
         Format::Json => tracing::error!("{error:#}"),
     }
     exit::status_of(&error).into()

@@ -7,7 +7,7 @@ use clap::Args;
 use clap::builder::Resettable;
 use clap_mangen::Man;
 
-use crate::manual;
+use crate::{Program, manual};
 
 /// Write the man pages into a directory: vlane.1, vlane-serve.1 and so on
 ///
@@ -24,14 +24,14 @@ pub struct ManArgs {
 ///
 /// # Errors
 /// The directory is not there, a page cannot be written, or what is in its place is no page of vlane's.
-pub fn run(args: &ManArgs) -> Result<()> {
+pub fn run(program: &Program, args: &ManArgs) -> Result<()> {
     if !args.dir.is_dir() {
         bail!("{}: there is no such directory; make it first", args.dir.display());
     }
     let mut pages = Vec::new();
-    let mut command = crate::command().disable_help_subcommand(true);
+    let mut command = (program.command)().disable_help_subcommand(true);
     command.build();
-    collect(&command, "", &mut pages)?;
+    collect(program, &command, "", &mut pages)?;
     let paths: Vec<_> = pages.into_iter().map(|(name, text)| (args.dir.join(name), text)).collect();
     // All are looked at before the first is written.
     paths.iter().try_for_each(|(path, _)| check(path))?;
@@ -43,19 +43,24 @@ pub fn run(args: &ManArgs) -> Result<()> {
 }
 
 /// The pages of a command and of those below it: file names and texts.
-fn collect(command: &clap::Command, words: &str, pages: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
+fn collect(
+    program: &Program,
+    command: &clap::Command,
+    words: &str,
+    pages: &mut Vec<(String, Vec<u8>)>,
+) -> Result<()> {
     // The exit status has a section of its own.
     let page = Man::new(command.clone().after_help(Resettable::Reset)).manual("vlane");
     let mut text = Vec::new();
     page.render(&mut text).context("cannot make a man page")?;
-    if let Some(more) = manual::of(words) {
-        text.extend(manual::sections(more).bytes());
+    if let Some(more) = manual::of(program.pages, words) {
+        text.extend(manual::sections(program.name, more).bytes());
     }
     pages.push((page.get_filename(), text));
     let shown = command.get_subcommands().filter(|below| !below.is_hide_set());
-    shown
-        .into_iter()
-        .try_for_each(|below| collect(below, format!("{words} {}", below.get_name()).trim_start(), pages))
+    shown.into_iter().try_for_each(|below| {
+        collect(program, below, format!("{words} {}", below.get_name()).trim_start(), pages)
+    })
 }
 
 /// An error if something that is no page of vlane's is in the place of one.

@@ -1,5 +1,7 @@
 //! Sections of the man pages that the command definitions lack: signals, exit status, examples.
 
+use crate::Program;
+
 /// Effects of signals on a command.
 pub type Signals = &'static [(&'static str, &'static str)];
 
@@ -43,20 +45,22 @@ const SERVE: Signals = &[
 const ENDS: Signals =
     &[("SIGTERM, SIGINT, SIGHUP", "Ends in order, with all processes that it has started.")];
 
-const MEASURES: Signals = &[(
+/// Signals of a command that measures.
+pub const MEASURES: Signals = &[(
     "SIGTERM, SIGINT, SIGHUP",
     "Ends the measurement early, with all back ends and guests that it has started. A partial result is reported and marked as \
      partial, with status 3.",
 )];
 
-const NONE: Signals = &[];
+/// No signal is special.
+pub const NONE: Signals = &[];
 
 /// A page without statuses of its own.
-const fn page(command: &'static str, signals: Signals, examples: &'static [Example]) -> Page {
+pub const fn page(command: &'static str, signals: Signals, examples: &'static [Example]) -> Page {
     Page { command, signals, status: &[], examples }
 }
 
-/// All pages.
+/// The pages of `vlane`.
 pub static PAGES: &[Page] = &[
     page(
         "",
@@ -100,100 +104,23 @@ pub static PAGES: &[Page] = &[
             ("boot disk.raw --dry-run", "Prints the command lines without running them."),
         ],
     ),
+    page("volume", NONE, &[("volume disk.ctl status", "Shows the volume that is served.")]),
+    page("volume status", NONE, &[("volume disk.ctl status", "Shows the volume that is served.")]),
+    page("volume classes", NONE, &[("volume disk.ctl classes", "Shows the requests of each class.")]),
     page(
-        "bench",
-        MEASURES,
-        &[
-            ("bench disk.sock --rw randread --bs 4k --depth 32", "Measures random reads for five seconds."),
-            (
-                "bench disk.sock --against other.sock --repeat 5 --html result.html",
-                "Compares two back ends, measured in turns.",
-            ),
-            (
-                "bench disk.sock --verify --yes-overwrite",
-                "Verifies written data. The volume's content is lost.",
-            ),
-        ],
-    ),
-    page("classes", NONE, &[("classes disk.ctl", "Shows the requests of each class.")]),
-    page(
-        "limit",
+        "volume limit",
         NONE,
         &[
-            ("limit disk.ctl", "Shows the limits."),
-            ("limit disk.ctl --iops 2000 --burst 1s", "Changes two of them, from now on."),
+            ("volume disk.ctl limit", "Shows the limits."),
+            ("volume disk.ctl limit --iops 2000 --burst 1s", "Changes two of them, from now on."),
         ],
     ),
     page(
-        "record",
+        "volume record",
         &[("SIGTERM, SIGINT, SIGHUP", "Ends the recording with a complete trace and status 0.")],
-        &[("record disk.ctl -o disk.trc --time 30s", "Records all requests of half a minute.")],
+        &[("volume disk.ctl record -o disk.trc --time 30s", "Records all requests of half a minute.")],
     ),
-    page(
-        "replay",
-        MEASURES,
-        &[
-            ("replay disk.trc other.sock", "Sends a trace without writes again, at its own speed."),
-            (
-                "replay disk.trc other.sock --as-fast-as-possible --yes-overwrite",
-                "Sends a trace again as fast as its order allows.",
-            ),
-        ],
-    ),
-    page("analyze", NONE, &[("analyze disk.trc --html disk.html", "Makes a page with charts of a trace.")]),
     page("inspect", NONE, &[("inspect disk.raw", "Shows partitions, file systems and their journals.")]),
-    page(
-        "trace",
-        NONE,
-        &[("trace convert disk.trc disk.iolog --to iolog2", "Converts a trace to an iolog for fio.")],
-    ),
-    page(
-        "trace convert",
-        NONE,
-        &[("trace convert disk.trc disk.iolog --to iolog2", "Converts a trace to an iolog for fio.")],
-    ),
-    page("journal", NONE, &[("journal prove", "Shows how well guests' journals are found.")]),
-    page(
-        "journal prove",
-        MEASURES,
-        &[("journal prove --install", "Runs guests, and shows how well their journals are found.")],
-    ),
-    page(
-        "peers",
-        MEASURES,
-        &[
-            ("peers --install", "Compares vlane with qemu-storage-daemon."),
-            ("peers --rows null,disk-read", "Measures two rows only."),
-        ],
-    ),
-    page("report", NONE, &[("report result.json --html result.html", "Converts a saved report to a page.")]),
-    page(
-        "compare",
-        MEASURES,
-        &[
-            ("compare --quick --install", "Checks with a short run that everything works."),
-            ("compare 1G --html result.html", "Compares disks on scratch images of 1 GiB."),
-        ],
-    ),
-    page("topologies", MEASURES, &[("topologies --quick", "Measures all topologies shortly.")]),
-    page("caches", MEASURES, &[("caches --modes writeback,none,pdc", "Compares three cache modes.")]),
-    page("express", MEASURES, &[("express native", "Measures readers on this host.")]),
-    page(
-        "express native",
-        MEASURES,
-        &[("express native --repeat 5", "Measures readers on this host, in five rounds.")],
-    ),
-    page(
-        "express guests",
-        MEASURES,
-        &[("express guests --install", "Measures a program in a guest's foreground.")],
-    ),
-    page(
-        "express launch",
-        MEASURES,
-        &[("express launch --install", "Measures how long programs take to start.")],
-    ),
-    page("together", MEASURES, &[("together --quick --install", "Measures all variants shortly.")]),
     page(
         "sched",
         NONE,
@@ -218,28 +145,17 @@ pub static PAGES: &[Page] = &[
     },
     page("sched top", NONE, &[("sched top", "Shows the vCPUs, second by second.")]),
     page("sched repair", NONE, &[("sched repair", "Restores the threads of a scheduler that was killed.")]),
-    page(
-        "sched prove",
-        MEASURES,
-        &[("sched prove --real uml", "Measures response and fairness with real guests.")],
-    ),
-    page("sched simulate", MEASURES, &[("sched simulate", "Simulates the published hosts.")]),
-    page(
-        "sched prove-sched-ext",
-        MEASURES,
-        &[("sched prove-sched-ext --install", "Measures the BPF scheduler in a guest.")],
-    ),
     page("completions", NONE, &[("completions bash", "Prints the completions of bash.")]),
     page("man", NONE, &[("man /usr/local/share/man/man1", "Writes all pages.")]),
 ];
 
 /// The page of a command.
-pub fn of(command: &str) -> Option<&'static Page> {
-    PAGES.iter().find(|page| page.command == command)
+pub fn of(pages: &'static [Page], command: &str) -> Option<&'static Page> {
+    pages.iter().find(|page| page.command == command)
 }
 
 /// The sections as roff.
-pub fn sections(page: &Page) -> String {
+pub fn sections(program: &str, page: &Page) -> String {
     let mut text = String::new();
     let mut section = |title: &str, items: &mut dyn Iterator<Item = (String, &str)>| {
         let mut items = items.peekable();
@@ -256,7 +172,7 @@ pub fn sections(page: &Page) -> String {
     let mut status: Vec<_> = STATUS.iter().map(|all| *own(all.0).unwrap_or(all)).collect();
     status.extend(page.status.iter().filter(|(own, _)| STATUS.iter().all(|(all, _)| all != own)));
     section("EXIT STATUS", &mut status.into_iter().map(|(status, words)| (status.to_string(), words)));
-    section("EXAMPLES", &mut page.examples.iter().map(|(words, does)| (format!("vlane {words}"), *does)));
+    section("EXAMPLES", &mut page.examples.iter().map(|(words, does)| (format!("{program} {words}"), *does)));
     text
 }
 
@@ -269,56 +185,62 @@ fn escaped(text: &str) -> String {
     }
 }
 
+/// Differences between a program's pages and its command line: a command without a page or an example, a page without a
+/// command, an example that is no valid command line of its page.
+pub fn mismatches(program: &Program) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut commands = Vec::new();
+    visible(&(program.command)(), "", &mut commands);
+    for words in &commands {
+        if !of(program.pages, words).is_some_and(|page| !page.examples.is_empty()) {
+            found.push(format!("`{words}` has no page with an example"));
+        }
+    }
+    for page in program.pages {
+        if !commands.iter().any(|words| words == page.command) {
+            found.push(format!("`{}` is no command", page.command));
+        }
+        for (example, _) in page.examples {
+            let words = [program.name].into_iter().chain(example.split_whitespace());
+            if let Err(error) = (program.command)().try_get_matches_from(words) {
+                found.push(format!("{example}: {error}"));
+            }
+            let mut words = example.split_whitespace();
+            if !page.command.split_whitespace().all(|word| words.any(|next| next == word)) {
+                found.push(format!("`{example}` stands on the page of `{}`", page.command));
+            }
+        }
+    }
+    found
+}
+
+/// The words of all visible commands.
+fn visible(command: &clap::Command, words: &str, found: &mut Vec<String>) {
+    found.push(words.to_owned());
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help")
+    {
+        visible(below, format!("{words} {}", below.get_name()).trim(), found);
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
-    /// The words of all visible commands.
-    fn commands(command: &clap::Command, words: &str, found: &mut Vec<String>) {
-        found.push(words.to_owned());
-        for below in
-            command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help")
-        {
-            commands(below, format!("{words} {}", below.get_name()).trim(), found);
-        }
-    }
-
     #[test]
-    fn each_command_has_a_page_with_examples() {
-        let mut found = Vec::new();
-        commands(&crate::command(), "", &mut found);
-        for words in &found {
-            assert!(of(words).is_some_and(|page| !page.examples.is_empty()), "`{words}` has no page");
-        }
-        for page in PAGES {
-            assert!(found.iter().any(|words| words == page.command), "`{}` is no command", page.command);
-        }
-    }
-
-    #[test]
-    fn examples_are_valid_command_lines() {
-        for page in PAGES {
-            for (example, _) in page.examples {
-                let words = ["vlane"].into_iter().chain(example.split_whitespace());
-                let parsed = crate::command().try_get_matches_from(words);
-                assert!(parsed.is_ok(), "vlane {example}: {}", parsed.unwrap_err());
-                assert!(
-                    example.starts_with(page.command),
-                    "`vlane {example}` stands on the page of `{}`",
-                    page.command
-                );
-            }
-        }
+    fn pages_fit_the_commands() {
+        let found = mismatches(&crate::PROGRAM);
+        assert!(found.is_empty(), "{found:#?}");
     }
 
     #[test]
     fn pages_have_signals_status_and_examples() {
-        let serve = sections(of("serve").unwrap());
+        let serve = sections("vlane", of(PAGES, "serve").unwrap());
         for part in ["SIGNALS", "EXIT STATUS", "EXAMPLES", "SIGUSR2", "\\-\\-control"] {
             assert!(serve.contains(part), "{part}: {serve}");
         }
-        let status = sections(of("sched status").unwrap());
+        let status = sections("vlane", of(PAGES, "sched status").unwrap());
         assert!(status.contains("\\fB4\\fR") && status.contains("no scheduler runs"), "{status}");
         assert!(!status.contains("SIGNALS"), "{status}");
         assert_eq!(escaped(".x-y"), "\\&.x\\-y");

@@ -1,12 +1,30 @@
 //! `--socket S` for a command whose socket is an argument without an option: the message says which
 //! argument it is.
 
+use crate::Program;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 const ORDINALS: [&str; 4] = ["first", "second", "third", "fourth"];
 
+/// Options of `serve` that only `vlane-lab` has.
+const EXPERIMENTS: [&str; 6] = [
+    "latency",
+    "parallel",
+    "device-queues",
+    "delay-flush",
+    "danger-record-storage",
+    "danger-flush-journal-only",
+];
+
+/// Ends the program with the fault of its command line.
+pub fn exit(error: clap::Error, program: &Program) -> ! {
+    let words: Vec<String> =
+        std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    explained(error, (program.command)(), &words).exit()
+}
+
 /// The error with better words, if an option was given that is the name of an argument.
-pub fn explained(error: clap::Error, command: clap::Command, words: &[String]) -> clap::Error {
+fn explained(error: clap::Error, command: clap::Command, words: &[String]) -> clap::Error {
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
@@ -15,6 +33,10 @@ pub fn explained(error: clap::Error, command: clap::Command, words: &[String]) -
     let name = name.split('=').next().unwrap_or(name);
     let mut command = command;
     command.build();
+    if EXPERIMENTS.contains(&name) && words.iter().any(|word| word == "serve") {
+        let text = format!("--{name}: an option for experiments; use `vlane-lab serve`\n");
+        return command.error(ErrorKind::UnknownArgument, text);
+    }
     // The command that the words name: options and their values are passed over.
     for word in words {
         if let Some(below) = command.find_subcommand(word) {

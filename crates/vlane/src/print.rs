@@ -12,19 +12,27 @@ use std::sync::{Mutex, PoisonError};
 /// Why standard output did not take all of it.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
+/// Prints on standard output.
+#[macro_export]
 macro_rules! print {
     ($($words:tt)*) => { $crate::print::out(format_args!($($words)*)) };
 }
 
+/// Prints a line on standard output.
+#[macro_export]
 macro_rules! println {
     () => { $crate::print::out(format_args!("\n")) };
     ($($words:tt)*) => { $crate::print::out(format_args!("{}\n", format_args!($($words)*))) };
 }
 
+/// Prints on standard error.
+#[macro_export]
 macro_rules! eprint {
     ($($words:tt)*) => { $crate::print::err(format_args!($($words)*)) };
 }
 
+/// Prints a line on standard error.
+#[macro_export]
 macro_rules! eprintln {
     ($($words:tt)*) => { $crate::print::err(format_args!("{}\n", format_args!($($words)*))) };
 }

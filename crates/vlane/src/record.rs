@@ -1,15 +1,15 @@
-//! `vlane record`: a trace of a volume while it is served.
+//! `vlane volume CTL record`: a trace of a volume while it is served.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 use vlane_client::Progress;
+use vlane_client::control::Control;
 use vlane_client::record::{RecordOptions, Recorded, Recording, record};
+use vlane_client::{Interrupt, Output};
 use vlane_error::counted;
-use vlane_host::control::Control;
-use vlane_host::{Interrupt, Output};
 use vlane_units::show_size;
 
 use crate::exit::Partial;
@@ -25,10 +25,6 @@ use crate::values;
 /// cannot report in time are counted as lost.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
-    /// Control socket of the volume: vlane serve ... --control PATH
-    #[arg(value_name = "CONTROL_SOCKET")]
-    control: PathBuf,
-
     /// File to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -50,7 +46,7 @@ pub struct RecordArgs {
 }
 
 /// Records.
-pub fn run(args: &RecordArgs) -> Result<()> {
+pub fn run(control: &Path, args: &RecordArgs) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let options = RecordOptions {
         output: Output::new(&args.output).force(args.overwrite.force),
@@ -63,7 +59,7 @@ pub fn run(args: &RecordArgs) -> Result<()> {
         progress = progress.expecting(time);
     }
     progress.step(format!("recording into {}", args.output.display()));
-    let control = Control::new(&args.control);
+    let control = Control::new(control);
     let Recording { recorded, broken } =
         record(&control, &options, &interrupt, &mut |state| progress.detail(&describe(state)))?;
     progress.clear();

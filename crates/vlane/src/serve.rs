@@ -2,6 +2,7 @@
 
 mod astray;
 mod doors;
+mod experiments;
 mod handed;
 mod signals;
 mod stop;
@@ -27,6 +28,7 @@ use vlane_policy::express::{Class, Classes, Express, Mode};
 use vlane_server::{Arrived, Listener, Schedulers, Vanishing, Volume, VolumeConfig};
 use vlane_units::show_size;
 
+pub use self::experiments::Experiments;
 use self::storage::{Opened, model, open};
 use crate::limit::ServeLimits;
 use crate::{exit, logging, notify, values};
@@ -53,20 +55,6 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = values::size)]
     null: Option<u64>,
 
-    /// Simulate a device with this service time: microseconds, or a time such as 1ms
-    ///
-    /// An image's own time is added. [default: no model]
-    #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=60_000_000))]
-    latency: Option<u64>,
-
-    /// Requests that the simulated device serves in parallel
-    #[arg(long, value_name = "N", requires = "latency", default_value_t = 1, value_parser = values::whole::<u16>(1..))]
-    parallel: u16,
-
-    /// Order in which the simulated device serves requests
-    #[arg(long, value_enum, value_name = "MODE", requires = "latency", default_value_t = DeviceQueuesArg::Shared)]
-    device_queues: DeviceQueuesArg,
-
     /// Format of the image: raw
     ///
     /// Without this, an image that looks like another format is refused.
@@ -88,12 +76,6 @@ pub struct ServeArgs {
     /// Refuse all writes
     #[arg(long)]
     read_only: bool,
-
-    /// Delay each fdatasync of the image, to simulate a slower device
-    ///
-    /// Microseconds, or a time such as 1ms. [default: no delay]
-    #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 0..=60_000_000))]
-    delay_flush: Option<u64>,
 
     /// Action after the storage failed to write back answered writes
     #[arg(long, value_enum, value_name = "eio|stop", default_value_t = OnLostWrite::Eio)]
@@ -171,31 +153,22 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TEXT", value_parser = parse_serial)]
     serial: Option<String>,
 
-    /// Record everything that reaches the storage, with the data of all writes
-    ///
-    /// For tests and research. The file has the guest's data for everyone who can read it. The
-    /// volume is slower, and stops while the file cannot be written fast enough.
-    #[arg(long, value_name = "FILE", conflicts_with = "null")]
-    danger_record_storage: Option<PathBuf>,
-
     /// Let a guest continue on another or a shorter image than before
     ///
     /// By mistake, this ruins the image.
     #[arg(long)]
     danger_other_image: bool,
 
-    /// Let a guest's flush write only its file system's journal (--cache pdc; loses data)
-    ///
-    /// For experiments. The rule holds once the journal is found. Other flushed data can be lost
-    /// when the host fails, and the file system can be damaged.
-    #[arg(long)]
-    danger_flush_journal_only: bool,
-
     /// Report whether this program can take over from one with the same command line
     #[arg(long, value_name = "FORMAT", hide = true, value_parser = values::whole::<u32>(1..))]
     takes_over: Option<u32>,
+
+    /// Options of `vlane-lab serve`
+    #[arg(skip)]
+    pub experiments: Experiments,
 }
 
+/// Use of the host's page cache.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum CacheArg {
     /// none where the file system can do direct I/O, else writeback
@@ -210,6 +183,7 @@ pub enum CacheArg {
     Pdc,
 }
 
+/// Effect of the guest's trim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DiscardArg {
     /// Free the storage
@@ -248,16 +222,9 @@ enum PollArg {
     Off,
 }
 
+/// Use of the I/O priorities of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum DeviceQueuesArg {
-    /// In order of arrival, over all lanes
-    Shared,
-    /// Round robin over the threads' submission queues, as an NVMe drive does
-    RoundRobin,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ClassesArg {
+pub enum ClassesArg {
     /// Treat all requests alike
     Off,
     /// Express first, before a bounded window of requests in flight
@@ -297,6 +264,7 @@ enum OnLostWrite {
     Stop,
 }
 
+/// Format of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FormatArg {
     /// The guest's disk, byte for byte, whatever it looks like
@@ -435,7 +403,7 @@ fn check_paths(args: &ServeArgs) -> Result<()> {
         ("--socket", Some(&*args.socket)),
         ("--control", args.doors.control.as_deref()),
         ("--control-read-only", args.doors.control_read_only.as_deref()),
-        ("--danger-record-storage", args.danger_record_storage.as_deref()),
+        ("--danger-record-storage", args.experiments.danger_record_storage.as_deref()),
     ];
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for (at, (one, path)) in named.iter().enumerate() {
@@ -542,7 +510,7 @@ fn belongings(
         volume: Arc::clone(volume),
         image: image.cloned(),
         control: control.giver(),
-        is_recorded: args.danger_record_storage.is_some(),
+        is_recorded: args.experiments.danger_record_storage.is_some(),
     }
 }
 
@@ -697,11 +665,13 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
         Some(_) => (format!(",num-queues={queues}"), u32::from(queues)),
         None => (String::new(), u32::try_from(online_cpus().len()).unwrap_or(1).min(queues.into())),
     };
-    let model = match (args.latency, args.device_queues) {
+    let model = match (args.experiments.latency, args.experiments.device_queues) {
         (None, _) => String::new(),
-        (Some(us), DeviceQueuesArg::Shared) => format!(", modelled: {us} us, {} at a time", args.parallel),
-        (Some(us), DeviceQueuesArg::RoundRobin) => {
-            format!(", modelled: {us} us, {} at a time, a queue for each thread", args.parallel)
+        (Some(us), experiments::DeviceQueuesArg::Shared) => {
+            format!(", modelled: {us} us, {} at a time", args.experiments.parallel)
+        }
+        (Some(us), experiments::DeviceQueuesArg::RoundRobin) => {
+            format!(", modelled: {us} us, {} at a time, a queue for each thread", args.experiments.parallel)
         }
     };
     let read_only = if geometry.read_only { ", read-only" } else { "" };

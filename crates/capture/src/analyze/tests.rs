@@ -53,7 +53,7 @@ fn small_trace_matches_manual_count() {
     records.extend([record(Kind::Read, 100_000, 10_000, 0, 0), record(Kind::Read, 105_000, 15_000, 0, 0)]);
     records.push(record(Kind::Flush, 130_000, 20_000, 0, 0));
     let trace = Trace::from_records(Header { sectors: 1024, lanes: 1, ..Header::default() }, records);
-    let report = analyze(&trace, "vlane analyze x");
+    let report = analyze(&trace, "vlane-lab trace analyze x");
     let at = |section: &str, row: &str, column: &str| cell(&report, section, row, column);
     assert_eq!(at("kinds", "write", "requests"), 4.0);
     assert_eq!(at("kinds", "read", "of all"), 25.0);

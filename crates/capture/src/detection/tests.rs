@@ -5,7 +5,7 @@ use vlane_host::output::Output;
 
 const MIB: u64 = 1 << 20;
 
-/// A real guest's: ext4 with a journal of 4 MiB, mails made, fsynced and removed (`vlane journal prove --only ordered-4 --keep DIR`).
+/// A real guest's: ext4 with a journal of 4 MiB, mails made, fsynced and removed (`vlane-lab prove journal --only ordered-4 --keep DIR`).
 const GUEST: &[u8] = include_bytes!("ordered-4.trc");
 /// debugfs's output for it.
 const JOURNAL: Range<u64> = 1024 * MIB..1028 * MIB;

@@ -297,7 +297,7 @@ mod tests {
     pub(super) fn options() -> Options {
         Options {
             vlane: "vlane".into(),
-            command: "vlane caches".into(),
+            command: "vlane-lab compare caches".into(),
             arms: vec![Arm::mode("writeback"), Arm::mode("none")],
             with: Vec::new(),
             jobs: vec![Job::Commits],

@@ -111,7 +111,7 @@ fn kill(own: &Path, times: u32) -> Result<()> {
     for n in 0..times {
         let begun = Instant::now();
         let mut child = Command::new(own)
-            .args(["sched", "measure-sched-ext", "--hold", "--hogs", "4"])
+            .args(["sched-ext-job", "--hold", "--hogs", "4"])
             .stdout(Stdio::piped())
             .spawn()
             .context(ErrorKind::Process, || "the loader cannot be started")?;
@@ -166,10 +166,10 @@ struct Bed<'a> {
 }
 
 impl Bed<'_> {
-    /// Runs `vlane sched measure-sched-ext` in a guest of its own.
+    /// Runs `vlane sched-ext-job` in a guest of its own.
     fn run(&self, machine: Qemu, arguments: &str, crashes: &mut u32) -> Result<vlane_boot::Report> {
         let script = format!(
-            "vlane sched measure-sched-ext {arguments} 2>&1 || exit 1\n\
+            "vlane sched-ext-job {arguments} 2>&1 || exit 1\n\
              echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n"
         );
         let guest = Initramfs::new(script).program_at("vlane", self.own);

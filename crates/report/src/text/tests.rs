@@ -9,7 +9,7 @@ fn text_has_the_important_parts() {
     for part in [
         "WARNING: Guest CPU emulated",
         "93 % of the host",
-        "vlane compare 2G",
+        "vlane-lab compare host 2G",
         "AMD EPYC, 2 CPUs",
         "vlane (IOPS)",
         "1090.0k (1057.3k-1116.2k)",

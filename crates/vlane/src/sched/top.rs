@@ -5,7 +5,7 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use vlane_host::Output;
+use vlane_client::Output;
 use vlane_sched::ErrorKind;
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::DaemonState;

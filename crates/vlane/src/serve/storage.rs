@@ -11,7 +11,8 @@ use vlane_engine::file::{Cache, FileEngine, FileOptions, HandedFiles, JournalWay
 use vlane_engine::model::{DeviceQueues, ModelConfig};
 use vlane_engine::null::NullEngine;
 
-use super::{CacheArg, DeviceQueuesArg, DiscardArg, FormatArg, JournalArg, ServeArgs, waiting};
+use super::experiments::DeviceQueuesArg;
+use super::{CacheArg, DiscardArg, FormatArg, JournalArg, ServeArgs, waiting};
 
 /// The storage that was opened.
 pub(super) enum Opened {
@@ -30,12 +31,12 @@ impl Opened {
 
 /// The modelled device that is wanted.
 pub(super) fn model(args: &ServeArgs) -> Option<ModelConfig> {
-    let latency = args.latency.map(Duration::from_micros)?;
-    let queues = match args.device_queues {
+    let latency = args.experiments.latency.map(Duration::from_micros)?;
+    let queues = match args.experiments.device_queues {
         DeviceQueuesArg::Shared => DeviceQueues::Shared,
         DeviceQueuesArg::RoundRobin => DeviceQueues::RoundRobin,
     };
-    Some(ModelConfig { latency, parallelism: usize::from(args.parallel), queues })
+    Some(ModelConfig { latency, parallelism: usize::from(args.experiments.parallel), queues })
 }
 
 /// Opens the storage to serve; `None` if a signal ended the wait for it.
@@ -51,7 +52,7 @@ pub(super) fn open(
         if args.discard != DiscardArg::On {
             usage!("--discard cannot be used with --null, which stores no data");
         }
-        if args.delay_flush.is_some() || args.danger_flush_journal_only {
+        if args.experiments.delay_flush.is_some() || args.experiments.danger_flush_journal_only {
             usage!(
                 "--delay-flush and --danger-flush-journal-only cannot be used with --null, which stores no data"
             );
@@ -71,7 +72,7 @@ pub(super) fn open(
             "--journal says how --cache pdc keeps the guest's journal out of the page cache; give --cache pdc with it"
         );
     }
-    if args.danger_flush_journal_only && cache != Cache::Pdc {
+    if args.experiments.danger_flush_journal_only && cache != Cache::Pdc {
         usage!("--danger-flush-journal-only needs to know the guest's journal; give --cache pdc with it");
     }
     let options = FileOptions {
@@ -83,8 +84,8 @@ pub(super) fn open(
             Some(JournalArg::Direct) => JournalWay::Direct,
             Some(JournalArg::Drop) | None => JournalWay::Drop,
         },
-        flush_delay: Duration::from_micros(args.delay_flush.unwrap_or(0)),
-        danger_flush_journal_only: args.danger_flush_journal_only,
+        flush_delay: Duration::from_micros(args.experiments.delay_flush.unwrap_or(0)),
+        danger_flush_journal_only: args.experiments.danger_flush_journal_only,
     };
     let engine = match handed {
         Some(files) => FileEngine::take_over(path, options, files)?,
@@ -99,13 +100,13 @@ pub(super) fn open(
             engine
         }
     };
-    if args.danger_flush_journal_only {
+    if args.experiments.danger_flush_journal_only {
         tracing::warn!(
             "{}: a flush writes only the guest's journal to the device (--danger-flush-journal-only): data that was flushed can be lost",
             path.display()
         );
     }
-    Ok(Some(Opened::File(Arc::new(match &args.danger_record_storage {
+    Ok(Some(Opened::File(Arc::new(match &args.experiments.danger_record_storage {
         Some(to) => recorded(engine, to)?,
         None => engine,
     }))))

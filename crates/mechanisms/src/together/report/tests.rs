@@ -33,7 +33,7 @@ pub(in super::super) fn options(rounds: usize) -> Options {
     Options {
         vlane: PathBuf::new(),
         fg: PathBuf::new(),
-        command: "vlane together".into(),
+        command: "vlane-lab prove together".into(),
         program: Program::Sqlite3,
         readers: 48,
         others: 3,
@@ -54,7 +54,7 @@ fn report(rounds: usize, impossible: Option<String>) -> Report {
         arm.rounds = (0..rounds as u64).map(|round| sample(&arm.arm, round)).collect();
     }
     let seen = Seen { guest: "QEMU".into(), root: Root::empty(), load: Some(100.0), impossible };
-    make(&options(rounds), &arms, &seen, &Begun::now("vlane together"))
+    make(&options(rounds), &arms, &seen, &Begun::now("vlane-lab prove together"))
 }
 
 fn table_of<'a>(report: &'a Report, id: &str) -> &'a vlane_report::Table {

@@ -1,0 +1,174 @@
+//! `vlane-lab bench --verify`: data that prove themselves, across the death of the back end.
+
+use anyhow::{Context, bail};
+use vlane_driver::{
+    Limit, Mix, Session, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Wait, verify_check,
+    verify_load,
+};
+
+use super::{BenchArgs, WaitArg, group, with_progress};
+use crate::{exit, explain};
+
+/// The reports of one invocation, in the order in which they were made.
+#[derive(Debug, Default, serde::Serialize)]
+struct Reports {
+    /// The state file's blocks, compared before any write.
+    before: Option<VerifyReport>,
+    /// The load itself.
+    load: Option<VerifyReport>,
+    /// Everything that was written, compared.
+    after: Option<VerifyReport>,
+    /// True if any of them was interrupted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    partial: bool,
+}
+
+pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<()> {
+    let options = verify_options(args)?;
+    if !args.verify_only {
+        args.may_overwrite(args.socket()?, "--verify")?;
+    }
+    let old = match &args.state {
+        Some(path) if args.verify_only || path.exists() => Some(VerifyState::load(path)?),
+        _ => None,
+    };
+    let mut reports = Reports::default();
+    let outcome = steps(args, session, &options, old, &mut reports);
+    let given = args.give(&reports, text(&reports).trim_end());
+    outcome?;
+    given?;
+    let all = [&reports.before, &reports.load, &reports.after];
+    let mismatches: u64 = all.iter().filter_map(|r| r.as_ref()).map(|r| r.mismatches).sum();
+    let errors: u64 = all.iter().filter_map(|r| r.as_ref()).map(|r| r.errors.total()).sum();
+    if mismatches > 0 {
+        bail!("the back end lost or damaged data: {mismatches} sectors have wrong data");
+    }
+    if errors > 0 {
+        bail!("{} failed", super::plural(errors, "request"));
+    }
+    if reports.partial {
+        let why = "interrupted: all compared data are right, but not all data were written or compared";
+        return Err(exit::Partial(why.to_owned()).into());
+    }
+    Ok(())
+}
+
+fn steps(
+    args: &BenchArgs,
+    session: &SessionOptions,
+    options: &VerifyOptions,
+    old: Option<VerifyState>,
+    reports: &mut Reports,
+) -> anyhow::Result<()> {
+    let socket = args.socket()?;
+    let connect = || explain::connecting(socket, Session::connect(socket, session));
+    let save = |state: &VerifyState| args.state.as_ref().map_or(Ok(()), |path| state.save(path));
+    let mut state = match old {
+        None => VerifyState::new(&connect()?, options)?,
+        Some(mut state) => {
+            let session = connect()?;
+            let (report, ended) = with_progress(|progress| verify_check(session, &mut state, progress))?;
+            reports.partial |= ended;
+            let gone = report.backend_gone;
+            reports.before = Some(report);
+            save(&state)?;
+            if gone {
+                bail!("the back end hung up during the comparison");
+            }
+            state
+        }
+    };
+    if args.verify_only || reports.partial {
+        return Ok(());
+    }
+    if let Some(path) = args.state.as_ref().filter(|path| path.exists()) {
+        // A state that is older than the data would accuse the back end wrongly: there is none while we write.
+        std::fs::remove_file(path)
+            .with_context(|| format!("{}: cannot remove the old state", path.display()))?;
+    }
+    let session = connect()?;
+    let (loaded, ended) = with_progress(|progress| {
+        let result = verify_load(session, &mut state, options, progress);
+        Ok((save(&state), result))
+    })?;
+    reports.partial |= ended;
+    let (saved, report) = loaded;
+    let report = report?;
+    let gone = report.backend_gone;
+    let seconds = report.seconds;
+    reports.load = Some(report);
+    saved?;
+    if gone {
+        match &args.state {
+            Some(path) => bail!(
+                "the back end hung up after {seconds:.1} s; the list of writes is in {}: start it again, then use --verify-only --state {0}",
+                path.display()
+            ),
+            None => bail!(
+                "the back end hung up after {seconds:.1} s; to check it after a restart, give --state FILE"
+            ),
+        }
+    }
+    let session = connect()?;
+    let (report, ended) = with_progress(|progress| verify_check(session, &mut state, progress))?;
+    reports.after = Some(report);
+    reports.partial |= ended;
+    save(&state)?;
+    Ok(())
+}
+
+fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
+    let read_percent =
+        match args.rw.parse::<vlane_driver::Pattern>().map_err(anyhow::Error::msg).context("--rw")? {
+            p if !p.random => {
+                usage!("--rw {}: --verify goes to random addresses; randrw:N is possible", args.rw)
+            }
+            vlane_driver::Pattern { mix: Mix::ReadPercent(100), .. } => VerifyOptions::default().read_percent,
+            vlane_driver::Pattern { mix: Mix::ReadPercent(percent), .. } => percent,
+            _ => usage!("--rw {}: --verify reads and writes; randrw:N is possible", args.rw),
+        };
+    Ok(VerifyOptions {
+        block: args.block()?,
+        offset: args.offset,
+        size: args.size,
+        limit: args.ios.map_or(Limit::Time(args.time()), Limit::Count),
+        read_percent,
+        flush_every: args.flush_every.unwrap_or(VerifyOptions::default().flush_every),
+        seed: args.seed,
+        wait: if args.wait == WaitArg::Poll { Wait::Poll } else { Wait::Interrupt },
+        cpus: args.cpus.clone(),
+    })
+}
+
+fn text(reports: &Reports) -> String {
+    let mut out = String::from(super::interrupted_line(reports.partial));
+    for (name, report) in [("found", &reports.before), ("load", &reports.load), ("read back", &reports.after)]
+    {
+        let Some(r) = report else { continue };
+        let verdict = if r.mismatches == 0 {
+            "all as it must be".into()
+        } else {
+            format!("{} SECTORS WRONG", r.mismatches)
+        };
+        out += &format!(
+            "  {name:<10} {} blocks read, {} written, {} flushes in {:.1} s: {verdict}\n",
+            group(r.reads as f64),
+            group(r.writes as f64),
+            group(r.flushes as f64),
+            r.seconds
+        );
+        for mismatch in &r.first {
+            out += &format!("             {mismatch}\n");
+        }
+        if r.unflushed_lost > 0 {
+            out += &format!(
+                "             {} blocks lost a write that was acknowledged and never flushed: that is allowed\n",
+                group(r.unflushed_lost as f64)
+            );
+        }
+        if r.errors.total() > 0 {
+            out += &format!("             {} failed\n", super::plural(r.errors.total(), "request"));
+        }
+    }
+    out
+}
