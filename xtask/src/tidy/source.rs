@@ -262,11 +262,11 @@ fn function(
     owner: Option<String>,
 ) -> Option<Function> {
     let (first, last) = (signature.span().start().line, block.span().end().line);
-    let parameters = signature.inputs.iter().filter_map(|input| match input {
+    let parameters = signature.inputs.iter().map(|input| match input {
         syn::FnArg::Typed(typed) => {
-            Some((typed.pat.to_token_stream().to_string(), names(typed.ty.to_token_stream())))
+            (typed.pat.to_token_stream().to_string(), names(typed.ty.to_token_stream()))
         }
-        syn::FnArg::Receiver(_) => Some(("self".to_owned(), Vec::new())),
+        syn::FnArg::Receiver(_) => ("self".to_owned(), Vec::new()),
     });
     (!attributes.iter().any(is_of_tests)).then(|| Function {
         name: signature.ident.to_string(),
