@@ -133,7 +133,7 @@ pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
         }
         (Found::ControlSocket(None), Wanted::VhostUserSocket) => "give the vhost-user socket".into(),
         (Found::Iolog | Found::Blktrace, Wanted::Trace) => {
-            format!("make one of it: vlane trace convert {name} NEW.trc")
+            format!("make one of it: vlane-lab trace convert {name} NEW.trc")
         }
         (Found::ForeignTrace(_), Wanted::Trace) => "vlane reads its own traces, and converts fio's iolog \
                                                     (versions 2 and 3), blktrace's binary files and MSR \
@@ -145,14 +145,16 @@ pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
         (Found::Image(_) | Found::Device, Wanted::VhostUserSocket) => {
             format!("serve it first (vlane serve {name} --socket PATH), and give PATH")
         }
-        (Found::Trace, Wanted::Report) => format!("make one of it: vlane analyze {name} --html NEW.html"),
+        (Found::Trace, Wanted::Report) => {
+            format!("make one of it: vlane-lab trace analyze {name} --html NEW.html")
+        }
         (Found::Trace, Wanted::VhostUserSocket | Wanted::ControlSocket) => {
             format!("vlane-lab trace analyze {name} shows its content")
         }
         (Found::SavedRun, _) => format!("vlane-lab bench --compare {name} compares a new run with it"),
         (Found::Report, _) => format!("vlane-lab report {name} shows it"),
         (Found::VerifyState, _) => format!("vlane-lab bench --verify-only --state {name} uses it"),
-        (_, Wanted::Trace) => "vlane record writes one".into(),
+        (_, Wanted::Trace) => "vlane volume CONTROL_SOCKET record writes one".into(),
         (_, Wanted::Report) => "commands that measure write one, with --json or --html".into(),
         (_, Wanted::SavedRun) => "vlane-lab bench --save writes one".into(),
         (_, Wanted::ControlSocket) => "a volume has one if it is served with --control PATH".into(),
@@ -354,7 +356,7 @@ mod tests {
         let saved = format!("{{\"schema\": \"{}\"}}", SAVED);
         let cases: [(&str, &[u8], Wanted, &[&str]); 9] = [
             ("a", &qcow2, Wanted::Report, &["an image (qcow2)", "not a report"]),
-            ("disk.raw", &[0; 4096], Wanted::Trace, &["an image (raw)", "not a trace", "vlane record"]),
+            ("disk.raw", &[0; 4096], Wanted::Trace, &["an image (raw)", "not a trace", "vlane volume"]),
             ("disk.raw", &[1; 4096], Wanted::VhostUserSocket, &["an image", "serve it first"]),
             ("a", b"fio version 3 iolog\n", Wanted::Trace, &["an iolog", "vlane-lab trace convert"]),
             ("a", report.as_bytes(), Wanted::SavedRun, &["a report", "vlane-lab report"]),

@@ -121,6 +121,6 @@ mod tests {
         let failed = READS.replacen(";0;0;25848", ";0;5;25848", 1);
         assert!(parse(&failed, 4096).unwrap_err().to_string().contains("failed"));
         let idle = READS.replacen(";25848;", ";0;", 1);
-        assert!(parse(&idle, 4096).unwrap_err().to_string().contains("nothing"));
+        assert!(parse(&idle, 4096).unwrap_err().to_string().contains("no request"));
     }
 }

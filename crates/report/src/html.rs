@@ -34,9 +34,9 @@ pub fn page(report: &Report) -> Result<String> {
     for (section, number) in report.sections.iter().zip(1..) {
         self::section(&mut out, section, &anchor(section, number), &report.command, &mut charts);
     }
-    out += "<footer>The figures of this page are in it as JSON: <code>vlane report THIS-FILE --json report.json</code> takes them out.";
+    out += "<footer>The figures of this page are in it as JSON: <code>vlane-lab report THIS-FILE --json report.json</code> takes them out.";
     if !report.samples.is_empty() {
-        out += " So is every single measurement: <code>vlane report THIS-FILE --csv DIRECTORY</code>.";
+        out += " So is every single measurement: <code>vlane-lab report THIS-FILE --csv DIRECTORY</code>.";
     }
     out += "</footer>\n";
     out += "</main>\n";

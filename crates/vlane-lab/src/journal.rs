@@ -1,4 +1,4 @@
-//! `vlane journal`: how well guests' journals are found.
+//! `vlane-lab prove journal`: how well guests' journals are found.
 
 use std::path::PathBuf;
 

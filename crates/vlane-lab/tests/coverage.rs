@@ -98,7 +98,7 @@ fn each_row_names_a_valid_command() {
         let words = command.strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
         let words: Vec<&str> =
             words.unwrap_or_else(|| panic!("{figure}: no command: {command}")).split(' ').collect();
-        assert_eq!(words[0], "vlane", "{figure}");
+        assert_eq!(words[0], "vlane-lab", "{figure}");
         if let Err(error) = vlane_lab::command().try_get_matches_from(&words) {
             panic!("{figure}: `{command}`: {error}");
         }

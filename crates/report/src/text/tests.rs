@@ -13,7 +13,7 @@ fn text_has_the_important_parts() {
         "AMD EPYC, 2 CPUs",
         "vlane (IOPS)",
         "1090.0k (1057.3k-1116.2k)",
-        "Again: vlane topologies",
+        "Again: vlane-lab compare topologies",
         "MT (predicted)",
     ] {
         assert!(text.contains(part), "{part} is not in:\n{text}");
