@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Former words after `vlane`, and the present ones after `vlane-lab`. Longer ones stand first.
-pub const MOVED: [(&[&str], &[&str]); 17] = [
+pub const MOVED: [(&[&str], &[&str]); 18] = [
     (&["sched", "prove-sched-ext"], &["prove", "sched-ext"]),
     (&["sched", "prove"], &["prove", "loans"]),
     (&["sched", "simulate"], &["simulate"]),
@@ -24,6 +24,7 @@ pub const MOVED: [(&[&str], &[&str]); 17] = [
     (&["express"], &["prove", "express"]),
     (&["together"], &["prove", "together"]),
     (&["power-cut"], &["prove", "power-cut"]),
+    (&["throttle"], &["prove", "limits"]),
 ];
 
 /// Replaces this process by `vlane-lab`, if the words are a command that moved there.
