@@ -10,6 +10,7 @@ mod citations;
 mod claim;
 mod experiment;
 mod page;
+mod prose;
 mod runner;
 mod structure;
 mod tidy;
@@ -38,6 +39,12 @@ enum Command {
     Structure,
     /// Make docs/src/specification.md again: which sentence of the specifications is fulfilled where, and tested where
     Citations,
+    /// Count how plain the English is, crate by crate
+    Prose {
+        /// Keep the present figures as the highest ones
+        #[arg(long)]
+        lower: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -61,6 +68,7 @@ fn main() -> ExitCode {
         Command::Tidy => tidy::run(&root),
         Command::Structure => structure::run(&root),
         Command::Citations => citations::run(&root),
+        Command::Prose { lower } => prose::run(&root, lower),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 pub(crate) use circles::arrows;
 use source::{Lines, Source};
 
-use crate::{citations, structure};
+use crate::{citations, prose, structure};
 
 /// Lines that a file may have, all together, and a function.
 const FILE: usize = 800;
@@ -40,6 +40,7 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 
 fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, usize, String)> {
     let mut faults = data_path::faults(files, sources);
+    faults.extend(prose::faults(files));
     for source in sources {
         let lines = source.lines.all();
         if lines > FILE {
