@@ -82,11 +82,11 @@ fuzz_target!(|input: Input| {
     ram.write_u16(DRIVER + 2, 1);
     let config = config(RingFormat::Split, 1, false, 0, [DESC, DRIVER, DEVICE]);
     let mut queue = Queue::new(config, ram.memory.clone()).expect("queue");
-    match (queue.pop(), model::split_request(&ram, DESC, 1, 0)) {
+    match (queue.take(), model::split_request(&ram, DESC, 1, 0)) {
         (Ok(Some(slot)), Ok(expected)) => {
             expected.check(&ram, queue.request(slot));
             vlane_fuzz::check_request(&ram, &queue, queue.request(slot));
-            queue.complete(slot, Status::Unsupported);
+            queue.answer(slot, Status::Unsupported);
             let status = ram.read(expected.status, 1)[0];
             // Unless the guest has the used entry written over it.
             let in_ring = (DEVICE..DEVICE + 16).contains(&expected.status);
@@ -96,5 +96,5 @@ fuzz_target!(|input: Input| {
             assert_eq!(got.expect_err("the model refuses"), expected.expect_err("the queue refuses"))
         }
     }
-    queue.publish();
+    queue.show();
 });

@@ -110,7 +110,7 @@ fuzz_target!(|input: Input| {
             Op::Header(at, kind, sector) => {
                 bench.ram.write(Place::Data(at).addr(), &header(u32::from(kind) % 14, 0, sector));
             }
-            Op::Pop => match queue.pop() {
+            Op::Pop => match queue.take() {
                 Ok(Some(slot)) => {
                     check_request(&bench.ram, &queue, queue.request(slot));
                     assert!(!taken.contains(&slot));
@@ -118,17 +118,17 @@ fuzz_target!(|input: Input| {
                 }
                 Ok(None) => assert!(!queue.is_replaying()),
                 Err(broken) => {
-                    assert_eq!(queue.pop(), Err(broken));
+                    assert_eq!(queue.take(), Err(broken));
                     assert!(!matches!(broken, Broken::InflightLost(vlane_ring::Lost::Room)));
                 }
             },
             Op::Answer(pick, ok) if !taken.is_empty() => {
                 let slot = taken.swap_remove(usize::from(pick) % taken.len());
-                queue.complete(slot, if ok { Status::Ok } else { Status::IoErr });
+                queue.answer(slot, if ok { Status::Ok } else { Status::IoErr });
             }
             Op::Answer(..) => {}
             Op::Publish => {
-                queue.publish();
+                queue.show();
             }
             Op::PutBack => {
                 if let Some(slot) = taken.last().copied()
@@ -149,6 +149,6 @@ fuzz_target!(|input: Input| {
         }
         assert!(taken.len() == queue.in_flight());
     }
-    taken.drain(..).for_each(|slot| queue.complete(slot, Status::Ok));
-    queue.publish();
+    taken.drain(..).for_each(|slot| queue.answer(slot, Status::Ok));
+    queue.show();
 });

@@ -86,7 +86,7 @@ fuzz_target!(|input: Input| {
                 ram.write_u16(DRIVER, off);
                 ram.write_u16(DRIVER + 2, flags);
             }
-            Op::Pop => match queue.pop() {
+            Op::Pop => match queue.take() {
                 Ok(Some(slot)) => {
                     check_request(&ram, &queue, queue.request(slot));
                     assert!(!taken.contains(&slot));
@@ -94,17 +94,17 @@ fuzz_target!(|input: Input| {
                 }
                 Ok(None) => {}
                 Err(broken) => {
-                    assert_eq!(queue.pop(), Err(broken));
+                    assert_eq!(queue.take(), Err(broken));
                     assert!(!matches!(broken, Broken::NestedIndirect | Broken::AvailIndex { .. }));
                 }
             },
             Op::Answer(pick, ok) if !taken.is_empty() => {
                 let slot = taken.swap_remove(usize::from(pick) % taken.len());
-                queue.complete(slot, if ok { Status::Ok } else { Status::IoErr });
+                queue.answer(slot, if ok { Status::Ok } else { Status::IoErr });
             }
             Op::Answer(..) => {}
             Op::Publish => {
-                queue.publish();
+                queue.show();
             }
             Op::Notify(true) => {
                 let _ = queue.enable_notify();
@@ -112,14 +112,14 @@ fuzz_target!(|input: Input| {
             Op::Notify(false) => queue.disable_notify(),
             Op::Poke(place, byte) => write(&ram, place.addr(), &[byte]),
             Op::Restart(base) => {
-                taken.drain(..).for_each(|slot| queue.complete(slot, Status::Ok));
-                queue.publish();
+                taken.drain(..).for_each(|slot| queue.answer(slot, Status::Ok));
+                queue.show();
                 queue.leave_place();
                 queue = make(base.unwrap_or(queue.base()));
             }
         }
         assert!(taken.len() == queue.in_flight());
     }
-    taken.drain(..).for_each(|slot| queue.complete(slot, Status::Ok));
-    queue.publish();
+    taken.drain(..).for_each(|slot| queue.answer(slot, Status::Ok));
+    queue.show();
 });

@@ -75,22 +75,22 @@ fuzz_target!(|input: Input| {
                 if seen == next {
                     let index = ram.read_u16(DRIVER + 2);
                     if index.wrapping_sub(next) > size {
-                        assert_eq!(queue.pop(), Err(Broken::AvailIndex { index, next, size }));
+                        assert_eq!(queue.take(), Err(Broken::AvailIndex { index, next, size }));
                         break;
                     }
                     seen = index;
                 }
                 if seen == next {
-                    assert_eq!(queue.pop(), Ok(None));
+                    assert_eq!(queue.take(), Ok(None));
                     continue;
                 }
                 if taken.len() == usize::from(size) {
-                    assert_eq!(queue.pop(), Err(Broken::TooManyInFlight { size }));
+                    assert_eq!(queue.take(), Err(Broken::TooManyInFlight { size }));
                     break;
                 }
                 let head = ram.read_u16(DRIVER + 4 + 2 * u64::from(next % size));
                 let expected = model::split_request(&ram, DESC, size, head);
-                match (queue.pop(), expected) {
+                match (queue.take(), expected) {
                     (Ok(Some(slot)), Ok(expected)) => {
                         expected.check(&ram, queue.request(slot));
                         check_request(&ram, &queue, queue.request(slot));
@@ -108,7 +108,7 @@ fuzz_target!(|input: Input| {
                 let (slot, head, expected) = taken.swap_remove(usize::from(pick) % taken.len());
                 let status = if ok { Status::Ok } else { Status::Unsupported };
                 let entry = DEVICE + 4 + 8 * u64::from(used % size);
-                queue.complete(slot, status);
+                queue.answer(slot, status);
                 // A status byte in the used ring is the guest's own doing.
                 let mut element = u32::from(head).to_le_bytes().to_vec();
                 element.extend(expected.used_len(status).to_le_bytes());
@@ -117,7 +117,7 @@ fuzz_target!(|input: Input| {
             }
             Op::Answer(..) => {}
             Op::Publish => {
-                let signal = queue.publish();
+                let signal = queue.show();
                 if !input.event_idx && ram.read_u16(DRIVER) & 1 != 0 {
                     assert!(!signal);
                 }
@@ -142,7 +142,7 @@ fuzz_target!(|input: Input| {
         }
     }
     for (slot, _, _) in taken {
-        queue.complete(slot, Status::IoErr);
+        queue.answer(slot, Status::IoErr);
     }
-    queue.publish();
+    queue.show();
 });

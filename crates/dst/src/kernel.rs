@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use vlane_io::system::{self, Call, Storage, What};
+use vlane_io::system::{self, Call, CallKind, Storage};
 
 use crate::bug::Bug;
 use crate::disk::{Disk, SECTOR, Version, ZERO, contents, version_of};
@@ -200,7 +200,7 @@ impl Kernel {
     fn fate(&mut self, call: &Call) -> Fate {
         let sectors = call.len / SECTOR as u64;
         let unit = if Some(call.fd) == self.files.direct { self.files.block / SECTOR as u64 } else { 1 };
-        let is_transfer = matches!(call.what, What::Read | What::Write);
+        let is_transfer = matches!(call.what, CallKind::Read | CallKind::Write);
         // An operation that a worker does waits for its needs.
         let may_be_refused = !call.patient || self.rng.u32(0..4) == 0;
         if may_be_refused && self.happens(self.faults.momentary) {
@@ -210,11 +210,12 @@ impl Kernel {
         if is_transfer && sectors > unit && self.happens(self.faults.short) {
             return Fate::Short(unit * self.rng.u64(1..sectors.div_ceil(unit)));
         }
-        if matches!(call.what, What::Clear | What::Discard) && self.happens(self.faults.momentary) {
+        if matches!(call.what, CallKind::Clear | CallKind::Discard) && self.happens(self.faults.momentary) {
             return Fate::Refused(libc::EOPNOTSUPP);
         }
-        if call.what != What::Sync && self.happens(self.faults.fails) {
-            let errnos = if call.what == What::Read { &[libc::EIO][..] } else { &[libc::EIO, libc::ENOSPC] };
+        if call.what != CallKind::Sync && self.happens(self.faults.fails) {
+            let errnos =
+                if call.what == CallKind::Read { &[libc::EIO][..] } else { &[libc::EIO, libc::ENOSPC] };
             return Fate::Fails(errnos[self.rng.usize(0..errnos.len())]);
         }
         Fate::Whole
@@ -223,7 +224,7 @@ impl Kernel {
     /// Returns true if direct I/O refuses it.
     fn is_misaligned(&self, call: &Call) -> bool {
         let Files { direct, block, memory, .. } = self.files;
-        let is_transfer = matches!(call.what, What::Read | What::Write);
+        let is_transfer = matches!(call.what, CallKind::Read | CallKind::Write);
         is_transfer
             && Some(call.fd) == direct
             && ((call.offset | call.lengths) & (block - 1) != 0 || call.addresses & (memory - 1) != 0)
@@ -235,8 +236,8 @@ impl Kernel {
         if self.is_misaligned(call) {
             fate = Fate::Refused(libc::EINVAL);
         }
-        let asked = if call.what == What::Sync { 0 } else { call.len / SECTOR as u64 };
-        let there = if call.what == What::Read { self.disk.size.saturating_sub(first) } else { asked };
+        let asked = if call.what == CallKind::Sync { 0 } else { call.len / SECTOR as u64 };
+        let there = if call.what == CallKind::Read { self.disk.size.saturating_sub(first) } else { asked };
         let count = match fate {
             Fate::Whole | Fate::Fails(_) => asked.min(there),
             Fate::Short(count) => count.min(there),
@@ -265,7 +266,7 @@ impl Kernel {
                     (if is_direct { "direct " } else { "" }, if durable { " durably" } else { "" });
                 format!("kernel: {number} begins: {way}{what:?} {}+{}{how}", offset / 512, len / 512)
             });
-            if what == What::Sync {
+            if what == CallKind::Sync {
                 return;
             }
         }
@@ -293,15 +294,15 @@ impl Kernel {
         let sector = call.offset / SECTOR as u64 + index;
         let at = index * SECTOR as u64;
         match call.what {
-            What::Read => system::store(number, at, &contents(sector, self.disk.read(sector))),
-            What::Write => {
+            CallKind::Read => system::store(number, at, &contents(sector, self.disk.read(sector))),
+            CallKind::Write => {
                 let mut bytes = [0; SECTOR];
                 system::load(number, at, &mut bytes);
                 self.put(sector, &bytes);
             }
-            What::Clear => self.disk.write(sector, ZERO),
-            What::Discard if self.rng.bool() => self.disk.write(sector, ZERO),
-            What::Discard | What::Sync => {}
+            CallKind::Clear => self.disk.write(sector, ZERO),
+            CallKind::Discard if self.rng.bool() => self.disk.write(sector, ZERO),
+            CallKind::Discard | CallKind::Sync => {}
         }
     }
 
@@ -324,14 +325,14 @@ impl Kernel {
         let Some(Progress { fate, covers, .. }) = self.progress.remove(&number) else { return };
         let first = call.offset / SECTOR as u64;
         let there = match call.what {
-            What::Read => (self.disk.size.saturating_sub(first) * SECTOR as u64).min(call.len),
+            CallKind::Read => (self.disk.size.saturating_sub(first) * SECTOR as u64).min(call.len),
             _ => call.len,
         };
         let moved = i32::try_from(there).unwrap_or(i32::MAX);
         let mut result = match (call.what, fate) {
             (_, Fate::Refused(errno) | Fate::Fails(errno)) => -errno,
-            (What::Sync, _) => self.sync(call.fd, covers),
-            (What::Clear | What::Discard, _) => 0,
+            (CallKind::Sync, _) => self.sync(call.fd, covers),
+            (CallKind::Clear | CallKind::Discard, _) => 0,
             (_, Fate::Short(count)) => moved.min(i32::try_from(count * SECTOR as u64).unwrap_or(i32::MAX)),
             (_, Fate::Whole) => moved,
         };
@@ -348,7 +349,7 @@ impl Kernel {
             format!("kernel: {number} ends: {result}")
         });
         if self.bug == Some(Bug::TornSector)
-            && call.what == What::Write
+            && call.what == CallKind::Write
             && result > 0
             && self.rng.u32(0..20) == 0
         {
@@ -402,7 +403,7 @@ impl Kernel {
     pub(crate) fn bury(&mut self) {
         for (number, call) in system::operations() {
             let progress = self.progress.remove(&number);
-            if matches!(call.what, What::Write | What::Clear | What::Discard) {
+            if matches!(call.what, CallKind::Write | CallKind::Clear | CallKind::Discard) {
                 let first = call.offset / SECTOR as u64;
                 let left = match progress {
                     Some(progress) => progress.left,
@@ -414,7 +415,7 @@ impl Kernel {
                     let mut bytes = [0; SECTOR];
                     system::load(number, index * SECTOR as u64, &mut bytes);
                     match version_of(first + index, &bytes) {
-                        _ if call.what != What::Write => orphan.push((first + index, ZERO)),
+                        _ if call.what != CallKind::Write => orphan.push((first + index, ZERO)),
                         Some(version) => orphan.push((first + index, version)),
                         None => self
                             .log

@@ -14,7 +14,7 @@
 //! | for a write anywhere | it changes part of a block, and only whole ones can be written: see the engine's `exclusion` |
 
 use vlane_engine::file::Cache;
-use vlane_io::system::{self, Call, What};
+use vlane_io::system::{self, Call, CallKind};
 
 use crate::history::{Action, Record};
 use crate::world::{PATIENCE, World};
@@ -60,7 +60,7 @@ impl World {
         self.kernel.borrow_mut().held = Some(number);
         if let Some(backend) = &mut self.backend {
             // A lane that is to move takes no request for some milliseconds.
-            (0..self.plan.queues).for_each(|queue| backend.threads.call_off(queue));
+            (0..self.plan.queues).for_each(|queue| backend.threads.cancel(queue));
         }
         for _ in 0..self.rng.u32(0..12) {
             self.submit()?;
@@ -80,8 +80,9 @@ impl World {
 
     /// No request waits for the operation that is held without a reason.
     fn check_strangers(&self, held: &Call) {
-        let is_sync = held.what == What::Sync;
-        let is_at_device = matches!(held.what, What::Read | What::Write) || is_sync && !self.has_cache();
+        let is_sync = held.what == CallKind::Sync;
+        let is_at_device =
+            matches!(held.what, CallKind::Read | CallKind::Write) || is_sync && !self.has_cache();
         let mut reasons = vec![self.blocks(held.offset / 512, held.len.div_ceil(512))];
         if is_sync {
             reasons.clear();
@@ -101,7 +102,7 @@ impl World {
                     _ => {
                         reasons.iter().any(|reason| overlap(reason, &blocks))
                             || is_sync && record.action != Action::Read && !self.has_cache()
-                            || held.what == What::Write && self.is_change(record)
+                            || held.what == CallKind::Write && self.is_change(record)
                     }
                 };
                 let has_reason = has_reason || is_at_device && self.plan.express.mode.orders();

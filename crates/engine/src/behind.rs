@@ -89,7 +89,7 @@ impl Channel for Delayed {
         self.inner.defaults()
     }
 
-    fn submit(
+    fn begin(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -97,14 +97,14 @@ impl Channel for Delayed {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         if request.kind() == Kind::Flush {
-            return self.inner.submit(slot, request, decisions, operations);
+            return self.inner.begin(slot, request, decisions, operations);
         }
         self.is_in_model[usize::from(slot.0)] = true;
         self.port.submit(slot, decisions);
         Outcome::Pending
     }
 
-    fn completed(
+    fn finished(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -112,7 +112,7 @@ impl Channel for Delayed {
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        self.inner.completed(slot, request, decisions, completion, operations)
+        self.inner.finished(slot, request, decisions, completion, operations)
     }
 
     fn go_on(
@@ -123,7 +123,7 @@ impl Channel for Delayed {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         match std::mem::take(&mut self.is_in_model[usize::from(slot.0)]) {
-            true => self.inner.submit(slot, request, decisions, operations),
+            true => self.inner.begin(slot, request, decisions, operations),
             false => self.inner.go_on(slot, request, decisions, operations),
         }
     }

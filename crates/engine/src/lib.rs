@@ -10,15 +10,15 @@
 //! by the lane's thread, asked for every request, never shared. So no engine needs a lock on the data path.
 //!
 //! # The contract
-//! * **I/O model.** [`Channel::submit`] either answers the request ([`Outcome::Done`]) or takes it
-//!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::completed`], when an [`Operation`] that it asked for
+//! * **I/O model.** [`Channel::begin`] either answers the request ([`Outcome::Done`]) or takes it
+//!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::finished`], when an [`Operation`] that it asked for
 //!   completes, or from [`Channel::go_on`]. It does not block for longer than a memory copy of a
-//!   few MiB takes: longer work is done in parts ([`Outcome::Again`]).
+//!   few MiB takes: longer work is done in parts ([`Outcome::Continue`]).
 //! * **Decisions.** The decisions made for a request when it was taken ([`Decisions`]) come with
 //!   each call for it, and stay the same. There is one exception: a request that was not to be
 //!   durable becomes so at the moment at which the guest switches its write cache off.
 //! * **Lifetime.** A request's buffers stay mapped until it is answered. The submitter of
-//!   operations ([`vlane_io::IoQueue`]) lets no request be answered while the kernel works on its memory.
+//!   operations ([`vlane_io::InflightQueue`]) lets no request be answered while the kernel works on its memory.
 //! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a channel
 //!   must still not panic for any request.
 //! * **Errors.** A failed request is answered with [`Status::IoErr`], and counted in
@@ -49,7 +49,8 @@ pub use lost::{LostWrite, Writeback};
 pub use recorder::StorageRecorder;
 pub use stats::{ChannelStats, IoErrorKind};
 pub use vlane_io::{
-    Class, Completion, Decisions, Instant, Memory, Operation, Piece, Placement, StorageFile, What, ZEROES,
+    Class, Completion, Decisions, Instant, Memory, Operation, OperationKind, Piece, Placement, StorageFile,
+    ZEROES,
 };
 pub use vlane_ring::{Request, Slot, Status};
 
@@ -145,7 +146,7 @@ pub enum Outcome {
     /// Continues when one of its operations completes, or when [`Channel::poll`] names it.
     Pending,
     /// There is more to do, after the lane's other work: [`Channel::go_on`].
-    Again,
+    Continue,
 }
 
 /// One lane's way into an engine. See the [contract](crate).
@@ -165,7 +166,7 @@ pub trait Channel: Send + fmt::Debug {
     }
 
     /// Begins a request, which the lane has checked against the geometry.
-    fn submit(
+    fn begin(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -174,7 +175,7 @@ pub trait Channel: Send + fmt::Debug {
     ) -> Outcome;
 
     /// One of a request's operations completed. Not called for a channel that asks for none.
-    fn completed(
+    fn finished(
         &mut self,
         _slot: Slot,
         _request: &Request,
@@ -186,7 +187,7 @@ pub trait Channel: Send + fmt::Debug {
     }
 
     /// Continues a request that [`Channel::poll`] named, or that asked for it with
-    /// [`Outcome::Again`]. Not called for a channel that does neither.
+    /// [`Outcome::Continue`]. Not called for a channel that does neither.
     fn go_on(
         &mut self,
         _slot: Slot,
@@ -198,7 +199,7 @@ pub trait Channel: Send + fmt::Debug {
     }
 
     /// The request was put back into its ring, unanswered, and none of its operations is under way: its slot is as it was before
-    /// [`Channel::submit`], and a wait of its ends.
+    /// [`Channel::begin`], and a wait of its ends.
     fn forget(&mut self, _slot: Slot) {}
 
     /// Names requests that wait for others of this channel to end, and have no operation under way:

@@ -2,7 +2,7 @@
 //! [`vlane_trace::storage`].
 //!
 //! Each thread that changes the storage by a system call, or makes it durable, reports the call
-//! before and after: [`Told`]. The entries of all lanes and threads go through one queue, which
+//! before and after: [`RecordedCall`]. The entries of all lanes and threads go through one queue, which
 //! gives them their order; a thread of its own writes them. When it cannot follow, the lanes wait
 //! for it: no entry is left out. So a volume that is recorded is slower, and one that is not pays a
 //! branch at calls that cost a thousand times as much.
@@ -108,14 +108,14 @@ impl StorageRecorder {
     }
 
     /// An operation begins, for the request that this thread is working on.
-    pub(crate) fn begin(&self, what: What) -> u64 {
+    pub(crate) fn submitted(&self, what: What) -> u64 {
         let operation = self.operations.fetch_add(1, Ordering::Relaxed);
         self.tell(Entry::Begin { operation, request: REQUEST.get(), what });
         operation
     }
 
     /// An operation has ended.
-    pub(crate) fn end(&self, operation: u64, result: i64) {
+    pub(crate) fn finished(&self, operation: u64, result: i64) {
         self.tell(Entry::End { operation, result });
     }
 }
@@ -139,9 +139,9 @@ pub(crate) fn data(request: &Request, from: u64, len: u64) -> Data {
 /// An operation that a recorder has noted, if there is one: its end is reported, too.
 #[derive(Debug)]
 #[must_use = "the recorder is told of the end, too"]
-pub(crate) struct Told<'a>(Option<(&'a StorageRecorder, u64)>);
+pub(crate) struct RecordedCall<'a>(Option<(&'a StorageRecorder, u64)>);
 
-impl<'a> Told<'a> {
+impl<'a> RecordedCall<'a> {
     /// A call is about to write `len` bytes of a request's data, from byte `from` on, which is not durable then.
     #[inline]
     pub(crate) fn write(
@@ -149,10 +149,10 @@ impl<'a> Told<'a> {
         request: &Request,
         from: u64,
         (file, offset, len): (u8, u64, u64),
-    ) -> Told<'a> {
-        Told(recorder.map(|recorder| {
+    ) -> RecordedCall<'a> {
+        RecordedCall(recorder.map(|recorder| {
             let data = data(request, from, len);
-            (&**recorder, recorder.begin(What::Write { file, offset, durable: false, data }))
+            (&**recorder, recorder.submitted(What::Write { file, offset, durable: false, data }))
         }))
     }
 
@@ -162,20 +162,22 @@ impl<'a> Told<'a> {
         how: Clear,
         offset: u64,
         len: u64,
-    ) -> Told<'a> {
-        Told(recorder.map(|recorder| (&**recorder, recorder.begin(What::Clear { how, offset, len }))))
+    ) -> RecordedCall<'a> {
+        RecordedCall(
+            recorder.map(|recorder| (&**recorder, recorder.submitted(What::Clear { how, offset, len }))),
+        )
     }
 
     /// A call is about to make the written data durable.
-    pub(crate) fn sync(recorder: Option<&'a Arc<StorageRecorder>>) -> Told<'a> {
-        Told(recorder.map(|recorder| (&**recorder, recorder.begin(What::Sync))))
+    pub(crate) fn sync(recorder: Option<&'a Arc<StorageRecorder>>) -> RecordedCall<'a> {
+        RecordedCall(recorder.map(|recorder| (&**recorder, recorder.submitted(What::Sync))))
     }
 
     /// The call has ended: a count of bytes or 0, or a negative error number.
     #[inline]
     pub(crate) fn end(self, result: i64) {
         if let Some((recorder, operation)) = self.0 {
-            recorder.end(operation, result);
+            recorder.finished(operation, result);
         }
     }
 

@@ -127,7 +127,7 @@ fn gibibyte_descriptor_is_read_in_parts() {
         let more = guest.offer(0, 0, &[(0, u32::try_from(GIB).unwrap()), (GIB, 512)]);
         let slot = guest.take();
         assert_eq!(guest.lane.queue.request(slot).kind(), vlane_ring::Kind::Refused(Status::IoErr));
-        guest.lane.queue.complete(slot, Status::IoErr);
+        guest.lane.queue.answer(slot, Status::IoErr);
         assert_eq!(guest.status(more), Some(Status::IoErr));
     }
 }

@@ -45,7 +45,7 @@ fn write_with_lost_data_leaves_disk_unchanged() {
             let slots = [guest.take(), guest.take(), guest.take()];
             guest.data.set_len(0).expect("cut short");
             guest.lane.queue.request(slots[2]).fill(b"serial");
-            guest.lane.queue.complete(slots[2], Status::Ok);
+            guest.lane.queue.answer(slots[2], Status::Ok);
             for slot in &slots[..2] {
                 guest.begin(*slot);
             }
@@ -60,7 +60,7 @@ fn write_with_lost_data_leaves_disk_unchanged() {
             );
             // The lane takes no more requests.
             guest.offer(8, 0, &[(0, 20)]);
-            assert_eq!(guest.lane.queue.pop(), Err(Broken::MemoryLost));
+            assert_eq!(guest.lane.queue.take(), Err(Broken::MemoryLost));
         }
     }
 }

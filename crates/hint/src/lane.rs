@@ -55,12 +55,12 @@ impl LaneHint {
 
     /// A request was answered, and the guest does not see it yet. `is_express`: that is its class.
     #[inline]
-    pub fn completed(&mut self, request: &Request, is_express: bool) {
-        self.told(Classes::of(request, is_express));
+    pub fn answered(&mut self, request: &Request, is_express: bool) {
+        self.answered_of(Classes::of(request, is_express));
     }
 
     #[inline]
-    pub(crate) fn told(&mut self, classes: Classes) {
+    pub(crate) fn answered_of(&mut self, classes: Classes) {
         self.classes |= classes.0;
     }
 
@@ -90,7 +90,7 @@ impl LaneHint {
     }
 
     /// True if the kind of the guest's request decides whether it is the answer: then
-    /// [`LaneHint::has_come`] must see each request.
+    /// [`LaneHint::taken`] must see each request.
     #[inline]
     pub fn is_choosy(&self) -> bool {
         self.since != 0 && self.by_express
@@ -99,7 +99,7 @@ impl LaneHint {
     /// The guest has submitted something. Where it depends on the kind of request, that is not an
     /// answer yet.
     #[inline]
-    pub fn submitted(&mut self) {
+    pub fn some_taken(&mut self) {
         self.is_signalled = false;
         if self.since != 0 && !self.by_express {
             self.serve();
@@ -108,12 +108,12 @@ impl LaneHint {
 
     /// The guest has submitted this request. `is_express`: that is its class.
     #[inline]
-    pub fn has_come(&mut self, request: &Request, is_express: bool) {
-        self.came(Classes::of(request, is_express));
+    pub fn taken(&mut self, request: &Request, is_express: bool) {
+        self.taken_of(Classes::of(request, is_express));
     }
 
     #[inline]
-    pub(crate) fn came(&mut self, classes: Classes) {
+    pub(crate) fn taken_of(&mut self, classes: Classes) {
         if self.since != 0 && (!self.by_express || classes.meets(Classes::EXPRESS)) {
             self.serve();
         }

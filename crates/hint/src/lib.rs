@@ -4,7 +4,7 @@
 //! back end's end, the scheduler's is in `vlane-sched`) and exchange two descriptors ([`message`]): the back end sends a
 //! [`Board`], memory with a slot for each lane; the scheduler sends an eventfd. From then on there are no messages: a lane
 //! marks its slot and writes the eventfd if the scheduler wants to be woken ([`LaneHint`]); the scheduler looks at the
-//! slots ([`Watch`]). The connection stays open only so that each sees the other die.
+//! slots ([`BoardReader`]). The connection stays open only so that each sees the other die.
 
 #![forbid(unsafe_code)]
 
@@ -15,17 +15,17 @@ mod error;
 mod lane;
 pub mod message;
 mod process;
+mod reader;
 mod sync;
 #[cfg(test)]
 mod tests;
-mod watch;
 
 pub use board::{Board, Classes, MAX_LANES};
 pub use client::{Change, Client, Guest, default_sockets};
 pub use error::HintError;
 pub use lane::LaneHint;
 pub use process::ProcessId;
-pub use watch::{Mark, Watch};
+pub use reader::{BoardReader, Mark};
 
 /// `CLOCK_MONOTONIC`, ns.
 // off the data path: only lanes with a scheduler need the time.

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 
-use crate::{Board, Classes, LaneHint, Mark, Watch};
+use crate::{Board, BoardReader, Classes, LaneHint, Mark};
 
-fn bench(lanes: u16) -> (Arc<Board>, Watch, Arc<OwnedFd>) {
+fn bench(lanes: u16) -> (Arc<Board>, BoardReader, Arc<OwnedFd>) {
     let (board, fd) = Board::create(lanes, false).unwrap();
-    let watch = Watch::new(Board::open(fd.as_fd(), lanes).unwrap());
+    let watch = BoardReader::new(Board::open(fd.as_fd(), lanes).unwrap());
     let wake = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
     (board, watch, Arc::new(wake))
 }
@@ -23,7 +23,7 @@ fn wakes(fd: &OwnedFd) -> u64 {
 
 /// A signal that showed one request of some class.
 fn signal(hint: &mut LaneHint, classes: Classes) {
-    hint.told(classes);
+    hint.answered_of(classes);
     hint.shown(true);
 }
 
@@ -33,7 +33,7 @@ fn unarmed_board_gets_no_marks() {
     let mut hint = LaneHint::new(board, 1, Arc::clone(&wake)).unwrap();
     assert_eq!(watch.collect(u64::MAX).count(), 0);
     signal(&mut hint, Classes::READS);
-    hint.submitted();
+    hint.some_taken();
     assert_eq!(watch.collect(u64::MAX).count(), 0);
     assert_eq!(wakes(&wake), 0);
 }
@@ -53,8 +53,8 @@ fn events_and_answers_come_in_order() {
     let marks: Vec<_> = watch.collect(crate::now()).collect();
     let [(2, Mark::Event { at, count: 2 })] = marks[..] else { panic!("{marks:?}") };
     assert!(at >= before && at <= crate::now());
-    hint.submitted();
-    hint.submitted();
+    hint.some_taken();
+    hint.some_taken();
     assert_eq!(wakes(&wake), 1);
     let marks: Vec<_> = watch.collect(crate::now()).collect();
     let [(2, Mark::Served { at: then, response_ns, count: 0 })] = marks[..] else { panic!("{marks:?}") };
@@ -62,16 +62,16 @@ fn events_and_answers_come_in_order() {
     // Two rounds between two looks: completions that are over are reported as served, the others as
     // an event.
     signal(&mut hint, Classes::READS);
-    hint.submitted();
+    hint.some_taken();
     signal(&mut hint, Classes::READS);
     let marks: Vec<_> = watch.collect(crate::now()).collect();
     assert!(
         matches!(marks[..], [(2, Mark::Served { count: 0, .. }), (2, Mark::Event { count: 2, .. })]),
         "{marks:?}"
     );
-    hint.submitted();
+    hint.some_taken();
     signal(&mut hint, Classes::READS);
-    hint.submitted();
+    hint.some_taken();
     let marks: Vec<_> = watch.collect(crate::now()).collect();
     assert!(matches!(marks[..], [(2, Mark::Served { count: 1, .. })]), "{marks:?}");
     assert_eq!(watch.collect(crate::now()).count(), 0);
@@ -84,15 +84,15 @@ fn only_armed_classes_are_marked() {
     let mut hint = LaneHint::new(board, 0, wake).unwrap();
     signal(&mut hint, Classes::WRITES);
     assert_eq!(watch.collect(u64::MAX).count(), 0);
-    hint.told(Classes::READS);
+    hint.answered_of(Classes::READS);
     hint.shown(false);
     signal(&mut hint, Classes::WRITES);
     assert_eq!(watch.collect(u64::MAX).count(), 0, "the guest saw the read by itself");
-    hint.told(Classes::WRITES);
+    hint.answered_of(Classes::WRITES);
     signal(&mut hint, Classes::FLUSHES);
     assert_eq!(watch.collect(u64::MAX).count(), 1);
     hint.forget();
-    hint.submitted();
+    hint.some_taken();
     assert_eq!(watch.collect(u64::MAX).count(), 0);
 }
 
@@ -103,16 +103,16 @@ fn express_only_board_ignores_background() {
     let mut hint = LaneHint::new(board, 0, wake).unwrap();
     signal(&mut hint, Classes::READS);
     assert_eq!(watch.collect(u64::MAX).count(), 0, "a read that is not express");
-    // One signal for both: a program waits for one of them.
-    hint.told(Classes::READS);
+    // One signal for both: somebody waits for one of them.
+    hint.answered_of(Classes::READS);
     signal(&mut hint, Classes::READS.and(Classes::EXPRESS_READS));
     assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Event { count: 1, .. }))));
     assert!(hint.is_choosy());
-    hint.submitted();
-    hint.came(Classes::READS);
-    hint.came(Classes::FLUSHES);
+    hint.some_taken();
+    hint.taken_of(Classes::READS);
+    hint.taken_of(Classes::FLUSHES);
     assert_eq!(watch.collect(u64::MAX).count(), 0, "the background was taken for the answer");
-    hint.came(Classes::WRITES.and(Classes::EXPRESS_WRITES));
+    hint.taken_of(Classes::WRITES.and(Classes::EXPRESS_WRITES));
     assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Served { .. }))));
     assert!(!hint.is_choosy());
 }
@@ -125,16 +125,16 @@ fn express_counts_behind_an_untaken_signal() {
     watch.arm(Classes::EXPRESS);
     let mut hint = LaneHint::new(board, 0, wake).unwrap();
     signal(&mut hint, Classes::READS);
-    hint.told(Classes::EXPRESS_READS);
+    hint.answered_of(Classes::EXPRESS_READS);
     hint.shown(false);
     assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Event { count: 1, .. }))));
-    hint.submitted();
-    hint.came(Classes::EXPRESS_READS);
+    hint.some_taken();
+    hint.taken_of(Classes::EXPRESS_READS);
     assert!(matches!(watch.collect(u64::MAX).next(), Some((0, Mark::Served { .. }))));
     // It has run since, and looks by itself.
     signal(&mut hint, Classes::READS);
-    hint.submitted();
-    hint.told(Classes::EXPRESS_READS);
+    hint.some_taken();
+    hint.answered_of(Classes::EXPRESS_READS);
     hint.shown(false);
     assert_eq!(watch.collect(u64::MAX).count(), 0);
 }
@@ -175,7 +175,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Signal(classes, signals) => {
-                    hint.told(Classes(classes));
+                    hint.answered_of(Classes(classes));
                     hint.shown(signals);
                     let is_express = armed.0 == express;
                     is_signalled = is_express && (signals || is_signalled);
@@ -185,11 +185,11 @@ proptest! {
                     }
                 }
                 Step::Submit(requests) => {
-                    hint.submitted();
+                    hint.some_taken();
                     is_signalled = false;
                     for classes in requests {
                         if hint.is_choosy() {
-                            hint.came(Classes(classes));
+                            hint.taken_of(Classes(classes));
                         }
                         if classes & answers != 0 {
                             (answers, served) = (0, true);
@@ -227,7 +227,7 @@ fn no_mark_is_lost_before_sleep() {
         let mut hint = LaneHint::new(board, 0, waker).unwrap();
         for _ in 0..EVENTS {
             signal(&mut hint, Classes::READS);
-            hint.submitted();
+            hint.some_taken();
         }
         signal(&mut hint, Classes::READS);
         std::thread::sleep(std::time::Duration::from_millis(1));

@@ -1,14 +1,14 @@
 //! The way to the storage, which a thread's lanes share.
 //!
 //! A thread has one [`Uring`]: its wait point, and the place where operations are submitted. A virtqueue is held in
-//! an [`IoQueue`], which keeps a request's memory in place while the kernel works on it. An [`Operation`] names a step
+//! an [`InflightQueue`], which keeps a request's memory in place while the kernel works on it. An [`Operation`] names a step
 //! towards the storage in words, without a pointer or a descriptor.
 
+mod cross_thread;
 mod error;
-mod io_queue;
+mod inflight_queue;
 mod operation;
 mod piece;
-mod seats;
 mod signal;
 mod sync;
 #[cfg(not(vlane_simulated))]
@@ -20,24 +20,26 @@ mod uring;
 
 use std::io;
 
+pub use cross_thread::CrossThreadQueue;
 pub use error::{Error, ErrorKind};
-pub use io_queue::{IoQueue, select};
-pub use operation::{Class, Completion, Decisions, Memory, Operation, Placement, StorageFile, What, ZEROES};
+pub use inflight_queue::{InflightQueue, select};
+pub use operation::{
+    Class, Completion, Decisions, Memory, Operation, OperationKind, Placement, StorageFile, ZEROES,
+};
 pub use piece::Piece;
-pub use seats::Seat;
 pub use signal::Signaller;
 pub use sync::{Waker, wake};
 pub use system::Instant;
 pub use uring::{Event, Finished, HAND_OVER_MARGIN, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
 
-/// Seats for so many threads of a volume, which then can hand operations to each other ([`Uring::sit`]).
+/// Queues for so many threads of a volume, which then can hand operations to each other ([`Uring::join`]).
 ///
 /// # Errors
 /// When the system gives no eventfd.
-pub fn seats(threads: usize) -> io::Result<Vec<Seat>> {
+pub fn cross_thread_queues(threads: usize) -> io::Result<Vec<CrossThreadQueue>> {
     use rustix::event::{EventfdFlags, eventfd};
-    let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let bells = (0..threads).map(|_| bell()).collect::<Result<Vec<_>, _>>()?;
-    Ok(seats::seats(bells, seats::CELLS))
+    let waker = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let wakers = (0..threads).map(|_| waker()).collect::<Result<Vec<_>, _>>()?;
+    Ok(cross_thread::queues(wakers, cross_thread::CELLS))
 }

@@ -17,7 +17,7 @@ pub struct Operation {
     /// Which of the request's operations it is, if it has several under way; its completion says it.
     pub number: u8,
     /// The action.
-    pub what: What,
+    pub kind: OperationKind,
     /// With which of the channel's files.
     pub file: u8,
     /// Where in the file, bytes.
@@ -32,7 +32,7 @@ pub struct Operation {
 
 /// The action of an operation.
 #[derive(Debug)]
-pub enum What {
+pub enum OperationKind {
     /// From the file into memory.
     Read(Memory),
     /// From memory into the file.

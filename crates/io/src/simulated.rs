@@ -41,7 +41,7 @@ pub struct Killed;
 
 /// The action of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum CallKind {
     /// From the file into memory.
     Read,
     /// From memory into the file.
@@ -58,7 +58,7 @@ pub enum What {
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     /// The action.
-    pub what: What,
+    pub what: CallKind,
     /// The io_uring that it is in; none for a sync, which is a thread's own.
     pub ring: Option<u32>,
     /// The open file.
@@ -216,7 +216,7 @@ pub fn forget(number: u64) {
 pub fn sync(fd: RawFd) -> u64 {
     kernel(|kernel| {
         let call = Call {
-            what: What::Sync,
+            what: CallKind::Sync,
             ring: None,
             fd,
             offset: 0,
@@ -637,10 +637,10 @@ impl Kernel {
         let what = match code {
             POLL_ADD => return ring.watches.push((user_data, fd)),
             POLL_REMOVE => return ring.watches.retain(|(watch, _)| *watch != address),
-            READ | READV => What::Read,
-            WRITE | WRITEV => What::Write,
-            FALLOCATE => What::Clear,
-            URING_CMD => What::Discard,
+            READ | READV => CallKind::Read,
+            WRITE | WRITEV => CallKind::Write,
+            FALLOCATE => CallKind::Clear,
+            URING_CMD => CallKind::Discard,
             _ => {
                 let result = -libc::EINVAL;
                 return ring.ended.push_back(Completion { user_data, result, flags: 0 });
@@ -666,13 +666,13 @@ impl Kernel {
             what,
             ring: Some(number),
             fd,
-            offset: if what == What::Discard { address } else { at },
+            offset: if what == CallKind::Discard { address } else { at },
             len: match what {
-                What::Clear => address,
-                What::Discard => command,
+                CallKind::Clear => address,
+                CallKind::Discard => command,
                 _ => buffers.iter().map(|buffer| buffer.iov_len as u64).sum(),
             },
-            durable: what == What::Write && how & libc::RWF_DSYNC.cast_unsigned() != 0,
+            durable: what == CallKind::Write && how & libc::RWF_DSYNC.cast_unsigned() != 0,
             patient: flags & (1 << 4) != 0,
             addresses: buffers.iter().fold(0, |or, buffer| or | buffer.iov_base as u64),
             lengths: buffers.iter().fold(0, |or, buffer| or | buffer.iov_len as u64),

@@ -1,5 +1,5 @@
 //! Synchronisation types where this crate's threads meet. The models (crates/models) compile
-//! [`crate::seats`] with loom's in their place.
+//! [`crate::cross_thread`] with loom's in their place.
 
 pub use std::os::fd::OwnedFd as Waker;
 pub(crate) use std::sync::Arc;

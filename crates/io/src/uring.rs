@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use io_uring::{cqueue, opcode, squeue, types};
 
+use crate::cross_thread::{CELLS, CrossThreadQueue, Words};
 use crate::operation::{FileKey, StorageFile};
-use crate::seats::{CELLS, Seat, Words};
 use crate::system::IoUring;
 use crate::{Error, ErrorKind, Slot};
 
@@ -27,10 +27,10 @@ const TAG: u64 = 0xf << 60;
 const TAG_WAKE: u64 = 1 << 60;
 const TAG_OP: u64 = 2 << 60;
 const TAG_IGNORED: u64 = 3 << 60;
-/// Another thread's operation: its cell (8 bits), and its seat (16).
+/// Another thread's operation: its cell (8 bits), and its queue (16).
 const TAG_GUEST: u64 = 4 << 60;
-/// The seat's bell.
-const TAG_BELL: u64 = 5 << 60;
+/// The queue's waker.
+const TAG_WAKER: u64 = 5 << 60;
 /// As [`TAG_OP`], of an express request.
 const TAG_EXPRESS: u64 = 6 << 60;
 
@@ -58,7 +58,7 @@ pub enum Event {
         /// The system's error number.
         errno: i32,
     },
-    /// An operation completed: for [`crate::IoQueue::finish`].
+    /// An operation completed: for [`crate::InflightQueue::finish`].
     Finished(Finished),
 }
 
@@ -70,7 +70,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// The place of its queue, as given to [`crate::IoQueue::new`].
+    /// The place of its queue, as given to [`crate::InflightQueue::new`].
     #[inline]
     #[allow(clippy::cast_possible_truncation)]
     pub fn place(&self) -> u16 {
@@ -128,7 +128,7 @@ pub(crate) struct Target {
 
 /// A read or write that any thread can submit.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Transfer {
+pub(crate) struct CrossThreadOperation {
     pub(crate) is_write: bool,
     /// `memory` is a list of so many buffers, not so many bytes.
     pub(crate) is_list: bool,
@@ -139,18 +139,18 @@ pub(crate) struct Transfer {
     pub(crate) offset: u64,
 }
 
-impl Transfer {
+impl CrossThreadOperation {
     fn words(self) -> Words {
         let how = u64::from(self.is_write) | u64::from(self.is_list) << 1;
-        let Transfer { rw_flags, fd, memory, len, offset, .. } = self;
+        let CrossThreadOperation { rw_flags, fd, memory, len, offset, .. } = self;
         let high = |number: i32| u64::from(number.cast_unsigned()) << 32;
         [how | high(rw_flags), high(fd), memory as u64, u64::from(len), offset]
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "what `words` put together")]
-    fn of([how, fd, memory, len, offset]: Words) -> Transfer {
+    fn of([how, fd, memory, len, offset]: Words) -> CrossThreadOperation {
         let high = |word: u64| ((word >> 32) as u32).cast_signed();
-        Transfer {
+        CrossThreadOperation {
             is_write: how & 1 != 0,
             is_list: how & 2 != 0,
             rw_flags: high(how),
@@ -162,7 +162,7 @@ impl Transfer {
     }
 
     fn entry(self) -> squeue::Entry {
-        let Transfer { rw_flags, offset, len, .. } = self;
+        let CrossThreadOperation { rw_flags, offset, len, .. } = self;
         let fd = types::Fd(self.fd);
         let bytes = std::ptr::with_exposed_provenance_mut::<u8>(self.memory);
         let list = bytes.cast::<libc::iovec>().cast_const();
@@ -187,7 +187,7 @@ pub struct Uring {
     /// Watches that ended by themselves, and have not been seen to last since.
     ended: Vec<u32>,
     /// Where operations are handed to other threads, and come from them.
-    post: Option<Box<Post>>,
+    cross_thread: Option<Box<CrossThread>>,
     /// After the kernel's last refusal for want of memory; zero: it did not refuse.
     pause: Duration,
     /// Not `Send`: dropped by its thread, too.
@@ -195,8 +195,8 @@ pub struct Uring {
 }
 
 #[derive(Debug)]
-struct Post {
-    seat: Seat,
+struct CrossThread {
+    queue: CrossThreadQueue,
     /// Other threads' operations in this ring.
     guests: usize,
     /// This thread's operations of express requests in this ring.
@@ -234,23 +234,23 @@ impl Uring {
             unsubmitted: 0,
             in_flight: 0,
             ended: Vec::new(),
-            post: None,
+            cross_thread: None,
             pause: Duration::ZERO,
             thread: PhantomData,
         })
     }
 
-    /// Takes a seat among the threads of a volume: operations may go to the others' rings, and come from them.
-    pub fn sit(&mut self, seat: Seat) {
-        self.post = Some(Box::new(Post { seat, guests: 0, express: 0 }));
-        self.watch_bell();
+    /// Takes a queue among the threads of a volume: operations may go to the others' rings, and come from them.
+    pub fn join(&mut self, queue: CrossThreadQueue) {
+        self.cross_thread = Some(Box::new(CrossThread { queue, guests: 0, express: 0 }));
+        self.watch_waker();
     }
 
-    fn watch_bell(&mut self) {
-        let Some(post) = &self.post else { return };
-        let fd = types::Fd(post.seat.bell().as_fd().as_raw_fd());
+    fn watch_waker(&mut self) {
+        let Some(cross_thread) = &self.cross_thread else { return };
+        let fd = types::Fd(cross_thread.queue.waker().as_fd().as_raw_fd());
         let poll = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build();
-        self.push_entry(&poll.user_data(TAG_BELL));
+        self.push_entry(&poll.user_data(TAG_WAKER));
     }
 
     /// Makes `file` one of the ring's fixed files, if it is not yet and there is room. It stays open as long as the
@@ -303,11 +303,11 @@ impl Uring {
     /// # Safety
     /// As [`Uring::push`].
     pub(crate) unsafe fn push_express(&mut self, entry: squeue::Entry, data: u64) {
-        let Some(post) = self.post.as_deref_mut() else {
+        let Some(cross_thread) = self.cross_thread.as_deref_mut() else {
             // SAFETY: as promised to this function.
             return unsafe { self.push(entry, data) };
         };
-        post.express += 1;
+        cross_thread.express += 1;
         // SAFETY: as promised to this function.
         unsafe { self.push(entry, data & !TAG | TAG_EXPRESS) };
     }
@@ -356,14 +356,14 @@ impl Uring {
     /// # Safety
     /// As [`Uring::push`]; and the descriptor must stay open as long.
     #[cold]
-    pub(crate) unsafe fn hand_over(&mut self, transfer: Transfer, data: u64) -> bool {
+    pub(crate) unsafe fn hand_over(&mut self, operation: CrossThreadOperation, data: u64) -> bool {
         let completed = self.ring.completion().len();
-        let Some(Post { seat, express, .. }) = self.post.as_deref_mut() else { return false };
+        let Some(CrossThread { queue, express, .. }) = self.cross_thread.as_deref_mut() else { return false };
         // To go past others of its class is no gain, as they wait no less. Operations in the
         // completion queue wait for this thread only: an image in the page cache has no queue.
-        let others = (self.in_flight - seat.handed_out() - *express).saturating_sub(completed);
-        let Some(to) = seat.shortest(others, HAND_OVER_MARGIN) else { return false };
-        let is_sent = seat.send(to, transfer.words(), data);
+        let others = (self.in_flight - queue.handed_out() - *express).saturating_sub(completed);
+        let Some(to) = queue.shortest(others, HAND_OVER_MARGIN) else { return false };
+        let is_sent = queue.send(to, operation.words(), data);
         self.in_flight += usize::from(is_sent);
         is_sent
     }
@@ -376,22 +376,25 @@ impl Uring {
 
     /// Operations in this ring, whosesoever.
     fn length(&self) -> usize {
-        let (guests, out) = self.post.as_ref().map_or((0, 0), |post| (post.guests, post.seat.handed_out()));
+        let (guests, out) = self
+            .cross_thread
+            .as_ref()
+            .map_or((0, 0), |cross_thread| (cross_thread.guests, cross_thread.queue.handed_out()));
         self.in_flight - out + guests
     }
 
     /// Takes events that the completion queue does not carry: results of operations that were
     /// handed over. Takes operations that were handed to this thread.
     #[cold]
-    fn next_by_post(&mut self) -> Option<Event> {
+    fn next_by_cross_thread(&mut self) -> Option<Event> {
         loop {
-            let post = self.post.as_deref_mut()?;
-            if let Some((data, result)) = post.seat.next_result() {
+            let cross_thread = self.cross_thread.as_deref_mut()?;
+            if let Some((data, result)) = cross_thread.queue.next_result() {
                 self.in_flight -= 1;
                 return Some(Event::Finished(Finished { data, result }));
             }
-            if !post.seat.has_mail() {
-                self.post.as_ref()?.seat.publish(self.length());
+            if !cross_thread.queue.has_mail() {
+                self.cross_thread.as_ref()?.queue.publish(self.length());
                 return None;
             }
             self.open_mail();
@@ -399,19 +402,19 @@ impl Uring {
     }
 
     fn open_mail(&mut self) {
-        let Some(mut post) = self.post.take() else { return };
-        let before = post.guests;
-        let Post { seat, guests, .. } = &mut *post;
-        seat.open(|from, cell, words| {
+        let Some(mut cross_thread) = self.cross_thread.take() else { return };
+        let before = cross_thread.guests;
+        let CrossThread { queue, guests, .. } = &mut *cross_thread;
+        queue.open(|from, cell, words| {
             *guests += 1;
-            let entry = Transfer::of(words).entry();
+            let entry = CrossThreadOperation::of(words).entry();
             let data = TAG_GUEST | (from * CELLS + cell) as u64;
             // SAFETY: the owner of the operation has promised it (`hand_over`), until it sees the
             // completion; that is after this ring has it.
             self.push_entry(&entry.user_data(data));
         });
-        let has_guests = post.guests > before;
-        self.post = Some(post);
+        let has_guests = cross_thread.guests > before;
+        self.cross_thread = Some(cross_thread);
         if has_guests {
             // An error comes again at the next round's end, and is dealt with there.
             let _ = self.submit();
@@ -423,13 +426,13 @@ impl Uring {
     fn other(&mut self, data: u64, result: i32, armed: bool) {
         match data & TAG {
             TAG_GUEST => {
-                let Some(post) = self.post.as_deref_mut() else { return };
+                let Some(cross_thread) = self.cross_thread.as_deref_mut() else { return };
                 #[allow(clippy::cast_possible_truncation)]
                 let cell = (data & !TAG) as usize;
-                post.guests -= 1;
-                post.seat.give_back(cell / CELLS, cell % CELLS, result);
+                cross_thread.guests -= 1;
+                cross_thread.queue.give_back(cell / CELLS, cell % CELLS, result);
             }
-            TAG_BELL if !armed => self.watch_bell(),
+            TAG_WAKER if !armed => self.watch_waker(),
             _ => {}
         }
     }
@@ -444,12 +447,12 @@ impl Uring {
     /// Submits the pushed operations and waits until an event arrives, or `timeout` passes. Returns
     /// at once when another thread has something for this one.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if self.post.as_ref().is_some_and(|post| !post.seat.falls_asleep()) {
+        if self.cross_thread.as_ref().is_some_and(|cross_thread| !cross_thread.queue.falls_asleep()) {
             return Ok(());
         }
         let result = self.sleep(timeout);
-        if let Some(post) = &self.post {
-            post.seat.wakes();
+        if let Some(cross_thread) = &self.cross_thread {
+            cross_thread.queue.wakes();
         }
         result
     }
@@ -503,13 +506,13 @@ impl Uring {
     }
 
     /// True if [`Uring::submit`] and [`Uring::next_event`] would find work. Costs two loads, and
-    /// one more with a seat.
+    /// one more with a queue.
     #[inline]
     pub fn has_work(&mut self) -> bool {
         self.unsubmitted > 0
             || self.kernel_has_work()
             || !self.ring.completion().is_empty()
-            || self.post.as_ref().is_some_and(|post| post.seat.has_mail())
+            || self.cross_thread.as_ref().is_some_and(|cross_thread| cross_thread.queue.has_mail())
     }
 
     fn wake(&mut self, token: u32, result: i32, armed: bool) -> Event {
@@ -538,7 +541,7 @@ impl Uring {
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             let Some(entry) = self.ring.completion().next() else {
-                return if self.post.is_none() { None } else { self.next_by_post() };
+                return if self.cross_thread.is_none() { None } else { self.next_by_cross_thread() };
             };
             let data = entry.user_data();
             #[allow(clippy::cast_possible_truncation)]
@@ -549,8 +552,8 @@ impl Uring {
                 }
                 TAG_EXPRESS => {
                     self.in_flight -= 1;
-                    if let Some(post) = &mut self.post {
-                        post.express -= 1;
+                    if let Some(cross_thread) = &mut self.cross_thread {
+                        cross_thread.express -= 1;
                     }
                     return Some(Event::Finished(Finished { data, result: entry.result() }));
                 }
@@ -569,11 +572,12 @@ impl Drop for Uring {
     fn drop(&mut self) {
         // Closing a ring does not wait for its operations, and the kernel would go on writing to memory that its owner has kept for
         // them. Waiting is what its owner expects, however long it takes; and so do other threads, for what they have handed over.
-        if let Some(post) = &self.post {
-            post.seat.leave();
+        if let Some(cross_thread) = &self.cross_thread {
+            cross_thread.queue.leave();
             self.open_mail();
         }
-        let guests = |uring: &Uring| uring.post.as_ref().map_or(0, |post| post.guests);
+        let guests =
+            |uring: &Uring| uring.cross_thread.as_ref().map_or(0, |cross_thread| cross_thread.guests);
         while self.next_event().is_some() {}
         while self.in_flight + guests(self) > 0 {
             if let Err(error) = self.wait(None) {

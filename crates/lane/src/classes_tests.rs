@@ -13,9 +13,9 @@ use vlane_io::Uring;
 use vlane_policy::express::{Class, Express, Mode};
 use vlane_policy::throttle::ExpressBudget;
 
-use crate::cost::device;
+use crate::cost_tests::device;
 use crate::lane::{Lane, Settled};
-use crate::limited_tests::slow;
+use crate::limits_tests::slow;
 use crate::{ClassBoard, Counters, JOURNAL, LaneConfig, event_channel};
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -147,21 +147,23 @@ struct Ratios {
 
 /// A way to change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Spread,
     Even,
     Gather,
 }
 
-impl Way {
+impl Direction {
     /// Returns true if a change with these effects pays.
     fn pays(self, ratios: Ratios) -> bool {
         let Ratios { rate, cpu, wait } = ratios;
         match self {
             // Twice the requests at twice the CPU time each is what a second thread may cost at most.
-            Way::Spread => (rate >= 1.1 && cpu <= rate) || (rate >= 0.95 && wait <= 0.75 && cpu <= 1.25),
+            Direction::Spread => {
+                (rate >= 1.1 && cpu <= rate) || (rate >= 0.95 && wait <= 0.75 && cpu <= 1.25)
+            }
             // All lanes together get as much; it is between them that it is more even.
-            Way::Even | Way::Gather => rate >= 0.9 && cpu <= 1.1,
+            Direction::Even | Direction::Gather => rate >= 0.9 && cpu <= 1.1,
         }
     }
 }
@@ -169,7 +171,7 @@ impl Way {
 /// A change whose effect is being measured.
 #[derive(Debug)]
 struct Trial {
-    way: Way,
+    way: Direction,
     steps: Vec<Step>,
     undo: Vec<Step>,
     before: Cost,
@@ -215,10 +217,10 @@ pub(crate) struct Governor {
     of_late: Vec<f64>,
     under: Duration,
     trial: Option<Trial>,
-    /// By [`Way`].
+    /// By [`Direction`].
     bans: [Ban; 3],
     /// The last change that stayed.
-    kept: Option<(Way, Duration)>,
+    kept: Option<(Direction, Duration)>,
     lanes: Vec<u16>,
     is_settled: bool,
 }
@@ -295,21 +297,21 @@ impl Governor {
         }
         let mut full: Vec<_> = (0..held.len()).filter(|thread| self.over[*thread] >= OVER).collect();
         full.sort_by_key(|thread| std::cmp::Reverse(held[*thread].working.len()));
-        if !self.is_banned(Way::Spread, busy)
+        if !self.is_banned(Direction::Spread, busy)
             && let Some(steps) = full.iter().find_map(|thread| self.spread(held, *thread))
         {
-            return self.try_out(Way::Spread, steps, look, busy);
+            return self.try_out(Direction::Spread, steps, look, busy);
         }
-        if !self.is_banned(Way::Even, busy)
+        if !self.is_banned(Direction::Even, busy)
             && let Some(step) = full.first().and_then(|thread| self.even(held, *thread))
         {
-            return self.try_out(Way::Even, vec![step], look, busy);
+            return self.try_out(Direction::Even, vec![step], look, busy);
         }
         let group = group(held);
         self.under = if group.len() >= 2 { self.under + look.length } else { Duration::ZERO };
-        if self.under >= UNDER && !self.is_banned(Way::Gather, busy) {
+        if self.under >= UNDER && !self.is_banned(Direction::Gather, busy) {
             let steps = gather(held, &group);
-            return self.try_out(Way::Gather, steps, look, busy);
+            return self.try_out(Direction::Gather, steps, look, busy);
         }
         Vec::new()
     }
@@ -355,9 +357,9 @@ impl Governor {
         Some(Step { lane: *lane, thread: to })
     }
 
-    fn try_out(&mut self, way: Way, steps: Vec<Step>, look: &Look, busy: f64) -> Vec<Step> {
+    fn try_out(&mut self, way: Direction, steps: Vec<Step>, look: &Look, busy: f64) -> Vec<Step> {
         if let Some((kept, at)) = self.kept
-            && (kept == Way::Gather) != (way == Way::Gather)
+            && (kept == Direction::Gather) != (way == Direction::Gather)
             && self.now - at <= REGRET
         {
             self.ban(kept, busy);
@@ -417,7 +419,7 @@ impl Governor {
         trial.undo
     }
 
-    fn ban(&mut self, way: Way, busy: f64) {
+    fn ban(&mut self, way: Direction, busy: f64) {
         let ban = &mut self.bans[way as usize];
         ban.rest = (ban.rest * 2).clamp(REST.0, REST.1);
         ban.until = self.now + ban.rest;
@@ -425,7 +427,7 @@ impl Governor {
     }
 
     /// Returns true if that way did not pay of late, at about this load.
-    fn is_banned(&mut self, way: Way, busy: f64) -> bool {
+    fn is_banned(&mut self, way: Direction, busy: f64) -> bool {
         let ban = &mut self.bans[way as usize];
         if ban.rest.is_zero() {
             return false;

@@ -7,13 +7,13 @@ use std::sync::mpsc::Sender;
 use vlane_hint::LaneHint;
 use vlane_memory::{DirtyLog, GuestMemory};
 
+use crate::cancellable_request::CancellableRequest;
 use crate::error::{LaneError, Stopped};
 use crate::lane::{Lane, LaneConfig};
 use crate::limits::Budget;
 use crate::mail;
 use crate::recorder::Recorder;
 use crate::sync::Wake;
-use crate::wish::Wish;
 
 /// Control's requests to a thread. Lanes are named by their queue's index in the session.
 pub(crate) enum Message {
@@ -33,7 +33,7 @@ pub(crate) enum Message {
     /// As [`Message::Stop`], for as long as it is wanted. Not answered when it was called off first.
     TryStop {
         index: u16,
-        wish: Arc<Wish>,
+        stop: Arc<CancellableRequest>,
         reply: Sender<Option<Stopped>>,
     },
     /// A lane whose [`Message::TryStop`] was cancelled continues at once, if it is still there. Not

@@ -2,29 +2,29 @@
 //! **takes** it out of the ring, **decides** its treatment, **begins** it when there is room, and
 //! **completes** it.
 
-mod chosen;
-mod classed;
+mod classes;
 mod control;
 mod events;
-mod limited;
+mod limits;
+mod order;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use vlane_engine::{Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile};
-use vlane_io::{Finished, Instant, IoQueue, Uring};
+use vlane_io::{Finished, InflightQueue, Instant, Uring};
 use vlane_policy::express::{Class, Express};
 use vlane_ring::{Kind, Queue, Request, Slot, Status};
 
 use crate::call::Call;
 use crate::classes::ClassBoard;
 use crate::counters::{Counters, Snapshot};
-use crate::limits::Limited;
+use crate::limits::LaneLimits;
 use crate::lists::{Links, List, Waiting};
 use crate::observers::Observers;
-use crate::watch::Watch;
+use crate::pending::PendingRequests;
 
-use classed::Classed;
+use classes::LaneClasses;
 use control::Draining;
 pub(crate) use control::Settled;
 pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
@@ -70,9 +70,8 @@ pub struct LaneConfig {
     pub counters: Arc<Counters>,
     /// The receiver of events that the lane cannot deal with.
     pub events: EventSender,
-    /// The place where the lane writes down the storage's open requests; none for storage that
-    /// cannot hang.
-    pub watch: Option<Arc<Watch>>,
+    /// Where the lane writes down what the storage has to answer; none for storage that cannot hang.
+    pub watch: Option<Arc<PendingRequests>>,
     /// The volume's treatment of its requests' priorities.
     pub express: Express,
     /// The facts that the volume's lanes publish; with none, the lane is alone.
@@ -96,7 +95,7 @@ enum Idle {
     /// The lane has not begun it.
     NotBegun,
     /// It continues after the lane's other work.
-    Again,
+    Continues,
     /// It waits in the channel.
     InChannel,
 }
@@ -115,7 +114,7 @@ enum Shown {
 pub(crate) struct Lane {
     pub(crate) index: u16,
     pub(crate) token: u32,
-    queue: IoQueue,
+    queue: InflightQueue,
     channel: Box<dyn Channel>,
     /// The channel's operations for the storage; empty between two calls.
     operations: Vec<Operation>,
@@ -125,7 +124,7 @@ pub(crate) struct Lane {
     defaults: Decisions,
     /// The last request's priority; and the state of classes, if the volume has them.
     ioprio: u32,
-    classed: Option<Box<Classed>>,
+    classes: Option<Box<LaneClasses>>,
     /// ... and looks at requests that come to the device or leave it.
     tracks: bool,
     links: Links,
@@ -133,11 +132,11 @@ pub(crate) struct Lane {
     waiting: Waiting,
     ahead: Load,
     /// The lane's part in the volume's limits, if it has any.
-    limited: Option<Box<Limited>>,
+    limits: Option<Box<LaneLimits>>,
     /// The next request to begin is the next of the ring: none waits, classes are not mixed, and there are no limits.
     is_plain: bool,
     /// Requests that have begun, and that continue after the lane's other work.
-    again: List,
+    continuing: List,
     /// Begun, and given up for an end that may be called off: they stay in flight, or are begun
     /// again.
     parked: Vec<Slot>,
@@ -147,7 +146,7 @@ pub(crate) struct Lane {
     read_only: bool,
     serial: [u8; 20],
     /// Answers that the guest has not been shown.
-    unpublished: usize,
+    unshown: usize,
     has_answered: bool,
     /// The counters have changed since they were stored.
     is_touched: bool,
@@ -175,21 +174,22 @@ impl Lane {
         config: LaneConfig,
         uring: &mut Uring,
     ) -> Result<Lane, EngineError> {
-        let classed = Classed::new(config.express, config.classes, index, config.queue.config().size);
-        let LaneConfig { queue, engine, kick, call, serial, write_through, counters, events, watch, .. } =
-            config;
-        // The class of a request without a priority.
-        let class = classed.as_ref().map_or(Class::Normal, |classed| classed.class_of(0));
+        let classes = LaneClasses::new(config.express, config.classes, index, config.queue.config().size);
+        let LaneConfig {
+            mut queue, engine, kick, call, serial, write_through, counters, events, watch, ..
+        } = config;
+        // Of a request without a priority.
+        let class = classes.as_ref().map_or(Class::Normal, |classes| classes.class_of(0));
         let geometry = engine.geometry();
         let counted_before = counters.snapshot();
         let slots = queue.config().size;
         let mut channel = engine.channel(slots)?;
         channel.set_write_through(write_through);
-        channel.set_shortest(classed.as_ref().is_some_and(|classed| classed.hands_over()));
+        channel.set_shortest(classes.as_ref().is_some_and(|classes| classes.hands_over()));
         let files: &[StorageFile] = channel.files();
-        let mut queue = IoQueue::new(queue, place, files, uring);
         queue.disable_notify();
         queue.set_index(index);
+        let queue = InflightQueue::new(queue, place, files, uring);
         let lane = Lane {
             index,
             token,
@@ -198,21 +198,21 @@ impl Lane {
             decisions: vec![Decisions::default(); usize::from(slots)].into_boxed_slice(),
             defaults: Decisions { class, ..channel.defaults() },
             ioprio: 0,
-            classed,
+            classes,
             tracks: false,
             channel,
             links: Links::new(slots),
             waiting: Waiting::EMPTY,
             ahead: Load::default(),
-            limited: None,
+            limits: None,
             is_plain: true,
-            again: List::EMPTY,
+            continuing: List::EMPTY,
             parked: Vec::new(),
             begun: Load::default(),
             sectors: geometry.sectors,
             read_only: geometry.read_only,
             serial,
-            unpublished: 0,
+            unshown: 0,
             has_answered: false,
             is_touched: true,
             counters: counted_before,
@@ -241,32 +241,32 @@ impl Lane {
     /// each would cost it more than it gains.
     #[inline]
     pub(crate) fn serve(&mut self, uring: &mut Uring, show_early: bool) -> bool {
-        if self.classed.is_some() {
+        if self.classes.is_some() {
             return self.serve_classes(uring, show_early);
         }
         self.serve_turn::<false>(uring, show_early)
     }
 
-    /// `CLASSED` is true if the volume has classes: without them, a request has no cost for that.
+    /// `CLASSES` is true if the volume has classes: without them, a request has no cost for that.
     #[inline(always)]
-    fn serve_turn<const CLASSED: bool>(&mut self, uring: &mut Uring, show_early: bool) -> bool {
-        let mut worked = !self.again.is_empty() && self.go_on_with_a_part(uring);
+    fn serve_turn<const CLASSES: bool>(&mut self, uring: &mut Uring, show_early: bool) -> bool {
+        let mut worked = !self.continuing.is_empty() && self.go_on_with_a_part(uring);
         self.observers.turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
-            let Some(slot) = self.next::<CLASSED>() else { break };
+            let Some(slot) = self.next::<CLASSES>() else { break };
             left -= 1;
             if uring.unsubmitted() >= SUBMIT_AFTER {
                 // An error comes again at the end of the round, and is dealt with there.
                 let _ = uring.submit();
             }
             let len = self.queue.request(slot).len();
-            let Some(status) = self.begin::<CLASSED>(uring, slot) else { continue };
+            let Some(status) = self.begin::<CLASSES>(uring, slot) else { continue };
             bytes = bytes.saturating_sub(len);
-            self.complete(slot, status);
-            if show_early && self.unpublished >= show_after {
+            self.answer(slot, status);
+            if show_early && self.unshown >= show_after {
                 self.observers.shown_early(|| !self.queue.has_available());
-                show_after = if self.publish() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
+                show_after = if self.show() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
             }
         }
         if left < BUDGET {
@@ -279,32 +279,32 @@ impl Lane {
         }
         // Before the answers are shown: what the guest does because of one is later.
         worked |= self.observers.turn_ends() > 0;
-        self.publish();
+        self.show();
         worked
     }
 
     /// The next request to begin: the first of those that wait, or the next of the ring.
     #[inline(always)]
-    fn next<const CLASSED: bool>(&mut self) -> Option<Slot> {
+    fn next<const CLASSES: bool>(&mut self) -> Option<Slot> {
         if self.is_plain {
-            return self.take::<CLASSED>();
+            return self.take::<CLASSES>();
         }
-        self.next_chosen()
+        self.next_in_order()
     }
 
     /// Takes a request out of the ring and decides what is to happen to it.
     #[inline(always)]
-    fn take<const CLASSED: bool>(&mut self) -> Option<Slot> {
+    fn take<const CLASSES: bool>(&mut self) -> Option<Slot> {
         if self.takes_no_more() {
             return None;
         }
-        match self.queue.pop() {
+        match self.queue.take() {
             Ok(slot) => {
                 let slot = slot?;
                 let decisions = self.defaults;
                 self.decisions[usize::from(slot.0)] = decisions;
                 let request = self.queue.request(slot);
-                if CLASSED && request.priority().0 != self.ioprio {
+                if CLASSES && request.priority().0 != self.ioprio {
                     self.changes_priority(slot);
                 } else {
                     self.observers.taken(slot, request, decisions.class);
@@ -326,7 +326,7 @@ impl Lane {
 
     #[inline(never)]
     fn take_one_ahead(&mut self) -> bool {
-        let taken = if self.classed.is_some() { self.take::<true>() } else { self.take::<false>() };
+        let taken = if self.classes.is_some() { self.take::<true>() } else { self.take::<false>() };
         let Some(slot) = taken else { return false };
         self.wait(slot);
         self.begins_to_wait(slot);
@@ -344,7 +344,7 @@ impl Lane {
     fn next_waiting(&mut self) -> Option<Slot> {
         let slot = self.waiting.pop(&self.links)?;
         self.ahead.remove(self.queue.request(slot));
-        self.chooses();
+        self.update_is_plain();
         Some(slot)
     }
 
@@ -356,7 +356,7 @@ impl Lane {
 
     /// Begins a request; returns its answer if it has one already.
     #[inline(always)]
-    fn begin<const CLASSED: bool>(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
+    fn begin<const CLASSES: bool>(&mut self, uring: &mut Uring, slot: Slot) -> Option<Status> {
         let request = self.queue.request(slot);
         // Counted once it is known that it is not refused.
         match request.kind() {
@@ -384,21 +384,21 @@ impl Lane {
             Kind::Unreachable => return Some(self.refuse_unreachable(slot)),
             _ => return Some(self.refuse(Status::IoErr)),
         }
-        self.observers.submitted(slot, request);
+        self.observers.begun(slot, request);
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.submit(slot, request, decisions, &mut self.operations);
+        let outcome = self.channel.begin(slot, request, decisions, &mut self.operations);
         if let Outcome::Done(status) = outcome {
             return Some(status);
         }
         self.begun.add(request);
-        if CLASSED && self.tracks {
+        if CLASSES && self.tracks {
             self.goes_to_device(slot, decisions.class);
         }
         if let Outcome::Whole(file) = outcome {
-            if CLASSED && decisions.class == Class::Express {
+            if CLASSES && decisions.class == Class::Express {
                 self.begin_express(uring, slot, file);
             } else {
-                self.queue.begin_whole(uring, slot, file, decisions.durable);
+                self.queue.submit_whole(uring, slot, file, decisions.durable);
             }
             return None;
         }
@@ -410,10 +410,10 @@ impl Lane {
     #[inline(never)]
     fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8) {
         let durable = self.decisions[usize::from(slot.0)].durable;
-        let hands_over = self.classed.as_ref().is_some_and(|classed| classed.hands_over());
+        let hands_over = self.classes.as_ref().is_some_and(|classes| classes.hands_over());
         match hands_over {
-            true => self.queue.begin_express(uring, slot, file, durable),
-            false => self.queue.begin_whole(uring, slot, file, durable),
+            true => self.queue.submit_express(uring, slot, file, durable),
+            false => self.queue.submit_whole(uring, slot, file, durable),
         }
     }
 
@@ -424,14 +424,14 @@ impl Lane {
             Outcome::Done(status) => return Some(status),
             Outcome::Whole(file) => {
                 let durable = self.decisions[usize::from(slot.0)].durable;
-                self.queue.begin_whole(uring, slot, file, durable);
+                self.queue.submit_whole(uring, slot, file, durable);
             }
             _ if self.is_ending() && self.goes_back(slot, outcome) => {}
             Outcome::Pending => {
-                self.operations.iter_mut().for_each(|operation| self.queue.begin(uring, slot, operation));
+                self.operations.iter_mut().for_each(|operation| self.queue.submit(uring, slot, operation));
                 self.operations.clear();
             }
-            Outcome::Again => self.again.push(&mut self.links, slot),
+            Outcome::Continue => self.continuing.push(&mut self.links, slot),
         }
         None
     }
@@ -443,11 +443,11 @@ impl Lane {
         self.is_touched = true;
         let request = self.queue.request(slot);
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
+        let outcome = self.channel.finished(slot, request, decisions, completion, &mut self.operations);
         if let Outcome::Done(status) = outcome {
-            self.end(slot, status);
+            self.answer_begun(slot, status);
         } else if let Some(status) = self.proceed(uring, slot, outcome) {
-            self.end(slot, status);
+            self.answer_begun(slot, status);
         }
     }
 
@@ -461,14 +461,14 @@ impl Lane {
         let decisions = self.decisions[usize::from(slot.0)];
         let outcome = self.channel.go_on(slot, request, decisions, &mut self.operations);
         if let Some(status) = self.proceed(uring, slot, outcome) {
-            self.end(slot, status);
+            self.answer_begun(slot, status);
         }
     }
 
     /// Continues the next request in parts by one, which may take some milliseconds.
     #[cold]
     fn go_on_with_a_part(&mut self, uring: &mut Uring) -> bool {
-        let next = self.again.pop(&self.links);
+        let next = self.continuing.pop(&self.links);
         next.inspect(|slot| self.go_on(uring, *slot)).is_some()
     }
 
@@ -486,22 +486,22 @@ impl Lane {
 
     /// Answers a request that was begun before.
     #[inline]
-    fn end(&mut self, slot: Slot, status: Status) {
+    fn answer_begun(&mut self, slot: Slot, status: Status) {
         if self.tracks {
             self.leaves_device(slot, true);
         }
         self.begun.remove(self.queue.request(slot));
-        self.complete(slot, status);
+        self.answer(slot, status);
     }
 
     /// Answers a request.
     #[inline]
-    fn complete(&mut self, slot: Slot, status: Status) {
+    fn answer(&mut self, slot: Slot, status: Status) {
         let decisions = &self.decisions;
         let class = || decisions[usize::from(slot.0)].class;
         self.observers.answered(slot, self.queue.request(slot), status, class);
-        self.queue.complete(slot, status);
-        self.unpublished += 1;
+        self.queue.answer(slot, status);
+        self.unshown += 1;
     }
 
     /// The same, if none of its operations is in progress. A discard that a thread does cannot be
@@ -524,7 +524,7 @@ impl Lane {
         let request = self.queue.request(slot);
         let load = Load::of(request);
         let class = self.decisions[usize::from(slot.0)].class;
-        let demand = self.limited.as_ref().map(|limited| limited.demand(request, class));
+        let demand = self.limits.as_ref().map(|limits| limits.demand(request, class));
         let is_long = request.len() > PART || is_range(request);
         let stays = self.stays_in_flight();
         if !is_long || !(stays || self.queue.put_back(slot)) {
@@ -536,8 +536,8 @@ impl Lane {
         self.begun.others -= load.others;
         self.operations.clear();
         self.channel.forget(slot);
-        if let (Some(limited), Some(demand)) = (&self.limited, demand) {
-            limited.refund(demand);
+        if let (Some(limits), Some(demand)) = (&self.limits, demand) {
+            limits.refund(demand);
         }
         if stays && !self.is_suspending() {
             self.parked.push(slot);
@@ -549,8 +549,9 @@ impl Lane {
 
     /// Returns begun requests without an operation in progress, each with the reason.
     fn idle(&mut self) -> Vec<(Slot, Idle)> {
-        let again = std::iter::from_fn(|| self.again.pop(&self.links)).map(|slot| (slot, Idle::Again));
-        let mut idle: Vec<(Slot, Idle)> = again.collect();
+        let continuing =
+            std::iter::from_fn(|| self.continuing.pop(&self.links)).map(|slot| (slot, Idle::Continues));
+        let mut idle: Vec<(Slot, Idle)> = continuing.collect();
         let mut waiting = Vec::new();
         self.channel.waiting(&mut waiting);
         idle.extend(waiting.into_iter().map(|slot| (slot, Idle::InChannel)));
@@ -571,7 +572,7 @@ impl Lane {
             let (slot, idle, is_gone) = &mut slots[at];
             *is_gone = match idle {
                 Idle::NotBegun => self.queue.put_back(*slot),
-                Idle::Again | Idle::InChannel => self.put_back(*slot),
+                Idle::Continues | Idle::InChannel => self.put_back(*slot),
             };
             if *is_gone && *idle == Idle::NotBegun {
                 self.observers.put_back(*slot);
@@ -580,7 +581,7 @@ impl Lane {
         for (slot, idle, _) in slots.into_iter().filter(|(.., is_gone)| !is_gone) {
             match idle {
                 Idle::NotBegun => self.wait(slot),
-                Idle::Again => self.again.push(&mut self.links, slot),
+                Idle::Continues => self.continuing.push(&mut self.links, slot),
                 Idle::InChannel => {}
             }
         }
@@ -610,20 +611,20 @@ impl Lane {
             return false;
         }
         self.observers.end_batch();
-        self.publish();
+        self.show();
         self.store_counters();
         std::mem::take(&mut self.has_answered)
     }
 
     /// Shows the guest the answers that it has not seen, and signals it if it wants to be.
     #[inline]
-    fn publish(&mut self) -> Shown {
-        if self.unpublished == 0 {
+    fn show(&mut self) -> Shown {
+        if self.unshown == 0 {
             return Shown::Nothing;
         }
-        self.unpublished = 0;
+        self.unshown = 0;
         self.has_answered = true;
-        if !self.observers.shown(|| self.queue.publish()) {
+        if !self.observers.shown(|| self.queue.show()) {
             return Shown::Answers;
         }
         self.counters.signals += 1;
@@ -635,7 +636,7 @@ impl Lane {
     /// limits.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        if self.limited.is_some() { self.deadline_with_limits() } else { self.channel_deadline() }
+        if self.limits.is_some() { self.deadline_with_limits() } else { self.channel_deadline() }
     }
 
     #[inline]
@@ -647,11 +648,11 @@ impl Lane {
     /// that can continue.
     #[inline]
     pub(crate) fn has_work(&mut self) -> bool {
-        !self.again.is_empty()
+        !self.continuing.is_empty()
             || if self.is_plain {
                 self.has_room() && !self.takes_no_more() && self.queue.has_available()
             } else {
-                self.has_chosen()
+                self.has_next_in_order()
             }
     }
 

@@ -13,11 +13,13 @@
 
 mod alarm;
 mod call;
+mod cancellable_request;
 mod classes;
 mod contention;
 mod counters;
 mod error;
 mod governor;
+mod governor_thread;
 mod inbox;
 mod lane;
 mod limits;
@@ -26,28 +28,26 @@ mod mail;
 mod meter;
 mod observers;
 mod payoff;
+mod pending;
 mod polling;
 mod pool;
 mod recorder;
 mod routes;
-mod steering;
 mod sync;
 mod thread;
 mod topology;
-mod watch;
-mod wish;
 mod workers;
 
 #[cfg(test)]
 mod classes_tests;
 #[cfg(test)]
-mod cost;
+mod cost_tests;
 #[cfg(test)]
-mod handing;
+mod handing_tests;
 #[cfg(test)]
-mod limited_tests;
+mod limits_tests;
 #[cfg(test)]
-mod moves;
+mod moves_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -62,6 +62,7 @@ pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
 pub use lane::{EventReceiver, EventSender, LaneConfig, LaneEvent, event_channel};
 pub use limits::Waits;
+pub use pending::{PendingRequests, Waiting, WaitingKind};
 pub use polling::PollMode;
 pub use pool::{Pool, PoolConfig};
 pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
@@ -70,4 +71,3 @@ pub use thread::simulated;
 pub use topology::{
     CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, USUAL_QUEUES, online_cpus, parse_cpu_list,
 };
-pub use watch::{Waiting, WaitingKind, Watch};

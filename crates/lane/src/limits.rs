@@ -161,7 +161,7 @@ fn cost(kind: Kind, range: &Range) -> u64 {
 
 /// A lane's part in its volume's budget.
 #[derive(Debug)]
-pub(crate) struct Limited {
+pub(crate) struct LaneLimits {
     budget: Arc<Budget>,
     requests: Share,
     bytes: Share,
@@ -171,10 +171,10 @@ pub(crate) struct Limited {
     held: Option<(u64, u64)>,
 }
 
-impl Limited {
-    pub(crate) fn new(budget: Arc<Budget>) -> Limited {
+impl LaneLimits {
+    pub(crate) fn new(budget: Arc<Budget>) -> LaneLimits {
         let (requests, bytes) = (Share::default(), Share::default());
-        Limited { budget, requests, bytes, now: None, held: None }
+        LaneLimits { budget, requests, bytes, now: None, held: None }
     }
 
     /// No more requests are begun in this turn: the next one has another time. A turn that ends because it has had its share hands its time

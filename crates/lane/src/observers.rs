@@ -8,8 +8,8 @@ use vlane_hint::LaneHint;
 use vlane_policy::express::Class;
 use vlane_ring::{Request, Slot, Status, probes};
 
+use crate::pending::{LanePending, PendingRequests};
 use crate::recorder::{CLOCK_EVERY, Recorder};
-use crate::watch::{Watch, Watched};
 
 #[derive(Debug)]
 pub(crate) struct Observers {
@@ -21,7 +21,7 @@ pub(crate) struct Observers {
     hint: Option<Box<LaneHint>>,
     /// True if one of the two wants single requests.
     is_any: bool,
-    watched: Option<Watched>,
+    watched: Option<LanePending>,
     /// The next request may be the guest's answer to its shown ones: all earlier requests are
     /// answered, or the next request's class decides that.
     may_be_answer: bool,
@@ -30,8 +30,8 @@ pub(crate) struct Observers {
 }
 
 impl Observers {
-    pub(crate) fn new(index: u16, slots: u16, watch: Option<Arc<Watch>>) -> Observers {
-        let watched = watch.map(|watch| Watched::new(watch, index, slots));
+    pub(crate) fn new(index: u16, slots: u16, watch: Option<Arc<PendingRequests>>) -> Observers {
+        let watched = watch.map(|watch| LanePending::new(watch, index, slots));
         Observers {
             index,
             recorder: None,
@@ -53,7 +53,7 @@ impl Observers {
             self.is_any = self.recorder.is_some() || hint.is_armed();
             self.may_be_answer = hint.is_choosy();
             if hint.is_pending() && has_some() {
-                hint.submitted();
+                hint.some_taken();
             }
         }
     }
@@ -77,24 +77,24 @@ impl Observers {
         if self.may_be_answer
             && let Some(hint) = &mut self.hint
         {
-            hint.has_come(request, class == Class::Express);
+            hint.taken(request, class == Class::Express);
             self.may_be_answer = hint.is_choosy();
         }
         if let Some(recorder) = &mut self.recorder {
             if self.taken.is_multiple_of(CLOCK_EVERY) {
                 recorder.end_batch(true);
             }
-            recorder.begin(slot, request);
+            recorder.taken(slot, request);
         }
     }
 
     /// The storage gets it next.
     #[inline]
-    pub(crate) fn submitted(&mut self, slot: Slot, request: &Request) {
+    pub(crate) fn begun(&mut self, slot: Slot, request: &Request) {
         if let Some(watched) = &mut self.watched {
-            watched.begin(slot, request);
+            watched.begun(slot, request);
         }
-        probes::request_submit(request);
+        probes::request_begun(request);
     }
 
     /// It was answered; it is still in its slot. `class` is its class, for the observers.
@@ -107,7 +107,7 @@ impl Observers {
         class: impl FnOnce() -> Class,
     ) {
         if let Some(watched) = &self.watched {
-            watched.end(slot);
+            watched.answered(slot);
         }
         if self.is_any {
             self.tell_answered(slot, request, status, class());
@@ -117,17 +117,17 @@ impl Observers {
     #[inline(never)]
     fn tell_answered(&mut self, slot: Slot, request: &Request, status: Status, class: Class) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.complete(slot, request, status);
+            recorder.answered(slot, request, status);
         }
         if let Some(hint) = &mut self.hint {
-            hint.completed(request, class == Class::Express);
+            hint.answered(request, class == Class::Express);
         }
     }
 
     /// It goes back into the ring, as if it had not been taken.
     pub(crate) fn put_back(&mut self, slot: Slot) {
         if let Some(watched) = &self.watched {
-            watched.end(slot);
+            watched.answered(slot);
         }
         if let Some(recorder) = &mut self.recorder {
             recorder.put_back(slot);
@@ -160,13 +160,13 @@ impl Observers {
         self.taken
     }
 
-    /// The guest is about to see all answers, and `publish` shows them and says whether it is to be signalled.
+    /// The guest is about to see all answers, and `show` shows them and says whether it is to be signalled.
     #[inline]
-    pub(crate) fn shown(&mut self, publish: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn shown(&mut self, show: impl FnOnce() -> bool) -> bool {
         if let Some(recorder) = &mut self.recorder {
-            recorder.published();
+            recorder.shown();
         }
-        let signals = publish();
+        let signals = show();
         if let Some(hint) = &mut self.hint {
             // First of all: when the interrupt comes, the vCPU is to run already.
             hint.shown(signals);

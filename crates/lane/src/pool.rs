@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use rustix::io::ReadWriteFlags;
 use vlane_hint::LaneHint;
-use vlane_io::seats;
+use vlane_io::cross_thread_queues;
 use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_policy::throttle::Limits;
 
+use crate::cancellable_request::CancellableRequest;
 use crate::counters::Counters;
 use crate::error::{LaneError, Stopped};
+use crate::governor_thread::GovernorThread;
 use crate::inbox::{Message, Outbox, pair};
 use crate::lane::LaneConfig;
 use crate::limits::{Budget, Waits};
@@ -21,9 +23,7 @@ use crate::meter::Meters;
 use crate::polling::PollMode;
 use crate::recorder::Recorder;
 use crate::routes::Routes;
-use crate::steering::Steering;
 use crate::topology::Topology;
-use crate::wish::Wish;
 use crate::workers::{Birth, Workers};
 
 /// A pool's configuration.
@@ -55,7 +55,7 @@ impl std::fmt::Debug for Outbox {
 #[derive(Debug)]
 pub struct Pool {
     /// Goes first: no lane begins to move any more.
-    steering: Mutex<Option<Steering>>,
+    steering: Mutex<Option<GovernorThread>>,
     routes: Arc<Routes>,
     workers: Workers,
     /// Held while a lane is informed of it, so that none keeps the one before.
@@ -79,7 +79,7 @@ impl Pool {
         let routes = Arc::new(Routes::new(outboxes, beginnings));
         let meters = adapts.then(|| Arc::new(Meters::new(threads)));
         let hands_over = config.hands_over && threads > 1;
-        let mut seats = if hands_over { seats(threads)? } else { Vec::new() }.into_iter();
+        let mut queues = if hands_over { cross_thread_queues(threads)? } else { Vec::new() }.into_iter();
         let births = inboxes.into_iter().enumerate().map(|(number, inbox)| Birth {
             number,
             cpu: cpus.get(number).copied(),
@@ -88,7 +88,7 @@ impl Pool {
             inbox,
             routes: Arc::clone(&routes),
             meters: meters.clone(),
-            seat: seats.next(),
+            queue: queues.next(),
         });
         let workers = Workers::new(Arc::clone(&routes), births);
         let pool = Pool { steering: Mutex::default(), routes, workers, limits: Mutex::default() };
@@ -96,7 +96,7 @@ impl Pool {
         let at_once = if hands_over || adapts { threads } else { 1 };
         (0..at_once).try_for_each(|number| pool.workers.make(number))?;
         if let Some(meters) = meters {
-            let steering = Steering::start(threads, Arc::clone(&pool.routes), meters)?;
+            let steering = GovernorThread::start(threads, Arc::clone(&pool.routes), meters)?;
             *pool.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
         }
         Ok(pool)
@@ -237,19 +237,19 @@ impl Pool {
         let (mut asked, mut lost) = (Vec::new(), false);
         // All of them, before the first is waited for.
         for (index, counters) in lanes {
-            let (index, wish) = (*index, Arc::new(Wish::default()));
+            let (index, stop) = (*index, Arc::new(CancellableRequest::default()));
             let (reply, answer) = channel();
             self.routes.set_running(index, None);
-            match self.send(index, Message::TryStop { index, wish: Arc::clone(&wish), reply }) {
-                Ok(()) => asked.push((index, counters, wish, answer)),
+            match self.send(index, Message::TryStop { index, stop: Arc::clone(&stop), reply }) {
+                Ok(()) => asked.push((index, counters, stop, answer)),
                 Err(_) => lost = true,
             }
         }
         let mut stopped = Vec::new();
-        for (index, counters, wish, answer) in asked {
+        for (index, counters, stop, answer) in asked {
             let mut told = answer.recv_timeout(limit.saturating_sub(begin.elapsed()));
             if matches!(told, Err(RecvTimeoutError::Timeout)) {
-                if wish.call_off() {
+                if stop.cancel() {
                     let _ = self.send(index, Message::CarryOn { index });
                     self.routes.set_running(index, Some(Arc::clone(counters)));
                     continue;

@@ -118,7 +118,7 @@ impl Recorder {
 
     /// The lane took a request.
     #[inline]
-    pub(crate) fn begin(&mut self, slot: Slot, request: &Request) {
+    pub(crate) fn taken(&mut self, slot: Slot, request: &Request) {
         let submit = match self.now {
             Some(now) => now,
             None => *self.now.insert(self.clock()),
@@ -176,7 +176,7 @@ impl Recorder {
 
     /// The request was answered; called while it is still in its slot.
     #[inline]
-    pub(crate) fn complete(&mut self, slot: Slot, request: &Request, status: Status) {
+    pub(crate) fn answered(&mut self, slot: Slot, request: &Request, status: Status) {
         let Some(begun) = self.begun.get_mut(usize::from(slot.0)) else { return };
         let begun = std::mem::take(begun);
         if !begun.is_recorded {
@@ -206,10 +206,10 @@ impl Recorder {
         match request.kind() {
             Kind::In | Kind::Out => {
                 let sectors = u32::try_from(request.len() / vlane_ring::SECTOR).unwrap_or(u32::MAX);
-                self.answered(Record { sectors, ..record });
+                self.keep_answered(Record { sectors, ..record });
             }
             Kind::Discard | Kind::WriteZeroes => self.ranges(request, record),
-            _ => self.answered(Record { sector: 0, ..record }),
+            _ => self.keep_answered(Record { sector: 0, ..record }),
         }
     }
 
@@ -238,7 +238,7 @@ impl Recorder {
     }
 
     #[inline]
-    fn answered(&mut self, record: Record) {
+    fn keep_answered(&mut self, record: Record) {
         if self.batch.len() == BATCH {
             self.end_batch(false);
         }
@@ -247,7 +247,7 @@ impl Recorder {
 
     /// The guest can see all answers.
     #[inline]
-    pub(crate) fn published(&mut self) {
+    pub(crate) fn shown(&mut self) {
         self.shown = self.completed;
     }
 
@@ -427,13 +427,13 @@ mod tests {
         let (mut recorder, mut recorded) = recorder(3, config(4));
         recorder.start(8, 2);
         for seq in 0..10 {
-            recorder.answered(record(seq, false));
+            recorder.keep_answered(record(seq, false));
         }
         recorder.end_batch(false);
         let first = drained(&mut recorded);
         assert!(matches!(first[0], Entry::Start { lane: 3, in_flight: 2, .. }));
         assert_eq!(first.len(), 4, "start and three records");
-        recorder.answered(record(10, false));
+        recorder.keep_answered(record(10, false));
         recorder.end_batch(false);
         let second = drained(&mut recorded);
         assert!(matches!(second[0], Entry::Lost { lane: 3, count: 7, .. }), "{second:?}");
@@ -446,12 +446,12 @@ mod tests {
         recorder.start(8, 0);
         for seq in 0..2 {
             for more in [true, true, false] {
-                recorder.answered(record(seq, more));
+                recorder.keep_answered(record(seq, more));
             }
         }
         recorder.end_batch(false);
         assert_eq!(drained(&mut recorded).len(), 4, "start and the three ranges of the first");
-        recorder.answered(record(2, false));
+        recorder.keep_answered(record(2, false));
         recorder.end_batch(false);
         let rest = drained(&mut recorded);
         assert!(matches!(rest[0], Entry::Lost { count: 1, .. }), "{rest:?}");
@@ -462,7 +462,7 @@ mod tests {
         let (mut recorder, mut recorded) = recorder(3, config(2));
         recorder.start(8, 0);
         for seq in 0..5 {
-            recorder.answered(record(seq, false));
+            recorder.keep_answered(record(seq, false));
         }
         drop(recorder);
         assert!(recorded.is_over());
@@ -477,11 +477,11 @@ mod tests {
         let (mut recorder, mut recorded) = recorder(3, config(2));
         recorder.start(8, 0);
         for seq in 0..3 {
-            recorder.answered(record(seq, false));
+            recorder.keep_answered(record(seq, false));
         }
         recorder.end_batch(false);
         recorder.start(8, 0);
-        recorder.answered(record(0, false));
+        recorder.keep_answered(record(0, false));
         recorder.end_batch(false);
         let mut entries = drained(&mut recorded);
         for _ in 0..3 {

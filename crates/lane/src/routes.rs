@@ -110,7 +110,7 @@ impl Routes {
     }
 
     /// A lane that has not moved yet is to stay where it is.
-    pub(crate) fn call_off(&self, index: u16) {
+    pub(crate) fn cancel(&self, index: u16) {
         self.send(index, Message::Stay { index });
     }
 

@@ -19,12 +19,12 @@ use vlane_policy::express::Express;
 use vlane_ring::{Broken, InflightRegion, Queue, QueueConfig, RingFormat};
 use vlane_trace::{Entry, Magic};
 
-use crate::cost::device;
+use crate::cancellable_request::CancellableRequest;
+use crate::cost_tests::device;
 use crate::inbox::pair;
 use crate::lane::{Lane, Settled};
 use crate::polling::Polling;
 use crate::thread::Thread;
-use crate::wish::Wish;
 use crate::{
     Counters, LaneConfig, LaneEvent, PollMode, Pool, PoolConfig, RecorderConfig, Topology, event_channel,
     recorder,
@@ -265,7 +265,7 @@ impl Engine for Stuck {
 
 impl StuckChannel {
     fn outcome(&self) -> Outcome {
-        if self.is_busy { Outcome::Again } else { Outcome::Pending }
+        if self.is_busy { Outcome::Continue } else { Outcome::Pending }
     }
 }
 
@@ -274,7 +274,7 @@ impl Channel for StuckChannel {
         Decisions { durable: self.write_through, ..Decisions::default() }
     }
 
-    fn submit(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
         self.submitted.lock().unwrap().push((slot.0, decisions));
         self.outcome()
     }
@@ -282,7 +282,7 @@ impl Channel for StuckChannel {
     fn go_on(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
         self.submitted.lock().unwrap().push((slot.0, decisions));
         match self.is_busy {
-            true => Outcome::Again,
+            true => Outcome::Continue,
             false => Outcome::Done(Status::Ok),
         }
     }
@@ -457,11 +457,11 @@ fn zeroings_survive_a_cancelled_upgrade() {
         guest.driver.publish();
         lane.serve(&mut uring, false);
         let (reply, stopped) = channel();
-        let wish = Arc::new(Wish::default());
-        lane.try_stop(Arc::clone(&wish), reply);
+        let stop = Arc::new(CancellableRequest::default());
+        lane.try_stop(Arc::clone(&stop), reply);
         assert!(matches!(lane.settle(), Settled::Stays), "the read is under way");
         if is_called_off {
-            assert!(wish.call_off());
+            assert!(stop.cancel());
             lane.carry_on();
             submitted.lock().unwrap().clear();
             assert!(lane.has_work() && lane.serve(&mut uring, false));

@@ -334,10 +334,10 @@ impl Thread {
                     let _ = reply.send(None);
                 }
             },
-            Message::TryStop { index, wish, reply } => match self.lane(index) {
-                Some(lane) => lane.try_stop(wish, reply),
+            Message::TryStop { index, stop, reply } => match self.lane(index) {
+                Some(lane) => lane.try_stop(stop, reply),
                 None => {
-                    let _ = wish.grant() && reply.send(None).is_ok();
+                    let _ = stop.fulfil() && reply.send(None).is_ok();
                 }
             },
             Message::CarryOn { index } => {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use rustix::event::EventfdFlags;
 use vlane_driver::ring::{Format, Kind};
 
+use crate::cancellable_request::CancellableRequest;
 use crate::lane::Settled;
 use crate::tests::{Stuck, guest, lane_of, null};
-use crate::wish::Wish;
 use crate::{PollMode, Pool, PoolConfig, Topology};
 
 #[test]
@@ -60,14 +60,14 @@ fn hung_lane_continues_after_timed_stop() {
 fn late_stop_message_is_ignored() {
     let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), Format::Packed);
     let (reply, stopped) = channel();
-    let wish = Arc::new(Wish::default());
-    assert!(wish.call_off());
-    lane.try_stop(Arc::clone(&wish), reply.clone());
+    let stop = Arc::new(CancellableRequest::default());
+    assert!(stop.cancel());
+    lane.try_stop(Arc::clone(&stop), reply.clone());
     assert_eq!(lane.settle(), Settled::Stays);
     // ... or reads it in time, and is at its end when that is not wanted any more.
-    let wish = Arc::new(Wish::default());
-    lane.try_stop(Arc::clone(&wish), reply);
-    assert!(wish.call_off());
+    let stop = Arc::new(CancellableRequest::default());
+    lane.try_stop(Arc::clone(&stop), reply);
+    assert!(stop.cancel());
     assert_eq!(lane.settle(), Settled::Stays);
     assert!(stopped.try_recv().is_err());
     guest.submit(0, Kind::Read, 0);

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
-use vlane_io::{Seat, Uring};
+use vlane_io::{CrossThreadQueue, Uring};
 
 use crate::error::LaneError;
 use crate::inbox::{Inbox, Message};
@@ -28,7 +28,7 @@ pub(crate) struct Birth {
     pub(crate) inbox: Inbox,
     pub(crate) routes: Arc<Routes>,
     pub(crate) meters: Option<Arc<Meters>>,
-    pub(crate) seat: Option<Seat>,
+    pub(crate) queue: Option<CrossThreadQueue>,
 }
 
 enum Worker {
@@ -201,8 +201,8 @@ impl Birth {
             Ok(uring) => uring,
             Err(error) => return Err((error.into(), self)),
         };
-        let Birth { number, poll, poll_max, inbox, routes, meters, seat, .. } = *self;
-        seat.into_iter().for_each(|seat| uring.sit(seat));
+        let Birth { number, poll, poll_max, inbox, routes, meters, queue, .. } = *self;
+        queue.into_iter().for_each(|queue| uring.join(queue));
         let gauge = meters.map(|meters| Gauge::new(meters, number));
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         Ok(Thread::new(number, uring, inbox, Polling::new(poll, poll_max))

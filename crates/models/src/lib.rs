@@ -17,6 +17,9 @@
 
 mod board;
 mod changes;
+#[path = "../../io/src/cross_thread.rs"]
+#[allow(dead_code, reason = "only what the models need")]
+mod cross_thread;
 #[path = "../../engine/src/file/exclusion.rs"]
 #[allow(dead_code, reason = "only what the models need")]
 mod exclusion;
@@ -36,14 +39,11 @@ mod mail;
 #[allow(dead_code, reason = "only what the models need")]
 mod placements;
 mod placing;
-#[path = "../../io/src/seats.rs"]
+#[path = "../../hint/src/reader.rs"]
 #[allow(dead_code, reason = "only what the models need")]
-mod seats;
+mod reader;
 mod sharing;
 mod sync;
-#[path = "../../hint/src/watch.rs"]
-#[allow(dead_code, reason = "only what the models need")]
-mod watch;
 
 use std::mem::ManuallyDrop;
 
@@ -56,9 +56,9 @@ use crate::lane::LaneHint;
 use crate::lost::Writeback;
 use crate::mail::{mailbox, news};
 pub use crate::placing::{Step as PlacedStep, Turn, no_byte_goes_both_ways};
+use crate::reader::{BoardReader, Mark};
 pub use crate::sharing::{Work, no_answered_write_is_missed};
 use crate::sync::{Arc, Wake, now};
-use crate::watch::{Mark, Watch};
 
 /// A lane's thread reads its mail as `Thread::run` does: it looks, works, looks again and sleeps;
 /// each wake-up is sent once. Two others send.
@@ -145,19 +145,19 @@ pub fn no_mark_of_a_lane_is_lost(express_only: bool, steps: &'static [Step]) {
     let armed = if express_only { Classes::EXPRESS } else { Classes::ALL };
     let board = Board::new(1);
     let wake = Arc::new(Wake::new());
-    let mut watch = Watch::new(board.clone());
+    let mut watch = BoardReader::new(board.clone());
     watch.arm(armed);
     let waker = Arc::clone(&wake);
     let lane = thread::spawn(move || {
         let mut hint = LaneHint::new(Arc::new(board), 0, waker).expect("a lane");
         for step in steps {
             if step.is_signal() {
-                hint.told(step.classes());
+                hint.answered_of(step.classes());
                 hint.shown(true);
             } else {
                 // As a lane does it: once for all that has come, then for each where it matters what comes.
-                hint.submitted();
-                hint.came(step.classes());
+                hint.some_taken();
+                hint.taken_of(step.classes());
             }
         }
         // Dropped below: in a model that fails, loom is over when this would be.

@@ -102,7 +102,7 @@ impl Lane {
         while left > 0 {
             self.doorbell.wait();
             self.doorbell.clear();
-            while let Some((_, told)) = self.flusher.told() {
+            while let Some((_, told)) = self.flusher.next_result() {
                 match told.end {
                     End::Well => self.answer(promised, &mut left),
                     End::Lost | End::Failed(_) => left -= 1,

@@ -110,7 +110,7 @@ impl<'a> Collector<'a> {
     }
 
     /// Adds one descriptor's buffer, if it lies where the last one lay, as nearly all do. If not, it is for
-    /// [`Collector::push_otherwise`].
+    /// [`Collector::push_slow`].
     #[inline(always)]
     pub(crate) fn push(&mut self, walk: &mut Walk, addr: u64, len: u32, writable: bool) -> bool {
         let count = self.buffers.len();
@@ -132,13 +132,7 @@ impl<'a> Collector<'a> {
     /// Adds a buffer that is in another region than the last, or empty, or illegal. An empty one
     /// adds no buffer, for any address. None means an error: [`Collector::why`].
     #[cold]
-    pub(crate) fn push_otherwise(
-        &mut self,
-        mut walk: Walk,
-        addr: u64,
-        len: u32,
-        writable: bool,
-    ) -> Option<Walk> {
+    pub(crate) fn push_slow(&mut self, mut walk: Walk, addr: u64, len: u32, writable: bool) -> Option<Walk> {
         if len == 0 {
             // Counted: a table may have 2^28 entries, and each costs time.
             self.empty += 1;
@@ -240,7 +234,7 @@ impl<'a> Collector<'a> {
 
     /// An entry of the table at `addr`, if it has so many: it spans regions.
     #[cold]
-    pub(crate) fn read_otherwise(&mut self, table: Table, addr: u64, index: usize) -> Option<Descriptor> {
+    pub(crate) fn read_slow(&mut self, table: Table, addr: u64, index: usize) -> Option<Descriptor> {
         if index >= table.entries {
             return self.fail(table.lacks(index));
         }
@@ -265,7 +259,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The entry `index`, if there is one, and one region holds the whole table. If not, it is for [`Collector::read_otherwise`].
+    /// The entry `index`, if there is one, and one region holds the whole table. If not, it is for [`Collector::read_slow`].
     #[inline(always)]
     pub(crate) fn read(self, index: usize) -> Option<Descriptor> {
         // SAFETY: so many entries were checked to be mapped.

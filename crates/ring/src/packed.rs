@@ -240,7 +240,7 @@ impl PackedQueue {
             } else {
                 let Descriptor { addr, len, .. } = descriptor;
                 if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
-                    let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
+                    let Some(next) = chain.push_slow(walk, addr, len, flags & WRITE != 0) else {
                         return Err(chain.why());
                     };
                     walk = next;
@@ -386,10 +386,10 @@ fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descr
     for index in 0..table.entries {
         let entry = match table.read(index) {
             Some(entry) => entry,
-            None => chain.read_otherwise(table, descriptor.addr, index)?,
+            None => chain.read_slow(table, descriptor.addr, index)?,
         };
         if !chain.push(&mut walk, entry.addr, entry.len, entry.high & WRITE != 0) {
-            walk = chain.push_otherwise(walk, entry.addr, entry.len, entry.high & WRITE != 0)?;
+            walk = chain.push_slow(walk, entry.addr, entry.len, entry.high & WRITE != 0)?;
         }
     }
     Some(walk)

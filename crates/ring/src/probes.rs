@@ -131,9 +131,9 @@ macro_rules! status_probe {
 
 /// A request was taken from the ring: lane, slot, kind, sector, bytes, ioprio.
 #[inline(always)]
-pub(crate) fn request_start(request: &Request) {
+pub(crate) fn request_taken(request: &Request) {
     probe!(
-        "request__start",
+        "request__taken",
         concat!(
             field!("2", "lane"), " ", field!("2", "slot"), " ", field!("4", "kind"), " ", field!("8", "sector"), " ",
             field!("8", "bytes"), " ", field!("4", "ioprio")
@@ -150,9 +150,9 @@ pub(crate) fn request_start(request: &Request) {
 
 /// A request goes to the storage: lane, slot.
 #[inline(always)]
-pub fn request_submit(request: &Request) {
+pub fn request_begun(request: &Request) {
     probe!(
-        "request__submit",
+        "request__begun",
         concat!(field!("2", "lane"), " ", field!("2", "slot")),
         base = in(reg) std::ptr::from_ref(request),
         lane = const std::mem::offset_of!(Request, lane),
@@ -162,10 +162,10 @@ pub fn request_submit(request: &Request) {
 
 /// A request was answered: lane, slot, kind, sector, bytes, status.
 #[inline(always)]
-pub(crate) fn request_done(request: &Request, status: Status) {
+pub(crate) fn request_answered(request: &Request, status: Status) {
     let status = status as u8;
     status_probe!(
-        "request__done",
+        "request__answered",
         concat!(
             field!("2", "lane"), " ", field!("2", "slot"), " ", field!("4", "kind"), " ", field!("8", "sector"), " ",
             field!("8", "bytes"), " ", value!(1, "status")

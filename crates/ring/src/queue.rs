@@ -49,8 +49,8 @@ enum Ring {
 
 /// One virtqueue, device side.
 ///
-/// Take requests with [`Queue::pop`], answer each once with [`Queue::complete`] in any order, and show the answers to
-/// the driver with [`Queue::publish`]. After the first [`Broken`] the queue yields no more
+/// Take requests with [`Queue::take`], answer each once with [`Queue::answer`] in any order, and show the answers to
+/// the driver with [`Queue::show`]. After the first [`Broken`] the queue yields no more
 /// requests.
 #[derive(Debug)]
 pub struct Queue {
@@ -70,10 +70,10 @@ pub struct Queue {
     /// that.
     tracker: Option<Box<Tracker>>,
     /// Requests are not taken in the usual way: the queue is broken, or it has a tracker.
-    takes_otherwise: bool,
+    take_is_slow: bool,
     /// Answers are not given in the usual way: there is a log, or a tracker.
-    answers_otherwise: bool,
-    /// Written by `complete` since the last `publish`; only kept with a log.
+    answer_is_slow: bool,
+    /// Written by `answer` since the last `show`; only kept with a log.
     unlogged: bool,
     /// Losses of memory, of anybody's, that were not of this queue's.
     trips: u64,
@@ -123,10 +123,10 @@ impl Queue {
             requests: (0..size).map(|slot| Request { slot, ..Request::empty() }).collect(),
             free: (0..size).rev().collect(),
             log: None,
-            takes_otherwise: broken.is_some(),
+            take_is_slow: broken.is_some(),
             broken,
             tracker: None,
-            answers_otherwise: false,
+            answer_is_slow: false,
             unlogged: false,
             trips: 0,
             taken: 0,
@@ -139,8 +139,8 @@ impl Queue {
     }
 
     /// Marks requests in flight in `part` from now on, and has the requests that the device before
-    /// left there submitted again: [`Queue::pop`] yields those requests first, in the order in
-    /// which they were taken, and exactly those. Must come before the first `pop`. If the marks
+    /// left there submitted again: [`Queue::take`] yields those requests first, in the order in
+    /// which they were taken, and exactly those. Must come before the first `take`. If the marks
     /// cannot be read, the queue is broken ([`Broken::InflightLost`]). Returns how many requests
     /// there are.
     pub fn track(&mut self, part: InflightPart) -> usize {
@@ -169,7 +169,7 @@ impl Queue {
         let pending = left.unwrap_or_default();
         let count = pending.len();
         self.tracker = Some(Box::new(Tracker::new(marks, pending, size)));
-        (self.takes_otherwise, self.answers_otherwise) = (true, true);
+        (self.take_is_slow, self.answer_is_slow) = (true, true);
         count
     }
 
@@ -188,7 +188,7 @@ impl Queue {
     /// Stops the queue: it takes no more requests.
     #[cold]
     fn fail(&mut self, broken: Broken) -> Broken {
-        self.takes_otherwise = true;
+        self.take_is_slow = true;
         self.broken = Some(broken);
         broken
     }
@@ -199,19 +199,19 @@ impl Queue {
     /// # Errors
     /// [`Broken`], now and ever after.
     #[inline(always)]
-    pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
-        if self.takes_otherwise {
-            return self.pop_otherwise();
+    pub fn take(&mut self) -> Result<Option<Slot>, Broken> {
+        if self.take_is_slow {
+            return self.take_slow();
         }
-        self.try_pop().map_err(|broken| self.fail(broken))
+        self.take_next().map_err(|broken| self.fail(broken))
     }
 
     #[inline(never)]
-    fn pop_otherwise(&mut self) -> Result<Option<Slot>, Broken> {
+    fn take_slow(&mut self) -> Result<Option<Slot>, Broken> {
         if let Some(broken) = self.broken {
             return Err(broken);
         }
-        let result = if self.is_replaying() { self.pop_again().map(Some) } else { self.try_pop() };
+        let result = if self.is_replaying() { self.retake().map(Some) } else { self.take_next() };
         let slot = result.map_err(|broken| self.fail(broken))?;
         if let (Some(slot), Some(tracker)) = (slot, &mut self.tracker) {
             let request = &self.requests[usize::from(slot.0)];
@@ -229,7 +229,7 @@ impl Queue {
 
     /// Takes the next request that the device before had taken. It is marked already.
     #[cold]
-    fn pop_again(&mut self) -> Result<Slot, Broken> {
+    fn retake(&mut self) -> Result<Slot, Broken> {
         let lost = Broken::InflightLost(crate::Lost::Damaged);
         let (Some(slot), Some(tracker)) = (self.free.last().copied(), &mut self.tracker) else {
             return Err(lost);
@@ -249,7 +249,7 @@ impl Queue {
     }
 
     #[inline(always)]
-    fn try_pop(&mut self) -> Result<Option<Slot>, Broken> {
+    fn take_next(&mut self) -> Result<Option<Slot>, Broken> {
         let available = match &mut self.ring {
             Ring::Split(ring) => ring.available()? > 0,
             Ring::Packed(ring) => ring.is_available(),
@@ -285,7 +285,7 @@ impl Queue {
         request.taken = self.taken;
         self.taken = self.taken.wrapping_add(1);
         self.free.pop();
-        probes::request_start(request);
+        probes::request_taken(request);
         Ok(Slot(slot))
     }
 
@@ -329,14 +329,14 @@ impl Queue {
         self.taken.wrapping_sub(self.requests[usize::from(slot.0)].taken)
     }
 
-    /// True if [`Queue::pop`] would find a request.
+    /// True if [`Queue::take`] would find a request.
     #[inline]
     pub fn has_available(&mut self) -> bool {
-        if self.takes_otherwise && self.is_replaying() {
+        if self.take_is_slow && self.is_replaying() {
             return true;
         }
         match &mut self.ring {
-            // An index that is out of range is for `pop` to report.
+            // An index that is out of range is for `take` to report.
             Ring::Split(ring) => ring.available().map_or(true, |n| n > 0),
             Ring::Packed(ring) => ring.is_available(),
         }
@@ -351,20 +351,20 @@ impl Queue {
         &self.requests[usize::from(slot.0)]
     }
 
-    /// Answers a request. The driver sees it after [`Queue::publish`]. Answering one that is not in
+    /// Answers a request. The driver sees it after [`Queue::show`]. Answering one that is not in
     /// flight has no effect.
     ///
     /// # Panics
     /// When `slot` is not from this queue.
     #[inline]
-    pub fn complete(&mut self, slot: Slot, status: Status) {
+    pub fn answer(&mut self, slot: Slot, status: Status) {
         let request = &mut self.requests[usize::from(slot.0)];
-        debug_assert!(request.in_flight, "{slot:?} completed twice");
+        debug_assert!(request.in_flight, "{slot:?} answered twice");
         if !request.in_flight {
             return;
         }
         request.in_flight = false;
-        probes::request_done(request, status);
+        probes::request_answered(request, status);
         request.set_status(status);
         let written = match request.kind {
             Kind::In | Kind::GetId if status == Status::Ok => request.len,
@@ -381,8 +381,8 @@ impl Queue {
         let len = if written == request.room { written + 1 } else { written };
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         let (id, descriptors, epoch) = (request.id, request.descriptors, request.epoch);
-        if self.answers_otherwise {
-            self.answer_otherwise(slot, id, len, descriptors);
+        if self.answer_is_slow {
+            self.answer_slow(slot, id, len, descriptors);
         } else {
             match &mut self.ring {
                 Ring::Split(ring) => ring.put_used(id, len),
@@ -398,7 +398,7 @@ impl Queue {
 
     /// As the usual way, and logged or tracked.
     #[inline(never)]
-    fn answer_otherwise(&mut self, slot: Slot, id: u16, len: u32, descriptors: u16) {
+    fn answer_slow(&mut self, slot: Slot, id: u16, len: u32, descriptors: u16) {
         if let Some(log) = &self.log {
             log_request(log, &self.memory, &self.retired, &self.requests[usize::from(slot.0)]);
             self.unlogged = true;
@@ -434,18 +434,18 @@ impl Queue {
 
     /// Shows all answers to the driver at once. Returns whether the driver wants to be signalled for them.
     #[inline]
-    pub fn publish(&mut self) -> bool {
+    pub fn show(&mut self) -> bool {
         let signal = match &mut self.ring {
             Ring::Split(ring) => ring.publish(),
             Ring::Packed(ring) => ring.publish(),
         };
-        if self.answers_otherwise { self.published_otherwise(signal) } else { signal }
+        if self.answer_is_slow { self.show_slow(signal) } else { signal }
     }
 
     /// Does the rest of showing where it is logged or tracked. Returns whether the driver wants to
     /// be signalled.
     #[inline(never)]
-    fn published_otherwise(&mut self, mut signal: bool) -> bool {
+    fn show_slow(&mut self, mut signal: bool) -> bool {
         match (&mut self.ring, self.tracker.as_mut().map(|tracker| &mut tracker.marks)) {
             (_, Some(Marks::Split(marks))) => marks.shown(),
             (Ring::Packed(ring), Some(Marks::Packed(marks))) => signal |= marks.show(ring),
@@ -462,7 +462,7 @@ impl Queue {
     /// no kick: look again.
     ///
     /// # Errors
-    /// [`Broken`], as [`Queue::pop`].
+    /// [`Broken`], as [`Queue::take`].
     pub fn enable_notify(&mut self) -> Result<bool, Broken> {
         if let Some(broken) = self.broken {
             return Err(broken);
@@ -562,7 +562,7 @@ impl Queue {
     /// Begins or ends the logging of written pages; `ring` is the guest physical address at which writes to the used
     /// ring are logged.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, ring: Option<u64>) {
-        self.answers_otherwise = log.is_some() || self.tracker.is_some();
+        self.answer_is_slow = log.is_some() || self.tracker.is_some();
         self.log = log;
         self.config.log_addr = ring;
     }

@@ -166,7 +166,7 @@ impl SplitQueue {
             } else {
                 let Descriptor { addr, len, .. } = descriptor;
                 if !chain.push(&mut walk, addr, len, flags & WRITE != 0) {
-                    let Some(next) = chain.push_otherwise(walk, addr, len, flags & WRITE != 0) else {
+                    let Some(next) = chain.push_slow(walk, addr, len, flags & WRITE != 0) else {
                         return Err(chain.why());
                     };
                     walk = next;
@@ -267,14 +267,14 @@ fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descr
     for _ in 0..table.entries {
         let entry = match table.read(index) {
             Some(entry) => entry,
-            None => chain.read_otherwise(table, descriptor.addr, index)?,
+            None => chain.read_slow(table, descriptor.addr, index)?,
         };
         let (flags, next) = (entry.low, usize::from(entry.high));
         if flags & INDIRECT != 0 {
             return chain.fail(Broken::NestedIndirect);
         }
         if !chain.push(&mut walk, entry.addr, entry.len, flags & WRITE != 0) {
-            walk = chain.push_otherwise(walk, entry.addr, entry.len, flags & WRITE != 0)?;
+            walk = chain.push_slow(walk, entry.addr, entry.len, flags & WRITE != 0)?;
         }
         if flags & NEXT == 0 {
             return Some(walk);
@@ -282,11 +282,7 @@ fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descr
         index = next;
     }
     // The last one may have named one that is not there; that is not read.
-    if index < table.entries {
-        chain.fail(Broken::Loop)
-    } else {
-        chain.read_otherwise(table, 0, index).and(None)
-    }
+    if index < table.entries { chain.fail(Broken::Loop) } else { chain.read_slow(table, 0, index).and(None) }
 }
 
 /// True if an index that moved from `old` to `new` passed `event` (2.7.10, `vring_need_event`).

@@ -91,7 +91,7 @@ fn serve(device: &mut Queue, slot: Slot) {
             at += 1;
         }
     }
-    device.complete(slot, if sector % 7 == 3 { Status::IoErr } else { Status::Ok });
+    device.answer(slot, if sector % 7 == 3 { Status::IoErr } else { Status::Ok });
 }
 
 /// The driver's requests that are out, by slot.
@@ -263,7 +263,7 @@ proptest! {
                     visible = client.sector;
                     device_sleeps &= !kick;
                 }
-                Op::Take => match device.pop().expect("legal") {
+                Op::Take => match device.take().expect("legal") {
                     Some(slot) => {
                         taken.push(slot);
                         taken_count += 1;
@@ -277,7 +277,7 @@ proptest! {
                 }
                 Op::Answer(_) => {}
                 Op::DevicePublish => {
-                    let signal = device.publish();
+                    let signal = device.show();
                     shown = answered;
                     driver_sleeps &= !signal;
                 }
@@ -309,9 +309,9 @@ proptest! {
         }
         client.queue.publish();
         while client.held() > 0 {
-            taken.extend(device.pop().expect("legal"));
+            taken.extend(device.take().expect("legal"));
             taken.drain(..).for_each(|slot| serve(&mut device, slot));
-            device.publish();
+            device.show();
             client.reap();
         }
         prop_assert_eq!(client.done, client.sector);
@@ -343,14 +343,14 @@ fn device_thread(mut device: Queue, kick: &Receiver<()>, call: &SyncSender<()>, 
         device.disable_notify();
         while idle <= polls {
             let before = taken.len();
-            while let Some(slot) = device.pop().expect("legal") {
+            while let Some(slot) = device.take().expect("legal") {
                 taken.push(slot);
             }
             idle = if taken.len() == before && taken.is_empty() { idle + 1 } else { 0 };
             // The later half first.
             let keep = if taken.len() > 2 && before != taken.len() { taken.len() / 2 } else { 0 };
             taken.drain(keep..).rev().for_each(|slot| serve(&mut device, slot));
-            if device.publish() {
+            if device.show() {
                 ring(call);
             }
         }

@@ -47,7 +47,7 @@ fn probe(memory: &Arc<GuestMemory>, ring: &File, addr: u64, len: u32) -> Result<
     ring.write_all_at(&[0, 0, 1, 0, 0, 0], 0x400).unwrap();
     let config = config(RingFormat::Split, 4, false, 0, [RING, RING + 0x400, RING + 0x800]);
     let mut queue = Queue::new(config, memory.clone()).expect("queue");
-    let slot = queue.pop()?.expect("available");
+    let slot = queue.take()?.expect("available");
     if let Some(hole) = queue.request(slot).hole() {
         return Err(Broken::BadAddress { addr, len, hole });
     }
@@ -212,9 +212,9 @@ fn device_writes_are_logged() {
     let mut serve = |queue: &mut Queue, kind: u32, chain: &[Desc]| {
         ram.write(0x1_4000, &header(kind, 0, 0));
         driver.add(chain, 0).expect("room");
-        let slot = queue.pop().expect("legal").expect("available");
-        queue.complete(slot, Status::Ok);
-        queue.publish();
+        let slot = queue.take().expect("legal").expect("available");
+        queue.answer(slot, Status::Ok);
+        queue.show();
         queue.disable_notify();
         driver.reap().expect("used");
         dirty(&bitmap)
@@ -268,7 +268,7 @@ impl Session {
         self.ring.write_all_at(&(4 * n).to_le_bytes(), 0x404 + 2 * u64::from(self.next % 16)).unwrap();
         self.next += 1;
         self.ring.write_all_at(&self.next.to_le_bytes(), 0x402).unwrap();
-        let slot = queue.pop().expect("legal").expect("available");
+        let slot = queue.take().expect("legal").expect("available");
         assert_eq!(queue.request(slot).kind(), Kind::In);
         slot
     }
@@ -297,15 +297,15 @@ fn replaced_memory_lives_until_last_answer() {
         let mut byte = [0];
         session.files[generation].read_exact_at(&mut byte, 4095).unwrap();
         assert_eq!(usize::from(byte[0]), generation + 1);
-        queue.complete(*slot, Status::Ok);
+        queue.answer(*slot, Status::Ok);
         assert_eq!(memory.strong_count(), 0, "generation {generation} stays mapped");
     }
-    assert!(queue.publish());
+    assert!(queue.show());
     // Memory without the ring is the end.
     let elsewhere = file(PAGE);
     let region = Region::map(spec(0x10_0000, PAGE), &elsewhere).expect("map");
     queue.set_memory(Arc::new(GuestMemory::new(vec![region]).unwrap())).expect_err("no ring");
-    assert_eq!(queue.pop(), Err(Broken::RingUnmapped));
+    assert_eq!(queue.take(), Err(Broken::RingUnmapped));
 }
 
 #[test]
@@ -317,8 +317,8 @@ fn truncated_memory_is_noticed_and_survived() {
     let slot = session.take(&mut queue, 0x10_0000);
     assert!(!queue.is_memory_lost());
     session.ring.set_len(0).unwrap();
-    queue.complete(slot, Status::Ok);
-    queue.publish();
+    queue.answer(slot, Status::Ok);
+    queue.show();
     assert!(queue.is_memory_lost());
-    queue.pop().expect_err("zeroes are no ring that goes on");
+    queue.take().expect_err("zeroes are no ring that goes on");
 }

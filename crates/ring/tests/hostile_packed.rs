@@ -96,7 +96,7 @@ proptest! {
                 }
                 Op::Pop(count) => {
                     for _ in 0..count {
-                        match queue.pop() {
+                        match queue.take() {
                             Ok(Some(slot)) => {
                                 let request = queue.request(slot);
                                 prop_assert!(request.buffers().len() <= MAX_BUFFERS || request.len() == 0 ||
@@ -111,7 +111,7 @@ proptest! {
                             }
                             Ok(None) => break,
                             Err(broken) => {
-                                prop_assert_eq!(queue.pop(), Err(broken));
+                                prop_assert_eq!(queue.take(), Err(broken));
                                 prop_assert!(broken != Broken::NestedIndirect, "flags in a packed table are ignored");
                                 break;
                             }
@@ -121,19 +121,19 @@ proptest! {
                 }
                 Op::Complete(pick, ok) if !taken.is_empty() => {
                     let slot = taken.swap_remove(pick.index(taken.len()));
-                    queue.complete(slot, if ok { Status::Ok } else { Status::IoErr });
+                    queue.answer(slot, if ok { Status::Ok } else { Status::IoErr });
                 }
                 Op::Complete(..) => {}
                 Op::Publish => {
-                    queue.publish();
+                    queue.show();
                 }
                 Op::Notify(true) => {
                     let _ = queue.enable_notify();
                 }
                 Op::Notify(false) => queue.disable_notify(),
                 Op::Restart => {
-                    taken.drain(..).for_each(|slot| queue.complete(slot, Status::Ok));
-                    queue.publish();
+                    taken.drain(..).for_each(|slot| queue.answer(slot, Status::Ok));
+                    queue.show();
                     queue = make(queue.base());
                 }
             }
@@ -155,15 +155,15 @@ fn endless_chains_are_cut_off() {
     let put = |desc: Desc| (0..u64::from(size)).for_each(|i| ram.write(parts[0] + 16 * i, &desc.packed()));
     let link = Desc { addr: 0x1_0000, len: 1, flags: NEXT | AVAIL, link: 0 };
     put(link);
-    assert_eq!(make().pop(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
+    assert_eq!(make().take(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
     put(Desc { len: 0, ..link });
-    assert_eq!(make().pop(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
+    assert_eq!(make().take(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
     // Of 32767 entries, the zeroes in memory, all of them empty buffers.
     let table = Desc { addr: 0xa_0000, len: 0x7_fff0, flags: INDIRECT | AVAIL, link: 0 };
     ram.write(parts[0], &table.packed());
-    assert_eq!(make().pop(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
+    assert_eq!(make().take(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
     for len in [0, 8, 24, 0x10_0000, !15] {
         ram.write(parts[0], &Desc { addr: 0xa_0000, len, flags: INDIRECT | AVAIL, link: 0 }.packed());
-        assert_eq!(make().pop(), Err(Broken::BadIndirectTable { addr: 0xa_0000, len }));
+        assert_eq!(make().take(), Err(Broken::BadIndirectTable { addr: 0xa_0000, len }));
     }
 }

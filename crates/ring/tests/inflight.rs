@@ -131,7 +131,7 @@ struct Work {
 
 impl Work {
     fn take(&mut self, device: &mut Queue, guest: &Guest) -> bool {
-        let Some(slot) = device.pop().expect("a ring in order") else { return false };
+        let Some(slot) = device.take().expect("a ring in order") else { return false };
         let sector = device.request(slot).sector();
         assert!(guest.outstanding().contains(&sector), "{sector} was answered, and is done again");
         self.taken.push((slot, sector));
@@ -144,7 +144,7 @@ impl Work {
     fn answer(&mut self, device: &mut Queue, which: usize) {
         if !self.taken.is_empty() {
             let (slot, _) = self.taken.remove(which % self.taken.len());
-            device.complete(slot, Status::Ok);
+            device.answer(slot, Status::Ok);
         }
     }
 }
@@ -164,7 +164,7 @@ fn apply(step: Step, guest: &mut Guest, device: &mut Queue, work: &mut Work) {
         Step::Submit => drop(guest.submit()),
         Step::Take => drop(work.take(device, guest)),
         Step::Answer(which) => work.answer(device, which),
-        Step::Publish => drop(device.publish()),
+        Step::Publish => drop(device.show()),
         Step::PutBack => {
             if let Some((slot, sector)) = work.taken.last().copied()
                 && device.put_back(slot)
@@ -174,7 +174,7 @@ fn apply(step: Step, guest: &mut Guest, device: &mut Queue, work: &mut Work) {
             }
         }
         Step::Reap => {
-            device.publish();
+            device.show();
             guest.reap();
         }
     }
@@ -207,7 +207,7 @@ fn run(shape: Shape, steps: &[Step], kills: &[u64]) -> bool {
         while !work.taken.is_empty() {
             work.answer(&mut device, work.taken.len() / 2);
         }
-        device.publish();
+        device.show();
         guest.reap();
         assert!(guest.outstanding().is_empty(), "never answered: {:?}", guest.outstanding());
     }
@@ -313,15 +313,15 @@ fn first_descriptor_is_like_the_others() {
         work.take(&mut guest.device(), &guest);
         assert_eq!(work.taken.len(), 1);
         let mut device = guest.device();
-        let slot = device.pop().unwrap().expect("it was in flight");
+        let slot = device.take().unwrap().expect("it was in flight");
         assert!(!device.is_replaying());
-        assert_eq!(device.pop().unwrap(), None, "once");
-        device.complete(slot, Status::Ok);
-        device.publish();
+        assert_eq!(device.take().unwrap(), None, "once");
+        device.answer(slot, Status::Ok);
+        device.show();
         guest.reap();
         assert_eq!(guest.answered.len(), 1);
         let mut device = guest.device();
-        assert_eq!(device.pop().unwrap(), None);
+        assert_eq!(device.take().unwrap(), None);
     }
 }
 
@@ -336,20 +336,20 @@ fn wrapped_rings_behave_the_same() {
             guest.submit();
             assert!(work.take(&mut device, &guest));
             work.answer(&mut device, 0);
-            device.publish();
+            device.show();
             guest.reap();
             // Again and again around the wrap.
             if round % 4096 == 4095 || (65_530..65_545).contains(&round) {
                 while guest.submit() {}
                 while work.take(&mut device, &guest) {}
                 work.answer(&mut device, 2);
-                device.publish();
+                device.show();
                 guest.reap();
                 drop(device);
                 device = begin(&guest, &mut work, true);
                 assert_eq!(work.taken.len(), 3);
                 (0..3).for_each(|_| work.answer(&mut device, 1));
-                device.publish();
+                device.show();
                 guest.reap();
             }
         }
@@ -369,14 +369,14 @@ fn seen_answer_is_never_done_again() {
             guest.submit();
             work.take(&mut device, &guest);
             work.answer(&mut device, 0);
-            let ended = kill::run(stores, || device.publish()).is_some();
+            let ended = kill::run(stores, || device.show()).is_some();
             guest.reap();
             if guest.answered.is_empty() {
                 continue;
             }
             let mut device = guest.device();
             assert!(!device.is_replaying(), "killed {stores} stores after the publication began");
-            assert_eq!(device.pop().unwrap(), None);
+            assert_eq!(device.take().unwrap(), None);
             if ended {
                 break;
             }
@@ -400,7 +400,7 @@ fn clean_stop_leaves_no_request() {
             for which in [3, 0, 1, 0] {
                 work.answer(&mut device, which);
             }
-            device.publish();
+            device.show();
             guest.reap();
             assert!(guest.outstanding().is_empty());
         }
@@ -419,7 +419,7 @@ fn restarted_ring_ignores_old_position() {
             first.submit();
             work.take(&mut device, &first);
             work.answer(&mut device, 0);
-            device.publish();
+            device.show();
             first.reap();
         }
         let mut second = Guest::new(shape);
@@ -476,7 +476,7 @@ fn impossible_marks_break_the_queue() {
         drop(device);
         guest.file.write_all_at(bytes, begin(&guest) + at).unwrap();
         let mut device = guest.device();
-        assert_eq!(device.pop(), Err(Broken::InflightLost(why)), "{shape:?} {at}");
+        assert_eq!(device.take(), Err(Broken::InflightLost(why)), "{shape:?} {at}");
     }
 }
 
@@ -506,11 +506,11 @@ proptest! {
         }
         let mut device = guest.device();
         for _ in 0..100 {
-            match device.pop() {
-                Ok(Some(slot)) => device.complete(slot, Status::Ok),
+            match device.take() {
+                Ok(Some(slot)) => device.answer(slot, Status::Ok),
                 Ok(None) | Err(_) => break,
             }
-            device.publish();
+            device.show();
         }
     }
 }

@@ -126,7 +126,7 @@ impl<'a> World<'a> {
     }
 
     fn pop(&mut self) {
-        let slot = self.queue.pop().expect("a legal ring");
+        let slot = self.queue.take().expect("a legal ring");
         let Some((tag, sectors)) = self.waiting.pop_front() else { return assert_eq!(slot, None) };
         let slot = slot.expect("an available chain");
         let request = self.queue.request(slot);
@@ -143,7 +143,7 @@ impl<'a> World<'a> {
 
     fn complete(&mut self, pick: usize) {
         let (slot, tag, _) = self.taken.remove(pick);
-        self.queue.complete(slot, Status::Ok);
+        self.queue.answer(slot, Status::Ok);
         let (count, _) = *self.driver.held.values().find(|(_, t)| *t == tag).expect("held");
         for _ in 0..count {
             self.batch.push(self.used);
@@ -153,7 +153,7 @@ impl<'a> World<'a> {
     }
 
     fn publish(&mut self) {
-        let signal = self.queue.publish();
+        let signal = self.queue.show();
         let batch = std::mem::take(&mut self.batch);
         let expected = match self.driver.wish {
             Wish::Always => true,
@@ -411,7 +411,7 @@ fn rest_of_long_chain_is_no_request() {
                 world.step(&Op::Kill);
                 if world.goes_on() {
                     assert_eq!(
-                        world.queue.pop().expect("legal"),
+                        world.queue.take().expect("legal"),
                         None,
                         "{count} in {size}, sleeps: {sleeps}"
                     );
@@ -500,11 +500,11 @@ fn largest_ring_wraps() {
             count += 1;
         }
         assert_eq!(count, size / 3);
-        while let Some(slot) = queue.pop().expect("legal") {
-            queue.complete(slot, Status::Ok);
+        while let Some(slot) = queue.take().expect("legal") {
+            queue.answer(slot, Status::Ok);
         }
         driver.wish(Wish::At(driver.used));
-        assert!(queue.publish());
+        assert!(queue.show());
         while driver.reap().is_some() {}
         assert!(driver.held.is_empty());
     }
@@ -530,10 +530,10 @@ fn batch_beyond_ring_size_is_signalled() {
             for _ in 0..rounds {
                 driver.add(&chain, 0).expect("room");
                 driver.forget();
-                let slot = queue.pop().expect("legal").expect("available");
-                queue.complete(slot, Status::Ok);
+                let slot = queue.take().expect("legal").expect("available");
+                queue.answer(slot, Status::Ok);
             }
-            assert!(queue.publish());
+            assert!(queue.show());
         }
     }
 }

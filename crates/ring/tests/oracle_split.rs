@@ -264,23 +264,23 @@ impl Pair {
                 Ok(mut iter) => iter.next(),
                 Err(_) => {
                     assert!(heads > self.size);
-                    assert!(matches!(self.ours.pop(), Err(Broken::AvailIndex { .. })));
+                    assert!(matches!(self.ours.take(), Err(Broken::AvailIndex { .. })));
                     return false;
                 }
             };
             let Some(theirs) = theirs else {
                 assert_eq!(heads, 0);
-                assert_eq!(self.ours.pop(), Ok(None));
+                assert_eq!(self.ours.take(), Ok(None));
                 return true;
             };
             let head = theirs.head_index();
             if self.in_flight.len() == usize::from(self.size) {
-                assert_eq!(self.ours.pop(), Err(Broken::TooManyInFlight { size: self.size }));
+                assert_eq!(self.ours.take(), Err(Broken::TooManyInFlight { size: self.size }));
                 return false;
             }
             self.compare_walk(head, theirs.map(|d| (d.addr().0, d.len(), d.flags(), d.next())).collect());
             let expected = model::split_request(&self.ram, TABLE, self.size, head);
-            match (self.ours.pop(), expected) {
+            match (self.ours.take(), expected) {
                 (Ok(Some(slot)), Ok(expected)) => {
                     expected.check(&self.ram, self.ours.request(slot));
                     self.in_flight.push((slot, head, expected));
@@ -288,7 +288,7 @@ impl Pair {
                 (ours, expected) => {
                     assert_eq!(ours, Err(expected.expect_err("ours did not take a good chain")));
                     // It stays so.
-                    assert_eq!(self.ours.pop(), ours);
+                    assert_eq!(self.ours.take(), ours);
                     assert_eq!(self.ours.enable_notify().map(|_| None), ours);
                     return false;
                 }
@@ -321,11 +321,11 @@ impl Pair {
         let (slot, head, expected) = self.in_flight.swap_remove(pick % self.in_flight.len());
         self.theirs_ram.write_slice(&[status as u8], GuestAddress(expected.status)).unwrap();
         self.theirs.add_used(&self.theirs_ram, head, expected.used_len(status)).unwrap();
-        self.ours.complete(slot, status);
+        self.ours.answer(slot, status);
     }
 
     fn publish(&mut self) {
-        let ours = self.ours.publish();
+        let ours = self.ours.show();
         self.assert_equal_memory();
         let theirs = self.theirs.needs_notification(&self.theirs_ram).unwrap();
         let published = self.published != self.theirs.next_used();
@@ -437,7 +437,7 @@ fn indices_wrap_at_65536() {
             let page = pair.ram.read(TABLE, 0x1000);
             pair.theirs_ram.write_slice(&page, GuestAddress(TABLE)).unwrap();
             while let Some(theirs) = pair.theirs.pop_descriptor_chain(&pair.theirs_ram) {
-                let slot = pair.ours.pop().expect("legal").expect("available");
+                let slot = pair.ours.take().expect("legal").expect("available");
                 let head = theirs.head_index();
                 let status = 0x1_3800 + u64::from(head);
                 let expected = Expect {
@@ -452,12 +452,12 @@ fn indices_wrap_at_65536() {
                 assert_eq!(pair.ours.request(slot).kind(), expected.kind);
                 pair.in_flight.push((slot, head, expected));
             }
-            assert_eq!(pair.ours.pop(), Ok(None));
+            assert_eq!(pair.ours.take(), Ok(None));
             for _ in 0..(random >> 24) % 8 {
                 pair.complete(random as usize >> 4, Status::Ok);
             }
             let published = pair.published != pair.theirs.next_used();
-            let ours = pair.ours.publish();
+            let ours = pair.ours.show();
             let theirs = pair.theirs.needs_notification(&pair.theirs_ram).unwrap();
             pair.published = pair.theirs.next_used();
             assert_eq!(ours, theirs && published, "round {round}");

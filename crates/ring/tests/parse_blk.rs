@@ -57,7 +57,7 @@ fn take(
         Queue::new(config(vlane_ring::RingFormat::Split, 64, false, 0, parts), ram.memory.clone())
             .expect("queue")
     };
-    let slot = queue.pop();
+    let slot = queue.take();
     (queue, slot)
 }
 
@@ -178,7 +178,7 @@ proptest! {
             got.fill(b"serial");
             prop_assert_eq!(ram.read(write_at, 20), b"serial\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
         }
-        queue.complete(slot, Status::Unsupported);
+        queue.answer(slot, Status::Unsupported);
         prop_assert_eq!(ram.read(write_at + u64::from(back), 1), [2]);
     }
 }
@@ -338,7 +338,7 @@ fn buffer_outside_memory_fails_only_its_request() {
                 let request = queue.request(slot);
                 assert_eq!((request.kind(), request.hole()), (Kind::Unreachable, Some(hole)));
                 assert_eq!((request.len(), request.buffers().len()), (0, 0));
-                queue.complete(slot, Status::IoErr);
+                queue.answer(slot, Status::IoErr);
                 assert_eq!(ram.read(STATUS, 1), [Status::IoErr as u8]);
             });
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use vlane_lane::{Waiting, Watch};
+use vlane_lane::{PendingRequests, Waiting};
 
 /// The time that a request may wait for the storage before that is reported.
 pub const STALLED: Duration = Duration::from_secs(5);
@@ -43,7 +43,7 @@ pub(crate) struct Stalls {
 
 #[derive(Debug)]
 struct Shared {
-    watch: Arc<Watch>,
+    watch: Arc<PendingRequests>,
     /// Since when each has been seen.
     seen: Mutex<HashMap<Waiting, Instant>>,
     count: AtomicU64,
@@ -68,8 +68,8 @@ impl Stalls {
         Ok(Stalls { shared, thread: Some(thread) })
     }
 
-    /// The place where lanes write down the requests that they wait for.
-    pub(crate) fn watch(&self) -> Arc<Watch> {
+    /// Where lanes write down what they wait for.
+    pub(crate) fn watch(&self) -> Arc<PendingRequests> {
         Arc::clone(&self.shared.watch)
     }
 

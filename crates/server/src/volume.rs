@@ -284,7 +284,7 @@ impl Volume {
     }
 
     /// For lanes.
-    pub(crate) fn watch(&self) -> Option<Arc<vlane_lane::Watch>> {
+    pub(crate) fn watch(&self) -> Option<Arc<vlane_lane::PendingRequests>> {
         self.stalls.as_ref().map(Stalls::watch)
     }
 

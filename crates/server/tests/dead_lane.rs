@@ -40,7 +40,7 @@ impl Engine for Faulty {
 struct FaultyChannel;
 
 impl Channel for FaultyChannel {
-    fn submit(&mut self, _: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         assert_ne!(request.sector(), WRONG, "a fault, on purpose");
         Outcome::Done(Status::Ok)
     }

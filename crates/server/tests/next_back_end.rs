@@ -202,7 +202,7 @@ impl Engine for Noting {
 }
 
 impl Channel for NotingChannel {
-    fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 

@@ -459,7 +459,7 @@ impl Engine for Probe {
 }
 
 impl Channel for ProbeChannel {
-    fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 

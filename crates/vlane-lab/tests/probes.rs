@@ -109,7 +109,7 @@ fn documented_probes_exist_as_nops() {
         // register.
         if note.name.starts_with("request__") {
             let registers = note.arguments.iter().filter(|a| !a.contains(['(', '['])).count();
-            let allowed = usize::from(note.name == "request__done");
+            let allowed = usize::from(note.name == "request__answered");
             assert_eq!(registers, allowed, "{}: {:?}", note.name, note.arguments);
         }
     }
@@ -127,9 +127,9 @@ fn probes_fire_once_per_request() {
     let server = place.serve(&["--queues", "2"]);
     // The load repeats that it is ready: bpftrace 0.17 may sleep through its end without an event.
     let program = format!(
-        "usdt:{0}:vlane:request__start {{ @start[arg2] = count(); @bytes = sum(arg4); @out[arg0, arg1] = 1; @ioprio[arg5] = count(); }}
-         usdt:{0}:vlane:request__submit {{ @submit = count(); }}
-         usdt:{0}:vlane:request__done {{ @done[arg5] = count(); @lanes[arg0] = count(); delete(@out[arg0, arg1]); }}
+        "usdt:{0}:vlane:request__taken {{ @start[arg2] = count(); @bytes = sum(arg4); @out[arg0, arg1] = 1; @ioprio[arg5] = count(); }}
+         usdt:{0}:vlane:request__begun {{ @submit = count(); }}
+         usdt:{0}:vlane:request__answered {{ @done[arg5] = count(); @lanes[arg0] = count(); delete(@out[arg0, arg1]); }}
          usdt:{0}:vlane:batch__taken {{ @batches = count(); @taken = sum(arg1); }}
          usdt:{0}:vlane:kick {{ @kick = count(); }}
          usdt:{0}:vlane:signal {{ @signal = count(); }}

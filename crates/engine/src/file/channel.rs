@@ -1,8 +1,8 @@
 //! A lane's way into a file or device on a disk: io_uring, and inline writes where the page cache takes them.
 //!
 //! A request is in one [`Stage`] at a time, and has at most one operation under way. The usual one is an operation on all of its data
-//! that is done when it completes: Such a request goes through [`Channel::submit`] and
-//! [`Channel::completed`] only, and they keep no state for it. All other transfers (in parts, in
+//! that is done when it completes: Such a request goes through [`Channel::begin`] and
+//! [`Channel::finished`] only, and they keep no state for it. All other transfers (in parts, in
 //! part, not aligned, refused for the moment) are `transfer.rs`; DISCARD and WRITE_ZEROES are
 //! `ranges.rs`.
 
@@ -14,7 +14,7 @@ use vlane_ring::Kind;
 use super::bounce::Pool;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
-use super::flushes::{Asked, End, Flusher, Told};
+use super::flushes::{Asked, End, FlushResult, Flusher};
 use super::inline::Attempt;
 use super::journal::Sense;
 use super::placements::Placer;
@@ -54,7 +54,7 @@ pub(super) struct Progress {
     /// Its flush covers all that was answered before write-through was switched on.
     pays: bool,
     /// The result of its flush.
-    told: Option<Told>,
+    told: Option<FlushResult>,
     pub(super) retries: u32,
     /// It left the thread, and has not come back.
     has_left: bool,
@@ -158,7 +158,7 @@ impl FileChannel {
 
     /// Begins a read or write.
     #[inline]
-    fn transfer(
+    fn begin_transfer(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -175,14 +175,15 @@ impl FileChannel {
         if decisions.placement == Placement::Direct {
             if !align.takes_all(request, offset) {
                 self.stats.bounced += 1;
-                return self.begin_otherwise(slot, request, decisions, 0, operations);
+                return self.begin_in_parts(slot, request, decisions, 0, operations);
             }
             if write && self.shared.kernel_lock.is_held() {
-                return self.begin_otherwise(slot, request, decisions, 0, operations);
+                return self.begin_in_parts(slot, request, decisions, 0, operations);
             }
         } else if write && !decisions.durable && len <= inline::LARGEST {
             let fd = self.shared.files[usize::from(file)].file().as_raw_fd();
-            let told = recorder::Told::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
+            let told =
+                recorder::RecordedCall::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
             // SAFETY: the request's buffers are mapped as long as it is in flight.
             let attempt = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
             told.end(if let Attempt::Took(n) = attempt { n.cast_signed() } else { 0 });
@@ -193,12 +194,12 @@ impl FileChannel {
                     return Outcome::Done(Status::Ok);
                 }
                 Attempt::Took(0) => {}
-                Attempt::Took(n) => return self.begin_otherwise(slot, request, decisions, n, operations),
+                Attempt::Took(n) => return self.begin_in_parts(slot, request, decisions, n, operations),
                 Attempt::Leaves => return self.leave(slot, request, decisions, operations),
             }
         }
         if len > PART {
-            return self.begin_otherwise(slot, request, decisions, 0, operations);
+            return self.begin_in_parts(slot, request, decisions, 0, operations);
         }
         if write {
             if decisions.placement == Placement::Direct
@@ -229,7 +230,7 @@ impl FileChannel {
     /// Begins a transfer that is not one operation on all of the request's data, or continues it
     /// after its first `done` bytes.
     #[cold]
-    fn begin_otherwise(
+    fn begin_in_parts(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -302,7 +303,7 @@ impl FileChannel {
         let durable = decisions.durable && progress.stage == Stage::Transfer;
         let next = match completion {
             None => progress.transfer.go_on(request, durable, &mut means),
-            Some(completion) => progress.transfer.completed(request, durable, completion, &mut means),
+            Some(completion) => progress.transfer.finished(request, durable, completion, &mut means),
         };
         match next {
             Next::Operation(operation) => {
@@ -386,12 +387,12 @@ impl FileChannel {
     /// An operation that can be tried again was refused for the moment.
     pub(super) fn may_retry(&mut self, slot: Slot, errno: i32) -> bool {
         let progress = &mut self.progress[usize::from(slot.0)];
-        let again = transfer::is_momentary(errno) && progress.retries < transfer::MAX_RETRIES;
-        if again {
+        let retries = transfer::is_momentary(errno) && progress.retries < transfer::MAX_RETRIES;
+        if retries {
             progress.retries += 1;
             self.stats.retries += 1;
         }
-        again
+        retries
     }
 
     /// A request failed for good.
@@ -485,9 +486,9 @@ impl FileChannel {
         Outcome::Done(status)
     }
 
-    /// Handles all but the usual completion: see [`Channel::completed`].
+    /// Handles all but the usual completion: see [`Channel::finished`].
     #[cold]
-    fn completed_otherwise(
+    fn finished_in_parts(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -514,7 +515,7 @@ impl FileChannel {
     }
 
     /// An `fdatasync` that covers it has ended.
-    fn synced(&mut self, slot: Slot, request: &Request, decisions: Decisions, told: Told) -> Outcome {
+    fn synced(&mut self, slot: Slot, request: &Request, decisions: Decisions, told: FlushResult) -> Outcome {
         match told.is_own {
             true => self.stats.fdatasyncs += 1,
             false => self.stats.flushes_shared += 1,
@@ -538,9 +539,9 @@ impl FileChannel {
         self.answer(slot, Status::Ok)
     }
 
-    /// See [`Channel::submit`].
+    /// See [`Channel::begin`].
     #[inline]
-    pub(super) fn begin(
+    pub(super) fn begin_placed(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -548,13 +549,13 @@ impl FileChannel {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         match request.kind() {
-            Kind::In => self.transfer(slot, request, decisions, operations),
+            Kind::In => self.begin_transfer(slot, request, decisions, operations),
             Kind::GetId | Kind::Refused(_) | Kind::Unreachable => Outcome::Done(Status::Unsupported),
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
             Kind::Out => {
                 self.notice(request, decisions);
-                self.transfer(slot, request, decisions, operations)
+                self.begin_transfer(slot, request, decisions, operations)
             }
             //= virtio 5.2.6.2
             //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed
@@ -570,9 +571,9 @@ impl FileChannel {
         }
     }
 
-    /// See [`Channel::completed`].
+    /// See [`Channel::finished`].
     #[inline]
-    pub(super) fn ended(
+    pub(super) fn finished_placed(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -583,7 +584,7 @@ impl FileChannel {
         let progress = &mut self.progress[usize::from(slot.0)];
         let is_whole = u64::try_from(completion.result).is_ok_and(|n| n == request.len());
         if progress.stage != Stage::Straight || !is_whole {
-            return self.completed_otherwise(slot, request, decisions, completion, operations);
+            return self.finished_in_parts(slot, request, decisions, completion, operations);
         }
         // The usual end, without touching the rest of the state.
         if request.kind() == Kind::In {
@@ -646,7 +647,7 @@ impl Channel for FileChannel {
     }
 
     #[inline]
-    fn submit(
+    fn begin(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -656,11 +657,11 @@ impl Channel for FileChannel {
         if self.placer.is_some() {
             return self.submit_placed(slot, request, decisions, operations);
         }
-        self.begin(slot, request, decisions, operations)
+        self.begin_placed(slot, request, decisions, operations)
     }
 
     #[inline]
-    fn completed(
+    fn finished(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -671,7 +672,7 @@ impl Channel for FileChannel {
         if self.placer.is_some() {
             return self.completed_placed(slot, request, decisions, completion, operations);
         }
-        self.ended(slot, request, decisions, completion, operations)
+        self.finished_placed(slot, request, decisions, completion, operations)
     }
 
     fn go_on(
@@ -722,7 +723,7 @@ impl Channel for FileChannel {
             self.at(slot).discarded = Some(result);
             ready.push(slot);
         }
-        while let Some((slot, told)) = self.flusher.told() {
+        while let Some((slot, told)) = self.flusher.next_result() {
             self.at(slot).told = Some(told);
             ready.push(slot);
         }

@@ -106,7 +106,7 @@ impl Discarder {
         }
         let discard = What::Clear { how: Clear::Discard, offset, len };
         state.jobs.push_back(Job {
-            told: shared.recorder.as_ref().map(|recorder| recorder.begin(discard)),
+            told: shared.recorder.as_ref().map(|recorder| recorder.submitted(discard)),
             shared: Arc::clone(shared),
             span: [offset, len],
             slot,
@@ -154,7 +154,7 @@ fn run(job: Job) {
     let result = unsafe { libc::ioctl(shared.file().as_raw_fd(), BLKDISCARD, &span) };
     let errno = if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { 0 };
     if let (Some(recorder), Some(told)) = (&shared.recorder, told) {
-        recorder.end(told, -i64::from(errno));
+        recorder.finished(told, -i64::from(errno));
     }
     // Once the answer is there, the volume may end, and its image is to be closed then.
     drop(shared);

@@ -68,7 +68,7 @@ pub(crate) struct Flusher {
     shared: Arc<Flushes>,
     gate: Arc<Gate>,
     channel: u64,
-    told: VecDeque<(Slot, Told)>,
+    told: VecDeque<(Slot, FlushResult)>,
 }
 
 /// The end of the thread that does the `fdatasync`s. There is one of a volume.
@@ -84,13 +84,13 @@ pub(crate) struct Syncer {
 pub(crate) enum Asked {
     /// It is.
     Durable,
-    /// [`Flusher::told`] names the request when it is, or when it cannot be.
+    /// [`Flusher::next_result`] names the request when it is, or when it cannot be.
     Wait,
 }
 
 /// The result that a waiting request gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct FlushResult {
     pub(crate) end: End,
     /// It was begun for this request, and has served others besides.
     pub(crate) is_own: bool,
@@ -146,7 +146,7 @@ struct State {
 struct Member {
     number: u64,
     gate: Arc<Gate>,
-    told: VecDeque<(Slot, Told)>,
+    told: VecDeque<(Slot, FlushResult)>,
 }
 
 impl Flushes {
@@ -220,12 +220,12 @@ impl Syncer {
         }
         let mut is_own = true;
         for who in mem::take(&mut state.group) {
-            state.tell(who, Told { end, is_own: mem::take(&mut is_own) }, &mut self.ring);
+            state.tell(who, FlushResult { end, is_own: mem::take(&mut is_own) }, &mut self.ring);
         }
         // After a failure none ends well any more.
         if end != End::Well || state.durable == state.answered() {
             for who in mem::take(&mut state.waiting) {
-                state.tell(who, Told { end, is_own: false }, &mut self.ring);
+                state.tell(who, FlushResult { end, is_own: false }, &mut self.ring);
             }
         }
         if !state.waiting.is_empty() {
@@ -238,7 +238,7 @@ impl Syncer {
 }
 
 impl Flusher {
-    /// A channel's. `doorbell` is rung when [`Flusher::told`] has something; others may ring it, too.
+    /// A channel's. `doorbell` is rung when [`Flusher::next_result`] has something; others may ring it, too.
     pub(crate) fn new(shared: &Arc<Flushes>, doorbell: Arc<Waker>) -> Flusher {
         let answered = Answered(AtomicU64::new(0));
         let gate = Arc::new(Gate { answered, rung: AtomicBool::new(false), doorbell });
@@ -281,7 +281,7 @@ impl Flusher {
     /// The next request whose flush has ended. Call it until it returns none, after reading the
     /// doorbell's eventfd: a result after the look rings it again.
     // off the data path: a flush waits for the device.
-    pub(crate) fn told(&mut self) -> Option<(Slot, Told)> {
+    pub(crate) fn next_result(&mut self) -> Option<(Slot, FlushResult)> {
         if self.told.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();
             self.gate.rung.store(false, Ordering::Relaxed);
@@ -292,7 +292,7 @@ impl Flusher {
         self.told.pop_front()
     }
 
-    /// True if [`Flusher::told`] has something, as far as is known.
+    /// True if [`Flusher::next_result`] has something, as far as is known.
     #[inline]
     pub(crate) fn is_told(&self) -> bool {
         !self.told.is_empty() || self.gate.rung.load(Ordering::Relaxed)
@@ -333,7 +333,7 @@ impl State {
         self.members.get_mut(at)
     }
 
-    fn tell(&mut self, who: Who, told: Told, ring: &mut Vec<Arc<Gate>>) {
+    fn tell(&mut self, who: Who, told: FlushResult, ring: &mut Vec<Arc<Gate>>) {
         let Some(member) = self.member(who.channel) else { return };
         member.told.push_back((who.slot, told));
         if !member.gate.rung.load(Ordering::Relaxed) {

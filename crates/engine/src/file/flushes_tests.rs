@@ -122,7 +122,7 @@ impl World {
     }
 
     fn read_news(&mut self, lane: usize) {
-        while let Some((Slot(slot), told)) = self.lanes[lane].flusher.told() {
+        while let Some((Slot(slot), told)) = self.lanes[lane].flusher.next_result() {
             assert!(self.lanes[lane].out.contains_key(&slot), "{slot} waits for nothing");
             self.answer(lane, slot, told.end == End::Well);
         }

@@ -17,7 +17,7 @@ use super::handle;
 /// Which image it is. Two of them can be compared if they were found out in the same way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    way: Way,
+    way: IdentitySource,
     /// Zero: it holds everywhere. Otherwise it stands for this host, until that starts again.
     host: u32,
     digest: [u64; 2],
@@ -25,7 +25,7 @@ pub struct Identity {
 
 /// How it was found out. The numbers are written down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum IdentitySource {
     /// A file, by its file system and the file handle: the inode and its generation.
     Handle = 1,
     /// A file, by its file system, its inode and the time of its birth.
@@ -38,15 +38,21 @@ enum Way {
     Number = 5,
 }
 
-impl Way {
-    const ALL: [Way; 5] = [Way::Handle, Way::Birth, Way::Name, Way::Mapped, Way::Number];
+impl IdentitySource {
+    const ALL: [IdentitySource; 5] = [
+        IdentitySource::Handle,
+        IdentitySource::Birth,
+        IdentitySource::Name,
+        IdentitySource::Mapped,
+        IdentitySource::Number,
+    ];
 
     /// A file, or a device that is no file in disguise; none if that is not known.
     fn is_file(self) -> Option<bool> {
         match self {
-            Way::Handle | Way::Birth => Some(true),
-            Way::Name | Way::Mapped => Some(false),
-            Way::Number => None,
+            IdentitySource::Handle | IdentitySource::Birth => Some(true),
+            IdentitySource::Name | IdentitySource::Mapped => Some(false),
+            IdentitySource::Number => None,
         }
     }
 }
@@ -84,7 +90,7 @@ impl Identity {
 
     /// Takes the words of [`Identity::words`]; none if this version does not know them.
     pub fn from_words(kind: u64, digest: [u64; 2]) -> Option<Identity> {
-        let way = Way::ALL.into_iter().find(|way| *way as u64 == kind & u64::from(u32::MAX))?;
+        let way = IdentitySource::ALL.into_iter().find(|way| *way as u64 == kind & u64::from(u32::MAX))?;
         Some(Identity { way, host: u32::try_from(kind >> 32).ok()?, digest })
     }
 }
@@ -132,14 +138,14 @@ fn of_file(file: &File, metadata: &Metadata) -> Option<Identity> {
     let handle = if kind == FUSE { None } else { handle::handle(file) };
     if let Some((kind, handle)) = handle {
         let Digest(digest) = digest.with(&kind.to_le_bytes()).with(&handle);
-        return Some(Identity { way: Way::Handle, host, digest });
+        return Some(Identity { way: IdentitySource::Handle, host, digest });
     }
     let digest = digest.with(&metadata.ino().to_le_bytes());
     let digest = match birth(file) {
         Some((seconds, nanos)) => digest.with(&seconds.to_le_bytes()).with(&nanos.to_le_bytes()),
         None => digest,
     };
-    Some(Identity { way: Way::Birth, host, digest: digest.0 })
+    Some(Identity { way: IdentitySource::Birth, host, digest: digest.0 })
 }
 
 /// When the file was made, if its file system says.
@@ -180,22 +186,22 @@ fn of_device(metadata: &Metadata) -> Identity {
     }
     for name in ["dm/uuid", "md/uuid"] {
         if let Some(name) = of_disk(name) {
-            return with(Digest::new().with(name.as_bytes()), Way::Mapped, 0);
+            return with(Digest::new().with(name.as_bytes()), IdentitySource::Mapped, 0);
         }
     }
     if let Some(image) = of_disk("device/image_id") {
         let of_ceph = |name| of_disk(name).unwrap_or_default();
         let pool = [of_ceph("device/cluster_fsid"), of_ceph("device/pool_id")].join(" ");
-        return with(Digest::new().with(pool.as_bytes()).with(image.as_bytes()), Way::Name, 0);
+        return with(Digest::new().with(pool.as_bytes()).with(image.as_bytes()), IdentitySource::Name, 0);
     }
     for name in ["wwid", "device/wwid", "device/cid", "serial"] {
         if let Some(name) = of_disk(name) {
-            return with(Digest::new().with(name.as_bytes()), Way::Name, 0);
+            return with(Digest::new().with(name.as_bytes()), IdentitySource::Name, 0);
         }
     }
     let number = metadata.rdev().to_le_bytes();
     let Digest(digest) = Digest::new().with(&number);
-    Identity { way: Way::Number, host: this_host(), digest }
+    Identity { way: IdentitySource::Number, host: this_host(), digest }
 }
 
 #[cfg(test)]
@@ -273,13 +279,13 @@ mod tests {
     /// An identity that holds for another host alone is not compared here.
     #[test]
     fn identity_of_another_host_is_not_compared() {
-        let here = Identity { way: Way::Handle, host: this_host(), digest: [1, 2] };
+        let here = Identity { way: IdentitySource::Handle, host: this_host(), digest: [1, 2] };
         assert!(!here.is_other(&Identity { host: here.host ^ 2, digest: [3, 4], ..here }));
         assert!(!here.is_other(&Identity { host: 0, digest: [3, 4], ..here }));
         assert!(here.is_other(&Identity { digest: [3, 4], ..here }));
-        let disk = Identity { way: Way::Name, host: 0, digest: [1, 2] };
+        let disk = Identity { way: IdentitySource::Name, host: 0, digest: [1, 2] };
         assert!(here.is_other(&disk), "a file is no disk");
-        let unknown = Identity { way: Way::Number, host: here.host, digest: [1, 2] };
+        let unknown = Identity { way: IdentitySource::Number, host: here.host, digest: [1, 2] };
         assert!(!here.is_other(&unknown) && !disk.is_other(&unknown));
     }
 

@@ -20,7 +20,7 @@ use vlane_ring::{Kind, SECTOR};
 use vlane_trace::storage::Clear;
 
 use super::{Discard, Shared, span};
-use crate::recorder::Told;
+use crate::recorder::RecordedCall;
 use crate::{Channel, ChannelStats, IoErrorKind, Outcome, PART, Request, Slot, Status};
 use vlane_io::select;
 use vlane_io::{Decisions, Operation};
@@ -94,7 +94,7 @@ impl MappedChannel {
     #[inline]
     fn write_at(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
         let from = offset - request.sector().wrapping_mul(SECTOR);
-        let told = Told::write(self.shared.recorder.as_ref(), request, from, (0, offset, len));
+        let told = RecordedCall::write(self.shared.recorder.as_ref(), request, from, (0, offset, len));
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
         let written = unsafe { transfer_all(self.shared.file(), buffers, offset, true) };
         match &written {
@@ -117,7 +117,7 @@ impl MappedChannel {
     #[cold]
     fn begin_in_parts(&mut self, slot: Slot) -> Outcome {
         self.done[usize::from(slot.0)] = 0;
-        Outcome::Again
+        Outcome::Continue
     }
 
     /// The next part of a request; its status, if that is not the end.
@@ -181,7 +181,7 @@ impl MappedChannel {
             map.clear_present(offset, len);
         }
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let told = Told::clear(self.shared.recorder.as_ref(), Clear::Punch, offset, len);
+        let told = RecordedCall::clear(self.shared.recorder.as_ref(), Clear::Punch, offset, len);
         let mut result = self.fallocate(punch, offset, len);
         told.end_with(&result);
         if result.is_ok() && !frees {
@@ -222,7 +222,7 @@ impl MappedChannel {
 
 impl Channel for MappedChannel {
     #[inline]
-    fn submit(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         self.stats.inline += 1;
         Outcome::Done(match request.kind() {
             Kind::In | Kind::Out if request.len() > PART => return self.begin_in_parts(slot),
@@ -250,7 +250,7 @@ impl Channel for MappedChannel {
             return Outcome::Done(Status::Ok);
         }
         self.done[usize::from(slot.0)] = done + len;
-        Outcome::Again
+        Outcome::Continue
     }
 
     fn set_write_through(&mut self, _on: bool) {}

@@ -63,7 +63,7 @@ pub use self::leftover::Leftover;
 pub use self::open::HandedFiles;
 #[cfg(vlane_simulated)]
 pub use self::simulated::{Simulated, SimulatedSyncs};
-use crate::recorder::{StorageRecorder, Told};
+use crate::recorder::{RecordedCall, StorageRecorder};
 use crate::{Channel, Engine, EngineError, Geometry, LostWrite, Writeback};
 use vlane_io::StorageFile;
 
@@ -299,7 +299,7 @@ impl FileEngine {
     /// For tests: discards of a device go the way of kernels before 6.12, by a thread.
     #[doc(hidden)]
     pub fn pretend_old_kernel(&self) {
-        self.shared.unknown_ways.fetch_or(ranges::Way::Discard.bit(), Ordering::Relaxed);
+        self.shared.unknown_ways.fetch_or(ranges::ClearMethod::Discard.bit(), Ordering::Relaxed);
     }
 
     /// For tests: runs `what` while the journal thread stands still. Has no effect without
@@ -356,7 +356,7 @@ impl Engine for FileEngine {
         }
         let durability = &self.shared.durability;
         // Also after a loss: what can be written is better written.
-        let told = Told::sync(self.shared.recorder.as_ref());
+        let told = RecordedCall::sync(self.shared.recorder.as_ref());
         self.shared.kernel_lock.begin();
         let synced = self.shared.file().sync_data();
         self.shared.kernel_lock.end();

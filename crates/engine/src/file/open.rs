@@ -203,7 +203,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         unknown_ways: AtomicU8::new(if can_zero {
             0
         } else {
-            ranges::Way::Punch.bit() | ranges::Way::Zero.bit()
+            ranges::ClearMethod::Punch.bit() | ranges::ClearMethod::Zero.bit()
         }),
         discarder: discard::Discarder::default(),
         pieces: ranges::Pieces::USUAL,

@@ -27,7 +27,7 @@ impl FileChannel {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         let Some((placer, range)) = self.placer.as_mut().zip(touched(request)) else {
-            return self.begin(slot, request, decisions, operations);
+            return self.begin_placed(slot, request, decisions, operations);
         };
         let outcome = match placer.begin(slot, range) {
             Begun::Held => return Outcome::Pending,
@@ -36,7 +36,7 @@ impl FileChannel {
             }
             _ => {
                 let decisions = self.placed(slot, decisions);
-                self.begin(slot, request, decisions, operations)
+                self.begin_placed(slot, request, decisions, operations)
             }
         };
         self.ends_placed(slot, outcome)
@@ -53,7 +53,7 @@ impl FileChannel {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         let decisions = self.placed(slot, decisions);
-        let outcome = self.ended(slot, request, decisions, completion, operations);
+        let outcome = self.finished_placed(slot, request, decisions, completion, operations);
         self.ends_placed(slot, outcome)
     }
 

@@ -15,11 +15,11 @@ use super::transfer::{self, Data, Extent, Failure, Transfer};
 use super::turns::Turn;
 use super::{Discard, span};
 use crate::{Outcome, Request, Slot, Status};
-use vlane_io::{Decisions, Operation, Placement, What};
+use vlane_io::{Decisions, Operation, OperationKind, Placement};
 
 /// A way to zero or discard a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ClearMethod {
     /// Deallocates it: reads as zeroes.
     Punch,
     /// Zeroes it and keeps it allocated.
@@ -49,18 +49,18 @@ impl Pieces {
     pub(super) const USUAL: Pieces = Pieces { punched: 64 << 20, zeroed: 16 << 20, written: 1 << 20 };
 
     /// The most that goes in this way at once.
-    fn of(self, way: Way) -> u64 {
+    fn of(self, way: ClearMethod) -> u64 {
         match way {
-            Way::Punch => self.punched,
-            Way::Zero => self.zeroed,
-            Way::Write => self.written,
+            ClearMethod::Punch => self.punched,
+            ClearMethod::Zero => self.zeroed,
+            ClearMethod::Write => self.written,
             // One command for any length, and one wait.
-            Way::Discard | Way::Device => u64::MAX,
+            ClearMethod::Discard | ClearMethod::Device => u64::MAX,
         }
     }
 }
 
-impl Way {
+impl ClearMethod {
     /// In [`Shared::unknown_ways`](super::Shared::unknown_ways).
     pub(super) fn bit(self) -> u8 {
         1 << self as u8
@@ -68,21 +68,23 @@ impl Way {
 
     /// The turns among which a piece that goes in this way has its own.
     fn turn(self) -> Turn {
-        if matches!(self, Way::Discard | Way::Device) { Turn::Discard } else { Turn::Zeroing }
+        if matches!(self, ClearMethod::Discard | ClearMethod::Device) { Turn::Discard } else { Turn::Zeroing }
     }
 }
 
 impl FileChannel {
     /// The ways for a range, the best one first. A WRITE_ZEROES without "unmap" must not deallocate (virtio 1.2,
     /// 5.2.6.2).
-    fn ways(&self, kind: Kind, range: &Range) -> &'static [Way] {
+    fn ways(&self, kind: Kind, range: &Range) -> &'static [ClearMethod] {
         match (kind, self.shared.discard) {
-            (Kind::Discard, Discard::On) if self.shared.is_device => &[Way::Discard, Way::Device],
-            (Kind::Discard, Discard::On) => &[Way::Punch],
-            (Kind::Discard, Discard::Keep) if !self.shared.is_device => &[Way::Zero],
+            (Kind::Discard, Discard::On) if self.shared.is_device => {
+                &[ClearMethod::Discard, ClearMethod::Device]
+            }
+            (Kind::Discard, Discard::On) => &[ClearMethod::Punch],
+            (Kind::Discard, Discard::Keep) if !self.shared.is_device => &[ClearMethod::Zero],
             (Kind::Discard, _) => &[],
-            (_, Discard::On) if range.unmap => &[Way::Punch, Way::Zero, Way::Write],
-            _ => &[Way::Zero, Way::Write],
+            (_, Discard::On) if range.unmap => &[ClearMethod::Punch, ClearMethod::Zero, ClearMethod::Write],
+            _ => &[ClearMethod::Zero, ClearMethod::Write],
         }
     }
 
@@ -125,7 +127,7 @@ impl FileChannel {
                 continue;
             }
             let ways = self.ways(request.kind(), range);
-            let Some(way) = (if is_part { Some(Way::Write) } else { ways.get(way).copied() }) else {
+            let Some(way) = (if is_part { Some(ClearMethod::Write) } else { ways.get(way).copied() }) else {
                 // A discard is advice; zeroes can always be written.
                 let FileChannel { progress, holder, .. } = self;
                 transfer::release(holder.as_mut(), &mut progress[usize::from(slot.0)].hold);
@@ -141,11 +143,11 @@ impl FileChannel {
                 return Outcome::Pending;
             }
             match way {
-                Way::Write => return self.write_zeroes(slot, request, decisions, at, operations),
+                ClearMethod::Write => return self.write_zeroes(slot, request, decisions, at, operations),
                 // A thread's discard cannot be called back: the lane may want the request to end
                 // here.
-                Way::Device if !std::mem::replace(&mut self.at(slot).is_armed, true) => {
-                    return Outcome::Again;
+                ClearMethod::Device if !std::mem::replace(&mut self.at(slot).is_armed, true) => {
+                    return Outcome::Continue;
                 }
                 way => match self.begin_way(slot, decisions, way, at, operations) {
                     true => return Outcome::Pending,
@@ -177,7 +179,7 @@ impl FileChannel {
         &mut self,
         slot: Slot,
         decisions: Decisions,
-        way: Way,
+        way: ClearMethod,
         offset: u64,
         operations: &mut Vec<Operation>,
     ) -> bool {
@@ -193,11 +195,11 @@ impl FileChannel {
                 return true;
             }
         }
-        let what = match way {
-            Way::Punch => What::Punch,
-            Way::Zero => What::Zero,
-            Way::Discard => What::Discard,
-            Way::Write | Way::Device => {
+        let kind = match way {
+            ClearMethod::Punch => OperationKind::Punch,
+            ClearMethod::Zero => OperationKind::Zero,
+            ClearMethod::Discard => OperationKind::Discard,
+            ClearMethod::Write | ClearMethod::Device => {
                 progress.is_armed = false;
                 let begun = discards.as_ref().is_some_and(|results| {
                     shared.discarder.begin(shared, slot, (offset, len), results).is_ok()
@@ -212,7 +214,7 @@ impl FileChannel {
         shared.kernel_lock.begin();
         let patient = progress.retries > 0;
         // The descriptor that claimed a device: see `open::claim`.
-        operations.push(Operation { number: 0, what, file: 0, offset, len, durable: false, patient });
+        operations.push(Operation { number: 0, kind, file: 0, offset, len, durable: false, patient });
         true
     }
 
@@ -271,7 +273,7 @@ impl FileChannel {
             }
             // A security module that knows no such command, or pages that others have: there is the
             // system call.
-            (Some(Way::Discard), libc::EACCES | libc::EPERM | libc::EBUSY) => self.at(slot).way += 1,
+            (Some(ClearMethod::Discard), libc::EACCES | libc::EPERM | libc::EBUSY) => self.at(slot).way += 1,
             // Not for this range: not aligned as the device wants it.
             (Some(_), libc::EINVAL) => self.at(slot).way += 1,
             (_, errno) if self.may_retry(slot, errno) => {}

@@ -2,7 +2,7 @@
 //! storage for no operation itself.
 //!
 //! It sees requests, answers, and operations of io_uring. A channel's own system calls are recorded
-//! where they are made ([`Told`](crate::recorder::Told)). These are the inline write
+//! where they are made ([`RecordedCall`](crate::recorder::RecordedCall)). These are the inline write
 //! (`channel.rs`), an image in memory (`mapped.rs`), a device's discard (`discard.rs`) and the sync
 //! at the end (`mod.rs`).
 
@@ -10,12 +10,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use vlane_ring::Kind;
-use vlane_trace::storage::{Clear, Data, What as Told};
+use vlane_trace::storage::{Clear, Data, What as Change};
 
 use super::span;
 use crate::recorder::{self, StorageRecorder};
 use crate::{Channel, ChannelStats, Instant, Outcome, Request, Slot};
-use vlane_io::{Completion, Decisions, Memory, Operation, StorageFile, What};
+use vlane_io::{Completion, Decisions, Memory, Operation, OperationKind, StorageFile};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -59,13 +59,13 @@ impl Recorded {
                 let offset = span(request.sector(), request.len()).map_or(0, |(offset, _)| offset);
                 let data = recorder::data(request, 0, request.len());
                 let durable = decisions.durable;
-                self.begin(slot, 0, Told::Write { file, offset, durable, data });
+                self.submitted(slot, 0, Change::Write { file, offset, durable, data });
             }
-            Outcome::Whole(_) | Outcome::Again => {}
+            Outcome::Whole(_) | Outcome::Continue => {}
             Outcome::Pending => {
                 for operation in operations.iter().skip(before) {
                     if let Some(what) = told(request, operation) {
-                        self.begin(slot, operation.number, what);
+                        self.submitted(slot, operation.number, what);
                     }
                 }
             }
@@ -73,30 +73,30 @@ impl Recorded {
         outcome
     }
 
-    fn begin(&mut self, slot: Slot, number: u8, what: Told) {
+    fn submitted(&mut self, slot: Slot, number: u8, what: Change) {
         let request = self.requests[usize::from(slot.0)];
-        let operation = recorder::within(request, || self.recorder.begin(what));
+        let operation = recorder::within(request, || self.recorder.submitted(what));
         self.under_way.push((slot, number, operation));
     }
 }
 
 /// An operation as the record has it; none for one that makes no change.
-fn told(request: &Request, operation: &Operation) -> Option<Told> {
+fn told(request: &Request, operation: &Operation) -> Option<Change> {
     let Operation { file, offset, len, durable, .. } = *operation;
-    let data = match &operation.what {
-        What::Read(_) => return None,
-        What::Punch => return Some(Told::Clear { how: Clear::Punch, offset, len }),
-        What::Zero => return Some(Told::Clear { how: Clear::Zero, offset, len }),
-        What::Discard => return Some(Told::Clear { how: Clear::Discard, offset, len }),
-        What::Write(Memory::Request(from)) => recorder::data(request, *from, len),
-        What::Write(Memory::Zeroes) => Data::Zeroes(len),
-        What::Write(Memory::Piece(piece, from)) => {
+    let data = match &operation.kind {
+        OperationKind::Read(_) => return None,
+        OperationKind::Punch => return Some(Change::Clear { how: Clear::Punch, offset, len }),
+        OperationKind::Zero => return Some(Change::Clear { how: Clear::Zero, offset, len }),
+        OperationKind::Discard => return Some(Change::Clear { how: Clear::Discard, offset, len }),
+        OperationKind::Write(Memory::Request(from)) => recorder::data(request, *from, len),
+        OperationKind::Write(Memory::Zeroes) => Data::Zeroes(len),
+        OperationKind::Write(Memory::Piece(piece, from)) => {
             let bytes = piece.bytes().get(*from..).unwrap_or_default();
             let len = usize::try_from(len).map_or(bytes.len(), |len| len.min(bytes.len()));
             Data::of(bytes[..len].to_vec())
         }
     };
-    Some(Told::Write { file, offset, durable, data })
+    Some(Change::Write { file, offset, durable, data })
 }
 
 impl Channel for Recorded {
@@ -108,7 +108,7 @@ impl Channel for Recorded {
         self.inner.defaults()
     }
 
-    fn submit(
+    fn begin(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -118,11 +118,11 @@ impl Channel for Recorded {
         let number = self.recorder.request(self.lane, request, decisions.durable);
         self.requests[usize::from(slot.0)] = number;
         self.tell(slot, request, decisions, operations, |inner, operations| {
-            inner.submit(slot, request, decisions, operations)
+            inner.begin(slot, request, decisions, operations)
         })
     }
 
-    fn completed(
+    fn finished(
         &mut self,
         slot: Slot,
         request: &Request,
@@ -133,10 +133,10 @@ impl Channel for Recorded {
         let is_it = |(at, number, _): &(Slot, u8, u64)| (*at, *number) == (slot, completion.number);
         if let Some(index) = self.under_way.iter().position(is_it) {
             let (.., operation) = self.under_way.swap_remove(index);
-            self.recorder.end(operation, i64::from(completion.result));
+            self.recorder.finished(operation, i64::from(completion.result));
         }
         self.tell(slot, request, decisions, operations, |inner, operations| {
-            inner.completed(slot, request, decisions, completion, operations)
+            inner.finished(slot, request, decisions, completion, operations)
         })
     }
 

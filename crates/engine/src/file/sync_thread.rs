@@ -22,7 +22,7 @@ use vlane_policy::journal::{Kind, Map};
 
 use super::flushes::{End, Flushes, Syncer};
 use super::{Shared, transfer};
-use crate::recorder::Told;
+use crate::recorder::RecordedCall;
 use crate::{EngineError, ErrorKind, Writeback, pages, threads};
 
 /// Pieces of a journal that are written one beside the other; of one that has more, the whole file
@@ -106,7 +106,7 @@ fn sync(shared: &Shared) -> i32 {
     if let Some(pieces) = journal.and_then(|journal| pieces(&journal.map())) {
         return errno(&write_back(shared, &pieces));
     }
-    let told = Told::sync(shared.recorder.as_ref());
+    let told = RecordedCall::sync(shared.recorder.as_ref());
     let mut synced = shared.file().sync_data();
     for _ in 0..transfer::MAX_RETRIES {
         if !transfer::is_momentary(errno(&synced)) {

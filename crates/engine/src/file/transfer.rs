@@ -19,7 +19,7 @@ use vlane_ring::Request;
 use super::bounce::{PIECE, Pool};
 use super::exclusion::{Hold, Holder};
 use crate::{ChannelStats, PART, Piece, Slot};
-use vlane_io::{Completion, Memory, Operation, What, ZEROES};
+use vlane_io::{Completion, Memory, Operation, OperationKind, ZEROES};
 
 /// How often an operation that the system refused for the moment is begun again.
 pub(super) const MAX_RETRIES: u32 = 64;
@@ -282,7 +282,7 @@ impl Transfer {
     }
 
     /// An operation has ended.
-    pub(super) fn completed(
+    pub(super) fn finished(
         &mut self,
         request: &Request,
         durable: bool,
@@ -399,9 +399,9 @@ impl Transfer {
             (_, piece) => return self.fail(Failure::System(libc::EIO), piece, means),
         };
         let reads = !write || matches!(self.step, Step::Fetch(_));
-        let what = if reads { What::Read(memory) } else { What::Write(memory) };
+        let kind = if reads { OperationKind::Read(memory) } else { OperationKind::Write(memory) };
         let patient = patient || self.patient || means.patient && !reads;
-        Next::Operation(Operation { number: 0, what, file, offset, len, durable: durable && !reads, patient })
+        Next::Operation(Operation { number: 0, kind, file, offset, len, durable: durable && !reads, patient })
     }
 
     /// Puts the data to write into the buffer that stands for `blocks`.

@@ -94,7 +94,7 @@ struct Instantly;
 
 impl Channel for Instantly {
     #[inline]
-    fn submit(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 
@@ -109,7 +109,7 @@ impl Channel for Instantly {
 struct Modelled(Port);
 
 impl Channel for Modelled {
-    fn submit(
+    fn begin(
         &mut self,
         slot: Slot,
         request: &Request,

@@ -76,7 +76,7 @@ impl Apart {
     /// One turn of the lane; returns how many steps of requests that were.
     pub fn turn(&mut self) -> usize {
         let steps = self.lane.turn(Instant::now());
-        self.lane.queue.publish();
+        self.lane.queue.show();
         self.driver.reap(|_| {}).expect("a sound device");
         steps
     }

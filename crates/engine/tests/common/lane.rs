@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use vlane_driver::ring::{self as driver, Arena};
 use vlane_engine::{Channel, Decisions, Engine, Operation, Outcome, Slot};
-use vlane_io::{Event, IoQueue, Uring};
+use vlane_io::{Event, InflightQueue, Uring};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_ring::{Queue, QueueConfig, RingFormat};
 
@@ -17,7 +17,7 @@ const PLACE: u16 = 7;
 
 pub struct Lane {
     pub uring: Uring,
-    pub queue: IoQueue,
+    pub queue: InflightQueue,
     pub channel: Box<dyn Channel>,
     /// The decisions that a policy makes for the next requests, if there is one.
     pub policy: Option<Decisions>,
@@ -60,7 +60,7 @@ impl Lane {
             uring.watch(doorbell, DOORBELL);
         }
         Lane {
-            queue: IoQueue::new(queue, PLACE, channel.files(), &mut uring),
+            queue: InflightQueue::new(queue, PLACE, channel.files(), &mut uring),
             decisions: vec![Decisions::default(); usize::from(at.size)],
             policy: None,
             channel,
@@ -74,7 +74,7 @@ impl Lane {
 
     /// Takes the next request, if there is one.
     pub fn take(&mut self) -> Option<Slot> {
-        let slot = self.queue.pop().expect("a sound queue")?;
+        let slot = self.queue.take().expect("a sound queue")?;
         self.decisions[usize::from(slot.0)] = self.policy.unwrap_or_else(|| self.channel.defaults());
         Some(slot)
     }
@@ -82,7 +82,7 @@ impl Lane {
     /// Begins a request that was taken.
     pub fn begin(&mut self, slot: Slot) {
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.submit(slot, self.queue.request(slot), decisions, &mut self.operations);
+        let outcome = self.channel.begin(slot, self.queue.request(slot), decisions, &mut self.operations);
         self.proceed(slot, outcome);
     }
 
@@ -90,19 +90,19 @@ impl Lane {
         match outcome {
             Outcome::Done(status) => {
                 assert!(self.operations.is_empty(), "{slot:?} is answered and goes on");
-                self.queue.complete(slot, status);
+                self.queue.answer(slot, status);
             }
             Outcome::Whole(file) => {
                 assert!(self.operations.is_empty(), "{slot:?} is two operations");
                 let durable = self.decisions[usize::from(slot.0)].durable;
-                self.queue.begin_whole(&mut self.uring, slot, file, durable);
+                self.queue.submit_whole(&mut self.uring, slot, file, durable);
             }
             Outcome::Pending => {
                 for mut operation in self.operations.drain(..) {
-                    self.queue.begin(&mut self.uring, slot, &mut operation);
+                    self.queue.submit(&mut self.uring, slot, &mut operation);
                 }
             }
-            Outcome::Again => self.again.push_back(slot),
+            Outcome::Continue => self.again.push_back(slot),
         }
     }
 
@@ -126,7 +126,7 @@ impl Lane {
         };
         let (slot, completion) = self.queue.finish(finished).expect("of this queue");
         let (decisions, request) = (self.decisions[usize::from(slot.0)], self.queue.request(slot));
-        let outcome = self.channel.completed(slot, request, decisions, completion, &mut self.operations);
+        let outcome = self.channel.finished(slot, request, decisions, completion, &mut self.operations);
         assert_eq!(outcome, Outcome::Pending);
         self.put_back(slot);
     }
@@ -154,7 +154,7 @@ impl Lane {
                     let decisions = self.decisions[usize::from(slot.0)];
                     let request = self.queue.request(slot);
                     let outcome =
-                        self.channel.completed(slot, request, decisions, completion, &mut self.operations);
+                        self.channel.finished(slot, request, decisions, completion, &mut self.operations);
                     self.proceed(slot, outcome);
                     steps += 1;
                 }

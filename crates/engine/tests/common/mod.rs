@@ -179,7 +179,7 @@ impl Rig {
 
     /// Shows the answers to the guest.
     pub fn collect(&mut self) -> Vec<Answer> {
-        self.lane.queue.publish();
+        self.lane.queue.show();
         let mut ids = Vec::new();
         self.driver.reap(|used| ids.push(used.id)).expect("a sound device");
         ids.into_iter().map(|id| self.answer(id)).collect()

@@ -13,9 +13,9 @@ use vlane_ring::{Broken, probes};
 use super::events::LaneEvent;
 use super::{Idle, Lane};
 use crate::call::Call;
+use crate::cancellable_request::CancellableRequest;
 use crate::error::{LaneError, Stopped};
 use crate::recorder::Recorder;
-use crate::wish::Wish;
 
 /// The next action of a lane once no request is in flight.
 pub(super) enum Draining {
@@ -25,7 +25,7 @@ pub(super) enum Draining {
     /// As a stop, but waiting requests stay in flight; only begun ones must end.
     Suspend(Sender<Option<Stopped>>),
     /// The same, unless that is called off before.
-    TryStop(Arc<Wish>, Sender<Option<Stopped>>),
+    TryStop(Arc<CancellableRequest>, Sender<Option<Stopped>>),
     Memory(Arc<GuestMemory>, Sender<Result<(), LaneError>>),
     /// Goes to that thread. Needs only that no operation is in progress: waiting requests move,
     /// too.
@@ -66,7 +66,7 @@ impl Lane {
 
     /// Before sleeping: asks for kicks. Returns true if there is work after all.
     pub(crate) fn before_sleep(&mut self) -> bool {
-        if !self.again.is_empty() {
+        if !self.continuing.is_empty() {
             return true;
         }
         if self.takes_no_more() {
@@ -132,13 +132,13 @@ impl Lane {
         }
         self.draining = Some(Draining::Suspend(reply));
         self.tell_classes();
-        self.begin_parked_again();
+        self.requeue_parked();
         while let Some(slot) = self.next_waiting() {
             self.observers.put_back(slot);
         }
         for (slot, idle) in self.idle() {
-            if !self.put_back(slot) && idle == Idle::Again {
-                self.again.push(&mut self.links, slot);
+            if !self.put_back(slot) && idle == Idle::Continues {
+                self.continuing.push(&mut self.links, slot);
             }
         }
         self.leave_budget();
@@ -155,7 +155,7 @@ impl Lane {
     }
 
     /// Requests that were given up wait for their turn again.
-    fn begin_parked_again(&mut self) {
+    fn requeue_parked(&mut self) {
         for slot in std::mem::take(&mut self.parked) {
             self.wait(slot);
             self.begins_to_wait(slot);
@@ -167,27 +167,27 @@ impl Lane {
         matches!(self.draining, Some(Draining::Suspend(_)))
     }
 
-    /// As [`Lane::stop`], for as long as `wish` stands.
-    pub(crate) fn try_stop(&mut self, wish: Arc<Wish>, reply: Sender<Option<Stopped>>) {
+    /// As [`Lane::stop`], for as long as `stop` stands.
+    pub(crate) fn try_stop(&mut self, stop: Arc<CancellableRequest>, reply: Sender<Option<Stopped>>) {
         // A thread that hangs reads this when it is not wanted any more.
-        if wish.stands() {
-            self.drain(Draining::TryStop(wish, reply));
+        if stop.is_open() {
+            self.drain(Draining::TryStop(stop, reply));
         }
     }
 
     /// Does not stop after all, if it was going to and that was called off.
     pub(crate) fn carry_on(&mut self) {
-        if matches!(&self.draining, Some(Draining::TryStop(wish, _)) if !wish.stands()) {
+        if matches!(&self.draining, Some(Draining::TryStop(stop, _)) if !stop.is_open()) {
             self.draining = None;
             self.is_touched = true;
-            self.begin_parked_again();
+            self.requeue_parked();
         }
     }
 
     fn drain(&mut self, draining: Draining) {
         self.draining = Some(draining);
         self.tell_classes();
-        self.begin_parked_again();
+        self.requeue_parked();
         self.put_back_waiting();
         // Requests that could not be put back do not wait any more, and pay when they are begun.
         self.leave_budget();
@@ -329,19 +329,19 @@ impl Lane {
             Some(Draining::Hold) => {
                 // The end may not come, if another lane's storage hangs: the ring's next server
                 // finds it in order.
-                self.publish();
+                self.show();
                 self.queue.leave_place();
                 self.draining = Some(Draining::Hold);
                 Settled::Stays
             }
             Some(Draining::Stop(reply) | Draining::Suspend(reply)) => self.stops(&reply),
-            Some(Draining::TryStop(wish, reply)) if wish.grant() => self.stops(&reply),
+            Some(Draining::TryStop(stop, reply)) if stop.fulfil() => self.stops(&reply),
             Some(Draining::Memory(memory, reply)) => {
                 let _ = reply.send(self.queue.set_memory(memory).map_err(LaneError::Queue));
                 Settled::Stays
             }
             Some(Draining::Exit) => {
-                self.publish();
+                self.show();
                 self.store_counters();
                 Settled::Ends
             }
@@ -351,7 +351,7 @@ impl Lane {
     }
 
     fn stops(&mut self, reply: &Sender<Option<Stopped>>) -> Settled {
-        self.publish();
+        self.show();
         for slot in std::mem::take(&mut self.parked) {
             self.observers.put_back(slot);
         }

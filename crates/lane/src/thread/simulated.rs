@@ -192,8 +192,8 @@ impl Threads {
     }
 
     /// Cancels the move of a lane that has not moved, as the steering thread soon does.
-    pub fn call_off(&mut self, index: u16) {
-        self.routes.call_off(index);
+    pub fn cancel(&mut self, index: u16) {
+        self.routes.cancel(index);
     }
 
     fn ask<T>(&self, index: u16, message: impl FnOnce(std::sync::mpsc::Sender<T>) -> Message) -> Receiver<T> {

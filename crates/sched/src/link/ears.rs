@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, ReadWriteFlags};
-use vlane_hint::{Classes, Mark, Watch};
+use vlane_hint::{BoardReader, Classes, Mark};
 
 use super::{EVENTS, SessionId, io, watch};
 use crate::Result;
@@ -76,14 +76,14 @@ impl Allowance {
 pub struct Ear {
     user: u32,
     wake: OwnedFd,
-    watch: Watch,
+    watch: BoardReader,
     allowance: Allowance,
     /// True if it is not woken for at present.
     paused: bool,
 }
 
 impl Ear {
-    pub(super) const fn new(user: u32, wake: OwnedFd, watch: Watch) -> Self {
+    pub(super) const fn new(user: u32, wake: OwnedFd, watch: BoardReader) -> Self {
         Self { user, wake, watch, allowance: Allowance::new(PER_SESSION), paused: false }
     }
 
@@ -272,7 +272,7 @@ mod tests {
     fn ear(user: u32) -> (Ear, OwnedFd) {
         let (board, fd) = Board::create(1, false).unwrap();
         drop(board);
-        let watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+        let watch = BoardReader::new(Board::open(fd.as_fd(), 1).unwrap());
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let wake = rustix::event::eventfd(0, flags).unwrap();
         let others = wake.try_clone().unwrap();
@@ -320,7 +320,7 @@ mod tests {
         let (_board, fd) = Board::create(1, false).unwrap();
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let wake = std::sync::Arc::new(rustix::event::eventfd(0, flags).unwrap());
-        let watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+        let watch = BoardReader::new(Board::open(fd.as_fd(), 1).unwrap());
         let mut ears = Ears::new().unwrap();
         ears.add(SessionId(1), Ear::new(5, wake.try_clone().unwrap(), watch));
         ears.arm(SessionId(1), Classes::ALL);

@@ -23,7 +23,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use vlane_hint::message::{Hello, Message};
-use vlane_hint::{Board, Classes, HintError, Mark, ProcessId, Watch};
+use vlane_hint::{Board, BoardReader, Classes, HintError, Mark, ProcessId};
 use vlane_socket::{
     Access, Kind, ListenError, Place, Shortage, SocketFile, is_scarce, no_descriptor, printable,
 };
@@ -521,7 +521,7 @@ fn register(
     let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| format!("no eventfd: {errno}"))?;
     Message::Welcome.send(&session.socket, Some(wake.as_fd())).map_err(|error| chain(&error))?;
-    Ok(Ear::new(session.uid, wake, Watch::new(board)))
+    Ok(Ear::new(session.uid, wake, BoardReader::new(board)))
 }
 
 fn chain(error: &HintError) -> String {

@@ -32,7 +32,7 @@
 mod probe;
 mod rate;
 #[cfg(test)]
-mod simulation;
+mod simulation_tests;
 #[cfg(test)]
 mod tests;
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::simulation::{Queues, Result, Service, Setup, run};
+use super::simulation_tests::{Queues, Result, Service, Setup, run};
 use super::*;
 
 fn ratio(a: u64, b: u64) -> f64 {

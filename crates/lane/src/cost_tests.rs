@@ -11,7 +11,7 @@ use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
-use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_hint::{Board, BoardReader, Classes, LaneHint, Mark};
 use vlane_io::{Event, Uring};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
@@ -122,7 +122,7 @@ fn every_request_is_answered_and_counted() {
     lane.set_recorder(is_recorded.then(|| Box::new(recorder)));
     let hinted = std::env::var("VLANE_COST_HINT").unwrap_or_default();
     let (board, fd) = Board::create(1, false).unwrap();
-    let mut watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+    let mut watch = BoardReader::new(Board::open(fd.as_fd(), 1).unwrap());
     if hinted == "off" || hinted == "armed" {
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         lane.set_hint(LaneHint::new(board, 0, Arc::new(wake)).map(Box::new));

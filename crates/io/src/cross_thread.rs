@@ -1,6 +1,6 @@
 //! How the threads of a volume hand operations to each other, so that an express request waits in the shortest of their submission queues.
 //!
-//! Each thread has a seat. The seat holds the number of operations in the thread's io_uring (a
+//! Each thread has a queue. The queue holds the number of operations in the thread's io_uring (a
 //! plain store, once a round), and some **cells** for the operations that the thread hands over.
 //! The owner of an operation describes it in a cell and marks the cell for another thread; that one
 //! submits the operation, writes the result into the same cell, and marks it as ended; the owner
@@ -14,7 +14,7 @@
 //! | taken | that thread, when the operation has completed |
 //! | ended (`ended`) | the owner |
 //!
-//! No lock and no waiting: all steps are single atomic operations. The bell (an eventfd) is rung
+//! No lock and no waiting: all steps are single atomic operations. The waker (an eventfd) is rung
 //! only for a thread that sleeps or is about to. The sleeper marks this before it looks for mail a
 //! last time, in the word in which senders mark mail: the second of the two sees the first. Unlike
 //! a message in a completion queue, the mark cannot be lost when that queue is full. Every
@@ -55,7 +55,7 @@ struct Place {
     /// The thread's cells whose operations have completed elsewhere.
     ended: AtomicU64,
     cells: Box<[Cell]>,
-    bell: Waker,
+    waker: Waker,
 }
 
 /// An operation that is handed over.
@@ -65,7 +65,7 @@ struct Cell {
 }
 
 /// One thread's end. Its owner is the only one that has it.
-pub struct Seat {
+pub struct CrossThreadQueue {
     table: Arc<Table>,
     number: usize,
     /// Its cells that are not in use.
@@ -76,34 +76,34 @@ pub struct Seat {
     collected: u64,
 }
 
-impl std::fmt::Debug for Seat {
+impl std::fmt::Debug for CrossThreadQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seat").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("CrossThreadQueue").field("number", &self.number).finish_non_exhaustive()
     }
 }
 
-/// Seats for threads that are woken by these, each with so many cells, at most [`CELLS`].
-pub(crate) fn seats(bells: Vec<Waker>, cells: usize) -> Vec<Seat> {
-    let (count, cells) = (bells.len(), cells.clamp(1, CELLS));
+/// Queues for threads that are woken by these, each with so many cells, at most [`CELLS`].
+pub(crate) fn queues(wakers: Vec<Waker>, cells: usize) -> Vec<CrossThreadQueue> {
+    let (count, cells) = (wakers.len(), cells.clamp(1, CELLS));
     let word = || AtomicU64::new(0);
     let cell = || Cell { words: std::array::from_fn(|_| word()), result: word() };
-    let place = |bell| Place {
+    let place = |waker| Place {
         length: Apart(word()),
         state: Apart(word()),
         ended: word(),
         cells: (0..cells).map(|_| cell()).collect(),
-        bell,
+        waker,
     };
-    let places = bells.into_iter().map(place).collect();
+    let places = wakers.into_iter().map(place).collect();
     let table = Arc::new(Table { places, letters: (0..count * count).map(|_| word()).collect() });
-    let seat = |number| Seat {
+    let queue = |number| CrossThreadQueue {
         table: Arc::clone(&table),
         number,
         free: u64::MAX >> (CELLS - cells),
         marks: vec![0; cells].into_boxed_slice(),
         collected: 0,
     };
-    (0..count).map(seat).collect()
+    (0..count).map(queue).collect()
 }
 
 impl Table {
@@ -117,16 +117,16 @@ impl Table {
         let before = place.state.0.fetch_or(MAIL, Ordering::AcqRel);
         // The first thread to mark a sleeper's mail wakes it.
         if before & (MAIL | ASLEEP) == ASLEEP {
-            wake(&place.bell);
+            wake(&place.waker);
         }
         before & GONE != 0
     }
 }
 
-impl Seat {
+impl CrossThreadQueue {
     /// Returns the waker of its thread.
-    pub(crate) fn bell(&self) -> &Waker {
-        &self.place().bell
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.place().waker
     }
 
     fn place(&self) -> &Place {
@@ -157,7 +157,7 @@ impl Seat {
         (length <= most).then_some(to)
     }
 
-    /// Hands an operation to a thread. [`Seat::next_result`] gives its result once, with this
+    /// Hands an operation to a thread. [`CrossThreadQueue::next_result`] gives its result once, with this
     /// `mark`. False, if it cannot: then no state has changed.
     pub(crate) fn send(&mut self, to: usize, words: Words, mark: u64) -> bool {
         let Some(at) = self.free_cell() else { return false };
@@ -187,7 +187,7 @@ impl Seat {
         self.marks.len() - self.free.count_ones() as usize
     }
 
-    /// True if [`Seat::open`] may find something; one load.
+    /// True if [`CrossThreadQueue::open`] may find something; one load.
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.place().state.0.load(Ordering::Relaxed) & MAIL != 0
@@ -222,7 +222,7 @@ impl Seat {
         self.table.tell(from);
     }
 
-    /// The next result of those that [`Seat::open`] collected: the operation's mark, and the
+    /// The next result of those that [`CrossThreadQueue::open`] collected: the operation's mark, and the
     /// system's result.
     pub(crate) fn next_result(&mut self) -> Option<(u64, i32)> {
         if self.collected == 0 {
@@ -251,7 +251,7 @@ impl Seat {
         self.place().state.0.fetch_and(!ASLEEP, Ordering::AcqRel);
     }
 
-    /// Takes no more operations of other threads, but for those that [`Seat::open`] finds now: call
+    /// Takes no more operations of other threads, but for those that [`CrossThreadQueue::open`] finds now: call
     /// it once more after this.
     pub(crate) fn leave(&self) {
         self.place().state.0.fetch_or(GONE, Ordering::AcqRel);

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use common::places::{image, on_disk, open};
 use common::{DATA, Op, PLACES, Rig, bytes};
 use vlane_engine::file::Cache;
-use vlane_engine::{Memory, Operation, What};
+use vlane_engine::{Memory, Operation, OperationKind};
 
 #[test]
 fn dropped_queue_keeps_its_operations_memory() {
@@ -39,12 +39,12 @@ fn ambiguous_operations_are_refused() {
     rig.start(Op::read(0, 4096));
     let slot = rig.lane.take().expect("a request");
     let operation = |file| {
-        let what = What::Write(Memory::Zeroes);
-        Operation { number: 3, what, file, offset: 0, len: 512, durable: false, patient: false }
+        let kind = OperationKind::Write(Memory::Zeroes);
+        Operation { number: 3, kind, file, offset: 0, len: 512, durable: false, patient: false }
     };
     let lane = &mut rig.lane;
     let mut begin = |mut operation: Operation| {
-        catch_unwind(AssertUnwindSafe(|| lane.queue.begin(&mut lane.uring, slot, &mut operation)))
+        catch_unwind(AssertUnwindSafe(|| lane.queue.submit(&mut lane.uring, slot, &mut operation)))
     };
     assert!(begin(operation(1)).is_err(), "a file that it was not given");
     assert!(begin(operation(0)).is_ok());

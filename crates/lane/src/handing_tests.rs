@@ -65,11 +65,11 @@ impl Channel for PipeChannel {
         &self.0
     }
 
-    fn submit(&mut self, _: Slot, _: &Taken, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Slot, _: &Taken, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Whole(0)
     }
 
-    fn completed(
+    fn finished(
         &mut self,
         _: Slot,
         request: &Taken,
@@ -195,10 +195,10 @@ impl Guest {
     }
 
     fn start(&self, pool: &Pool, stopped: Option<Stopped>) {
-        let mut queue = crate::cost::device(&self.arena, &self.driver, true);
+        let mut queue = crate::cost_tests::device(&self.arena, &self.driver, true);
         if let Some(stopped) = stopped {
             let config = vlane_ring::QueueConfig { base: stopped.base, ..queue.config().clone() };
-            queue = vlane_ring::Queue::new(config, crate::cost::memory(&self.arena)).unwrap();
+            queue = vlane_ring::Queue::new(config, crate::cost_tests::memory(&self.arena)).unwrap();
         }
         let config = LaneConfig {
             queue,

@@ -28,7 +28,7 @@ const SEEN_EVERY: Nanos = 50_000_000;
 const COUNTED: Nanos = 1;
 
 /// A lane's part in its volume's classes.
-pub(crate) struct Classed {
+pub(crate) struct LaneClasses {
     express: Express,
     board: Arc<ClassBoard>,
     index: usize,
@@ -65,13 +65,13 @@ pub(crate) struct Classed {
     timed: u32,
 }
 
-impl Classed {
+impl LaneClasses {
     pub(super) fn new(
         express: Express,
         board: Option<Arc<ClassBoard>>,
         index: u16,
         slots: u16,
-    ) -> Option<Box<Classed>> {
+    ) -> Option<Box<LaneClasses>> {
         if !express.mode.classifies() {
             return None;
         }
@@ -82,7 +82,7 @@ impl Classed {
             Arc::new(board)
         });
         let class = express.classes.of(Ioprio(0));
-        Some(Box::new(Classed {
+        Some(Box::new(LaneClasses {
             express,
             board,
             index: index.into(),
@@ -233,7 +233,7 @@ impl Classed {
             return;
         }
         let now = self.now();
-        let Classed { board, window, index, .. } = self;
+        let LaneClasses { board, window, index, .. } = self;
         let turn = Turn { at_device, begun, is_wanted, probe_at: board.probe_at() };
         if let Some(probe) = window.turn(now, turn, || board.shared(now)) {
             board.probe(probe);
@@ -246,7 +246,7 @@ impl Classed {
     }
 }
 
-impl Drop for Classed {
+impl Drop for LaneClasses {
     fn drop(&mut self) {
         self.tell_turns(0, false);
         if let Some(lane) = self.board.lane(self.index) {
@@ -259,30 +259,30 @@ impl Lane {
     /// A turn of a lane of a volume with classes.
     #[inline(never)]
     pub(super) fn serve_classes(&mut self, uring: &mut Uring, show_early: bool) -> bool {
-        if let Some(classed) = &mut self.classed {
-            classed.is_stale = true;
-            classed.timed = (classed.timed + 1) % TIMED;
-            classed.follow(self.begun.requests - self.begun.others);
-            self.tracks = classed.tracks();
+        if let Some(classes) = &mut self.classes {
+            classes.is_stale = true;
+            classes.timed = (classes.timed + 1) % TIMED;
+            classes.follow(self.begun.requests - self.begun.others);
+            self.tracks = classes.tracks();
         }
-        self.chooses();
+        self.update_is_plain();
         let mut worked = self.serve_turn::<true>(uring, show_early);
         let is_wanted = self.ahead.requests > 0;
         let is_full = self.queue.in_flight() >= usize::from(self.queue.config().size);
         let taken = self.observers.taken_in_turn();
-        if let Some(classed) = &mut self.classed {
-            classed.end_turn(taken, self.begun.requests, is_wanted, is_full);
-            classed.is_stale = true;
+        if let Some(classes) = &mut self.classes {
+            classes.end_turn(taken, self.begun.requests, is_wanted, is_full);
+            classes.is_stale = true;
         }
         // The window may be another one now.
         worked |= is_wanted && self.orders() && self.may_begin() && !self.is_held();
         worked
     }
 
-    /// Publishes the unpublished counts: the lane takes no more.
+    /// Publishes the unshown counts: the lane takes no more.
     pub(super) fn tell_classes(&mut self) {
-        if let Some(classed) = &mut self.classed {
-            classed.tell_turns(classed.told, false);
+        if let Some(classes) = &mut self.classes {
+            classes.tell_turns(classes.told, false);
         }
     }
 
@@ -299,34 +299,34 @@ impl Lane {
     /// Requests of that priority come now.
     fn begins_run(&mut self, ioprio: u32) {
         let taken = self.observers.taken_in_turn();
-        let Some(classed) = &mut self.classed else { return };
-        classed.end_run(taken);
-        let class = classed.class_of(ioprio);
-        classed.kind = kind(class, ioprio);
+        let Some(classes) = &mut self.classes else { return };
+        classes.end_run(taken);
+        let class = classes.class_of(ioprio);
+        classes.kind = kind(class, ioprio);
         self.ioprio = ioprio;
-        if classed.class != class {
-            classed.class = class;
+        if classes.class != class {
+            classes.class = class;
             self.defaults.class = class;
-            classed.sees(class);
-            classed.follow(self.begun.requests - self.begun.others);
-            self.tracks = classed.tracks();
-            self.chooses();
+            classes.sees(class);
+            classes.follow(self.begun.requests - self.begun.others);
+            self.tracks = classes.tracks();
+            self.update_is_plain();
         }
     }
 
     /// As many as may be taken ahead: while classes are mixed, all that the ring has.
     pub(super) fn most_ahead(&self) -> Load {
-        match &self.classed {
-            Some(classed) if classed.orders() => Load { requests: usize::MAX, ..MOST_AHEAD },
+        match &self.classes {
+            Some(classes) if classes.orders() => Load { requests: usize::MAX, ..MOST_AHEAD },
             _ => MOST_AHEAD,
         }
     }
 
     /// A request was taken that waits from now on.
     pub(super) fn begins_to_wait(&mut self, slot: Slot) {
-        if let Some(classed) = &mut self.classed {
-            let now = classed.now();
-            classed.taken_at[usize::from(slot.0)] = now;
+        if let Some(classes) = &mut self.classes {
+            let now = classes.now();
+            classes.taken_at[usize::from(slot.0)] = now;
         }
     }
 
@@ -335,9 +335,9 @@ impl Lane {
     pub(super) fn begins_waited(&mut self, slot: Slot, list: Class, waits: Each<bool>) {
         let (class, ioprio) =
             (self.decisions[usize::from(slot.0)].class, self.queue.request(slot).priority().0);
-        if let Some(classed) = &mut self.classed {
-            classed.turns.begun(list, waits);
-            classed.leaves_queue(slot, kind(class, ioprio));
+        if let Some(classes) = &mut self.classes {
+            classes.turns.begun(list, waits);
+            classes.leaves_queue(slot, kind(class, ioprio));
         }
     }
 
@@ -354,49 +354,49 @@ impl Lane {
     /// The device has a request.
     #[inline(never)]
     pub(super) fn goes_to_device(&mut self, slot: Slot, class: Class) {
-        let Some(classed) = &mut self.classed else { return };
-        if !classed.is_mixed && classed.timed != 0 {
+        let Some(classes) = &mut self.classes else { return };
+        if !classes.is_mixed && classes.timed != 0 {
             return;
         }
-        let mut now = classed.now() & !COUNTED;
-        if classed.is_mixed {
+        let mut now = classes.now() & !COUNTED;
+        if classes.is_mixed {
             now |= COUNTED;
             if matches!(self.queue.request(slot).kind(), Kind::In | Kind::Out) {
-                classed.at_device[usize::from(class != Class::Express)] += 1;
-                classed.begun += 1;
+                classes.at_device[usize::from(class != Class::Express)] += 1;
+                classes.begun += 1;
             }
         }
-        classed.begun_at[usize::from(slot.0)] = now;
-        classed.timed_there += 1;
+        classes.begun_at[usize::from(slot.0)] = now;
+        classes.timed_there += 1;
     }
 
     /// ... and has it no longer: it `is_answered`, or put back.
     #[inline(never)]
     pub(super) fn leaves_device(&mut self, slot: Slot, is_answered: bool) {
-        let Some(classed) = &mut self.classed else { return };
+        let Some(classes) = &mut self.classes else { return };
         let (request, class) = (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
-        let begun = std::mem::take(&mut classed.begun_at[usize::from(slot.0)]);
-        if classed.is_mixed {
-            classed.answered += 1;
+        let begun = std::mem::take(&mut classes.begun_at[usize::from(slot.0)]);
+        if classes.is_mixed {
+            classes.answered += 1;
             let is_counted = begun & COUNTED != 0;
             if matches!(request.kind(), Kind::In | Kind::Out) {
                 let others = usize::from(!is_counted || class != Class::Express);
-                classed.at_device[others] -= 1;
+                classes.at_device[others] -= 1;
             }
         }
         if begun == 0 {
             return;
         }
-        classed.timed_there -= 1;
-        let now = classed.now();
-        self.tracks = classed.tracks();
+        classes.timed_there -= 1;
+        let now = classes.now();
+        self.tracks = classes.tracks();
         if !is_answered {
             return;
         }
-        if classed.orders() && matches!(request.kind(), Kind::In | Kind::Out) {
-            classed.window.answered(begun, now);
+        if classes.orders() && matches!(request.kind(), Kind::In | Kind::Out) {
+            classes.window.answered(begun, now);
         }
-        if let Some(lane) = classed.board.lane(classed.index) {
+        if let Some(lane) = classes.board.lane(classes.index) {
             lane.device(kind(class, request.priority().0), now.saturating_sub(begun));
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! A lane writes down each request before the storage gets it, and strikes it out when it is
 //! answered. That takes two stores into its own memory, and no clock. The age of a request is found
-//! by a watcher that looks from time to time ([`Watch::look`]). It may sleep while there is none,
+//! by a watcher that looks from time to time ([`PendingRequests::look`]). It may sleep while there is none,
 //! and is woken by the next request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -59,7 +59,7 @@ pub struct Waiting {
 
 /// The place where all lanes of a volume write down the requests that they wait for.
 #[derive(Debug, Default)]
-pub struct Watch {
+pub struct PendingRequests {
     lanes: Mutex<Vec<Arc<Plate>>>,
     /// The watcher wants to be woken by the next request.
     asleep: AtomicBool,
@@ -76,7 +76,7 @@ struct Plate {
 const SECTOR_BITS: u32 = 44;
 const NUMBER_BITS: u32 = 16;
 
-impl Watch {
+impl PendingRequests {
     /// All requests that the storage has now. Those that come or are answered meanwhile may be among them or not.
     pub fn look(&self) -> Vec<Waiting> {
         let lanes = self.lanes();
@@ -96,7 +96,7 @@ impl Watch {
         self.asleep.store(true, Ordering::SeqCst);
     }
 
-    /// Returns true if no thread has woken the watcher since [`Watch::wake_me`].
+    /// Returns true if no thread has woken the watcher since [`PendingRequests::wake_me`].
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::SeqCst)
     }
@@ -118,23 +118,23 @@ impl Watch {
 
 /// A lane's side.
 #[derive(Debug)]
-pub(crate) struct Watched {
-    watch: Arc<Watch>,
+pub(crate) struct LanePending {
+    watch: Arc<PendingRequests>,
     plate: Arc<Plate>,
     begun: u64,
 }
 
-impl Watched {
-    pub(crate) fn new(watch: Arc<Watch>, queue: u16, slots: u16) -> Watched {
+impl LanePending {
+    pub(crate) fn new(watch: Arc<PendingRequests>, queue: u16, slots: u16) -> LanePending {
         let entries = (0..slots).map(|_| AtomicU64::new(0)).collect();
         let plate = Arc::new(Plate { queue, entries });
         watch.lanes().push(Arc::clone(&plate));
-        Watched { watch, plate, begun: 0 }
+        LanePending { watch, plate, begun: 0 }
     }
 
     /// The storage gets it next.
     #[inline]
-    pub(crate) fn begin(&mut self, slot: Slot, request: &Request) {
+    pub(crate) fn begun(&mut self, slot: Slot, request: &Request) {
         let kind = match request.kind() {
             Kind::In => 1,
             Kind::Out => 2,
@@ -160,14 +160,14 @@ impl Watched {
 
     /// It is answered.
     #[inline]
-    pub(crate) fn end(&self, slot: Slot) {
+    pub(crate) fn answered(&self, slot: Slot) {
         if let Some(entry) = self.plate.entries.get(usize::from(slot.0)) {
             entry.store(0, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Watched {
+impl Drop for LanePending {
     fn drop(&mut self) {
         self.watch.lanes().retain(|plate| !Arc::ptr_eq(plate, &self.plate));
     }
@@ -203,16 +203,16 @@ mod tests {
     /// It sees only lanes that still exist.
     #[test]
     fn watcher_wakes_once_sees_live_lanes() {
-        let watch = Arc::new(Watch::default());
-        let lane = Watched::new(Arc::clone(&watch), 7, 4);
+        let watch = Arc::new(PendingRequests::default());
+        let lane = LanePending::new(Arc::clone(&watch), 7, 4);
         assert!(watch.look().is_empty());
         lane.plate.entries[2].store(1 << (SECTOR_BITS + NUMBER_BITS) | 5, Ordering::Relaxed);
         let found = watch.look();
         assert_eq!((found.len(), found[0].queue, found[0].slot, found[0].sector), (1, 7, 2, 5));
-        lane.end(Slot(2));
+        lane.answered(Slot(2));
         assert!(watch.look().is_empty());
         // Out of range: no entry, and no panic.
-        lane.end(Slot(4));
+        lane.answered(Slot(4));
         let watching = Arc::clone(&watch);
         let looker = std::thread::spawn(move || {
             watching.wake_me();

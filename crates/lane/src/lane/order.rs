@@ -10,13 +10,13 @@ use super::Lane;
 
 impl Lane {
     /// Notes if the next request is simply that of the ring.
-    pub(super) fn chooses(&mut self) {
-        self.is_plain = self.ahead.requests == 0 && self.limited.is_none() && !self.orders();
+    pub(super) fn update_is_plain(&mut self) {
+        self.is_plain = self.ahead.requests == 0 && self.limits.is_none() && !self.orders();
     }
 
     /// Requests are begun in the order of their classes.
     pub(super) fn orders(&self) -> bool {
-        self.classed.as_ref().is_some_and(|classed| classed.orders())
+        self.classes.as_ref().is_some_and(|classes| classes.orders())
     }
 
     /// The list in which a request waits: that of its class where it can overtake those of others, otherwise one for all.
@@ -30,7 +30,7 @@ impl Lane {
 
     /// The next request.
     #[cold]
-    pub(super) fn next_chosen(&mut self) -> Option<Slot> {
+    pub(super) fn next_in_order(&mut self) -> Option<Slot> {
         if self.orders() {
             // A request of a better class may have come.
             self.take_ahead();
@@ -38,7 +38,7 @@ impl Lane {
                 return None;
             }
         }
-        if self.limited.is_some() {
+        if self.limits.is_some() {
             return self.next_within_limits();
         }
         let class = self.next_list()?;
@@ -49,8 +49,8 @@ impl Lane {
     /// device.
     fn next_list(&self) -> Option<Class> {
         let waits = self.waiting.waits();
-        match &self.classed {
-            Some(classed) if classed.orders() => classed.next(waits),
+        match &self.classes {
+            Some(classes) if classes.orders() => classes.next(waits),
             // The rest of a time with an order goes before lists that others add to: it would wait
             // for ever.
             _ => [Class::Express, Class::Background, Class::Normal].into_iter().find(|list| waits.of(*list)),
@@ -61,7 +61,7 @@ impl Lane {
         let waits = self.waiting.waits();
         let slot = self.waiting.pop_of(&self.links, list)?;
         self.ahead.remove(self.queue.request(slot));
-        self.chooses();
+        self.update_is_plain();
         self.begins_waited(slot, list, waits);
         Some(slot)
     }
@@ -99,7 +99,7 @@ impl Lane {
 
     fn has_room_for_express(&self) -> bool {
         let only = self.waiting.waits().only(Class::Express);
-        self.classed.as_ref().is_none_or(|classed| !classed.orders() || classed.next(only).is_some())
+        self.classes.as_ref().is_none_or(|classes| !classes.orders() || classes.next(only).is_some())
     }
 
     /// Returns true if a waiting request may be begun, as far as the device goes.
@@ -109,7 +109,7 @@ impl Lane {
 
     /// Returns true if a waiting one may be begun, or there is one to be taken.
     #[cold]
-    pub(super) fn has_chosen(&mut self) -> bool {
+    pub(super) fn has_next_in_order(&mut self) -> bool {
         let is_held = self.is_held();
         if !is_held && self.may_begin() {
             return true;

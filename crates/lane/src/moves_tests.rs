@@ -16,10 +16,10 @@ use rustix::fs::MemfdFlags;
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Memory, Operation, Outcome,
-    Request as Taken, Slot, Status, StorageFile, What,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Memory, Operation,
+    OperationKind, Outcome, Request as Taken, Slot, Status, StorageFile,
 };
-use vlane_hint::{Board, Classes, LaneHint, Mark, Watch};
+use vlane_hint::{Board, BoardReader, Classes, LaneHint, Mark};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_policy::express::{Express, Mode};
 use vlane_policy::throttle::Limits;
@@ -69,18 +69,18 @@ impl Channel for FilesChannel {
         &self.files
     }
 
-    fn submit(&mut self, _: Slot, request: &Taken, _: Decisions, operations: &mut Vec<Operation>) -> Outcome {
-        let what = match request.kind() {
-            vlane_ring::Kind::In => What::Read(Memory::Request(0)),
-            vlane_ring::Kind::Out => What::Write(Memory::Request(0)),
+    fn begin(&mut self, _: Slot, request: &Taken, _: Decisions, operations: &mut Vec<Operation>) -> Outcome {
+        let kind = match request.kind() {
+            vlane_ring::Kind::In => OperationKind::Read(Memory::Request(0)),
+            vlane_ring::Kind::Out => OperationKind::Write(Memory::Request(0)),
             _ => return Outcome::Done(Status::Ok),
         };
         let (offset, len, patient) = (request.sector() * 512, request.len(), self.patient);
-        operations.push(Operation { number: 0, what, file: 0, offset, len, durable: false, patient });
+        operations.push(Operation { number: 0, kind, file: 0, offset, len, durable: false, patient });
         Outcome::Pending
     }
 
-    fn completed(
+    fn finished(
         &mut self,
         _: Slot,
         request: &Taken,
@@ -408,7 +408,7 @@ fn perform(act: Act, pool: &Pool, guests: &mut [Guest]) {
         Act::Submit { lane, block, count } => guests[lane].submit(block, count),
         Act::Reap { lane } => guests[lane].reap(),
         Act::Move { lane, to } => pool.move_lane(lane, to),
-        Act::Stay { lane } => pool.routes().call_off(lane),
+        Act::Stay { lane } => pool.routes().cancel(lane),
         Act::Call { lane } => {
             let guest = &mut guests[lane];
             guest.call = eventfd();
@@ -514,7 +514,7 @@ fn hung_lane_stays_and_survives_cancelled_move() {
         is_at(&pool, 0, 0) && guest.counters.snapshot().reads == 1,
         "it goes on as if nothing were asked"
     );
-    pool.routes().call_off(0);
+    pool.routes().cancel(0);
     wait_for("it does not serve any more", || guest.counters.snapshot().reads == 2);
     pool.move_lane(0, 1);
     let block = vec![1; usize::try_from(BLOCK).unwrap()];
@@ -534,7 +534,7 @@ fn recorder_and_hint_move_with_their_lane() {
     let (recorder, mut recorded) =
         recorder(0, RecorderConfig { origin: Instant::now(), hashes: false, entries: 1024 });
     let (board, fd) = Board::create(1, false).unwrap();
-    let mut watch = Watch::new(Board::open(fd.as_fd(), 1).unwrap());
+    let mut watch = BoardReader::new(Board::open(fd.as_fd(), 1).unwrap());
     watch.arm(Classes::ALL);
     pool.set_recorder(0, Some(Box::new(recorder))).unwrap();
     pool.set_hint(0, LaneHint::new(board, 0, Arc::new(eventfd())).map(Box::new)).unwrap();

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The thread. Dropping it ends it.
 #[derive(Debug)]
-pub(crate) struct Steering {
+pub(crate) struct GovernorThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -37,21 +37,25 @@ struct Shared {
     ended: AtomicBool,
 }
 
-impl Steering {
+impl GovernorThread {
     /// Steers the lanes of a pool of so many threads.
     ///
     /// # Errors
-    /// An error if the system gives no thread.
-    pub(crate) fn start(threads: usize, routes: Arc<Routes>, meters: Arc<Meters>) -> io::Result<Steering> {
+    /// When the system gives no thread.
+    pub(crate) fn start(
+        threads: usize,
+        routes: Arc<Routes>,
+        meters: Arc<Meters>,
+    ) -> io::Result<GovernorThread> {
         let shared = Arc::new(Shared { routes, meters, ended: AtomicBool::new(false) });
         let looking = Arc::clone(&shared);
         let body = move || looking.run(threads);
         let thread = std::thread::Builder::new().name("governor".to_owned()).spawn(body)?;
-        Ok(Steering { shared, thread: Some(thread) })
+        Ok(GovernorThread { shared, thread: Some(thread) })
     }
 }
 
-impl Drop for Steering {
+impl Drop for GovernorThread {
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
@@ -81,7 +85,7 @@ impl Shared {
             under_way.retain(|(lane, to, since)| {
                 let is_there = look.lanes.iter().any(|seen| (seen.lane, seen.thread) == (*lane, *to));
                 if !is_there && since.elapsed() > PATIENCE {
-                    self.routes.call_off(*lane);
+                    self.routes.cancel(*lane);
                     return false;
                 }
                 !is_there

@@ -7,17 +7,18 @@
 //! whichever order it drops things.
 
 use std::mem::ManuallyDrop;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use io_uring::{opcode, squeue};
 use vlane_memory::{DirtyLog, GuestMemory};
-use vlane_ring::{Broken, Kind, Queue, QueueConfig, QueueError, Request, SECTOR, Slot, Status};
+use vlane_ring::{Broken, Kind, Queue, QueueError, SECTOR, Slot, Status};
 
 use crate::Piece;
-use crate::operation::{Completion, Memory, Operation, StorageFile, What, ZEROES};
-use crate::uring::{Finished, Target, Ticket, Transfer, Uring};
+use crate::operation::{Completion, Memory, Operation, OperationKind, StorageFile, ZEROES};
+use crate::uring::{CrossThreadOperation, Finished, Target, Ticket, Uring};
 
 /// The most buffers that one `preadv` takes (`IOV_MAX`).
 const MAX_IOVECS: usize = 1024;
@@ -33,7 +34,7 @@ static ZERO_PAGE: ZeroPage = ZeroPage([0; 64 << 10]);
 static LEFT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
 /// A virtqueue whose requests' operations an io_uring works on.
-pub struct IoQueue {
+pub struct InflightQueue {
     /// Stays if something is under way.
     kept: ManuallyDrop<Kept>,
     /// By slot, how many operations are under way.
@@ -69,21 +70,21 @@ struct Held {
 // them; this code follows no pointer in them.
 unsafe impl Send for Kept {}
 
-impl std::fmt::Debug for IoQueue {
+impl std::fmt::Debug for InflightQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let queue = &self.kept.queue;
-        f.debug_struct("IoQueue").field("queue", queue).field("under_way", &self.under_way).finish()
+        f.debug_struct("InflightQueue").field("queue", queue).field("under_way", &self.under_way).finish()
     }
 }
 
-impl IoQueue {
+impl InflightQueue {
     /// Takes a queue. `place` comes with its operations' completions ([`Finished::place`]), `files` are those that operations name by
     /// their number, `uring` is the one that mostly gets them.
-    pub fn new(queue: Queue, place: u16, files: &[StorageFile], uring: &mut Uring) -> IoQueue {
+    pub fn new(queue: Queue, place: u16, files: &[StorageFile], uring: &mut Uring) -> InflightQueue {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let slots = usize::from(queue.config().size);
         let kept = Kept { queue, held: Vec::new(), spare: Vec::new(), files: files.into() };
-        IoQueue {
+        InflightQueue {
             kept: ManuallyDrop::new(kept),
             lent: vec![0; slots].into_boxed_slice(),
             under_way: 0,
@@ -93,7 +94,7 @@ impl IoQueue {
         }
     }
 
-    /// Goes to another thread: `place` and `uring` are as in [`IoQueue::new`].
+    /// Goes to another thread: `place` and `uring` are as in [`InflightQueue::new`].
     ///
     /// # Panics
     /// When an operation is under way: only the uring that has it reports its end.
@@ -107,9 +108,9 @@ impl IoQueue {
     /// completes. Its number is 0.
     ///
     /// # Panics
-    /// As [`IoQueue::begin`].
+    /// As [`InflightQueue::submit`].
     #[inline]
-    pub fn begin_whole(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) {
+    pub fn submit_whole(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) {
         let entry = self.whole(slot, file, durable);
         self.push(uring, entry, slot, 0, false);
     }
@@ -136,13 +137,13 @@ impl IoQueue {
         entry.flags(target.flags)
     }
 
-    /// As [`IoQueue::begin_whole`], of an express request: if that pays, in the ring of the thread with the fewest operations in its own
-    /// ([`Uring::sit`]).
+    /// As [`InflightQueue::submit_whole`], of an express request: if that pays, in the ring of the thread with the fewest operations in its own
+    /// ([`Uring::join`]).
     ///
     /// # Panics
-    /// As [`IoQueue::begin`].
+    /// As [`InflightQueue::submit`].
     #[cold]
-    pub fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) {
+    pub fn submit_express(&mut self, uring: &mut Uring, slot: Slot, file: u8, durable: bool) {
         assert!(
             self.kept.queue.request(slot).is_in_flight(),
             "an operation for {slot:?}, which is not in flight"
@@ -164,7 +165,7 @@ impl IoQueue {
             [one] => (one.iov_base.expose_provenance(), one.iov_len, false),
             all => (all.as_ptr().expose_provenance(), all.len().min(MAX_IOVECS), true),
         };
-        let transfer = Transfer {
+        let operation = CrossThreadOperation {
             is_write: request.kind() == Kind::Out,
             is_list,
             rw_flags: if durable { libc::RWF_DSYNC } else { 0 },
@@ -177,7 +178,7 @@ impl IoQueue {
         // SAFETY: as in `push`: the request's memory stays mapped, and the file open, until
         // `finish`, which needs the completion. On either ring, `lent` and `under_way` count the
         // operation until then.
-        let is_handed_over = unsafe { uring.hand_over(transfer, self.ticket.of(slot, 0, false)) };
+        let is_handed_over = unsafe { uring.hand_over(operation, self.ticket.of(slot, 0, false)) };
         if is_handed_over {
             self.lend(slot);
             self.handed_over += 1;
@@ -197,7 +198,7 @@ impl IoQueue {
     /// file the queue was not given, or that has the number of another one of the same request
     /// under way.
     #[inline]
-    pub fn begin(&mut self, uring: &mut Uring, slot: Slot, operation: &mut Operation) {
+    pub fn submit(&mut self, uring: &mut Uring, slot: Slot, operation: &mut Operation) {
         let request = self.kept.queue.request(slot);
         assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
         let target = self.targets[usize::from(operation.file)];
@@ -212,7 +213,7 @@ impl IoQueue {
     fn push(&mut self, uring: &mut Uring, entry: squeue::Entry, slot: Slot, number: u8, is_held: bool) {
         self.lend(slot);
         // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped until the request is answered, and lists
-        // and buffers of `kept`, which stay where they are until `finish`. `complete` answers no request that has something lent, and
+        // and buffers of `kept`, which stay where they are until `finish`. `answer` answers no request that has something lent, and
         // dropping this keeps all of it while something is.
         unsafe { uring.push(entry, self.ticket.of(slot, number, is_held)) };
     }
@@ -244,31 +245,50 @@ impl IoQueue {
         self.under_way
     }
 
-    /// As [`Queue::complete`]; a request that the kernel still works on stays unanswered.
+    /// Answers a request, as [`Queue::answer`]. A request that the kernel still works on stays
+    /// unanswered.
     ///
     /// # Panics
     /// When `slot` is not from this queue.
     #[inline]
-    pub fn complete(&mut self, slot: Slot, status: Status) {
+    pub fn answer(&mut self, slot: Slot, status: Status) {
         let is_lent = self.lent[usize::from(slot.0)] > 0;
         debug_assert!(!is_lent, "{slot:?} is answered while the kernel works on it");
         if !is_lent {
-            self.kept.queue.complete(slot, status);
+            self.kept.queue.answer(slot, status);
         }
     }
 
-    /// As [`Queue::set_index`].
-    pub fn set_index(&mut self, index: u16) {
-        self.kept.queue.set_index(index);
+    /// Puts a request back, as [`Queue::put_back`]. A request that the kernel works on stays in
+    /// flight.
+    pub fn put_back(&mut self, slot: Slot) -> bool {
+        self.lent.get(usize::from(slot.0)) == Some(&0) && self.kept.queue.put_back(slot)
     }
+}
 
-    /// As [`Queue::pop`].
+/// Reads go straight to the queue.
+///
+/// There is no `DerefMut`. With `&mut Queue` the queue could be answered, or replaced and its memory
+/// unmapped, while the kernel works on that memory.
+impl Deref for InflightQueue {
+    type Target = Queue;
+
+    #[inline(always)]
+    fn deref(&self) -> &Queue {
+        &self.kept.queue
+    }
+}
+
+/// The changes that leave lent memory alone: requests in flight keep their slots, and the queue
+/// keeps their memory mapped.
+impl InflightQueue {
+    /// As [`Queue::take`].
     ///
     /// # Errors
     /// [`Broken`], now and ever after.
     #[inline(always)]
-    pub fn pop(&mut self) -> Result<Option<Slot>, Broken> {
-        self.kept.queue.pop()
+    pub fn take(&mut self) -> Result<Option<Slot>, Broken> {
+        self.kept.queue.take()
     }
 
     /// As [`Queue::has_available`].
@@ -277,38 +297,16 @@ impl IoQueue {
         self.kept.queue.has_available()
     }
 
-    /// As [`Queue::request`].
-    ///
-    /// # Panics
-    /// When `slot` is not from this queue.
+    /// As [`Queue::show`].
     #[inline]
-    pub fn request(&self, slot: Slot) -> &Request {
-        self.kept.queue.request(slot)
-    }
-
-    /// [`Queue::taken_since`].
-    ///
-    /// # Panics
-    /// When `slot` is not from this queue.
-    pub fn taken_since(&self, slot: Slot) -> u32 {
-        self.kept.queue.taken_since(slot)
-    }
-
-    /// As [`Queue::put_back`]; not for a request that the kernel works on.
-    pub fn put_back(&mut self, slot: Slot) -> bool {
-        self.lent.get(usize::from(slot.0)) == Some(&0) && self.kept.queue.put_back(slot)
-    }
-
-    /// As [`Queue::publish`].
-    #[inline]
-    pub fn publish(&mut self) -> bool {
-        self.kept.queue.publish()
+    pub fn show(&mut self) -> bool {
+        self.kept.queue.show()
     }
 
     /// As [`Queue::enable_notify`].
     ///
     /// # Errors
-    /// [`Broken`], as [`IoQueue::pop`].
+    /// [`Broken`], as [`InflightQueue::take`].
     pub fn enable_notify(&mut self) -> Result<bool, Broken> {
         self.kept.queue.enable_notify()
     }
@@ -323,33 +321,6 @@ impl IoQueue {
         self.kept.queue.leave_place();
     }
 
-    /// As [`Queue::is_tracked`].
-    pub fn is_tracked(&self) -> bool {
-        self.kept.queue.is_tracked()
-    }
-
-    /// As [`Queue::is_replaying`].
-    #[inline]
-    pub fn is_replaying(&self) -> bool {
-        self.kept.queue.is_replaying()
-    }
-
-    /// As [`Queue::in_flight`].
-    #[inline]
-    pub fn in_flight(&self) -> usize {
-        self.kept.queue.in_flight()
-    }
-
-    /// As [`Queue::base`].
-    pub fn base(&self) -> u32 {
-        self.kept.queue.base()
-    }
-
-    /// As [`Queue::config`].
-    pub fn config(&self) -> &QueueConfig {
-        self.kept.queue.config()
-    }
-
     /// As [`Queue::set_memory`].
     ///
     /// # Errors
@@ -362,14 +333,9 @@ impl IoQueue {
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, ring: Option<u64>) {
         self.kept.queue.set_log(log, ring);
     }
-
-    /// As [`Queue::is_memory_lost`].
-    pub fn is_memory_lost(&self) -> bool {
-        self.kept.queue.is_memory_lost()
-    }
 }
 
-impl Drop for IoQueue {
+impl Drop for InflightQueue {
     fn drop(&mut self) {
         if self.under_way == 0 {
             // SAFETY: dropped once, here, and not used again.
@@ -403,18 +369,22 @@ impl Kept {
         let fallocate = |mode| {
             opcode::Fallocate::new(fd, len).offset(offset).mode(mode | libc::FALLOC_FL_KEEP_SIZE).build()
         };
-        let entry = match &operation.what {
-            What::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
-            What::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
-            What::Discard => {
+        let entry = match &operation.kind {
+            OperationKind::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
+            OperationKind::Zero => fallocate(libc::FALLOC_FL_ZERO_RANGE),
+            OperationKind::Discard => {
                 let mut command = [0; 16];
                 command[..8].copy_from_slice(&len.to_ne_bytes());
                 opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD).addr(Some(offset)).cmd(command).build()
             }
-            What::Read(Memory::Request(0)) | What::Write(Memory::Request(0)) if len == request.len() => {
+            OperationKind::Read(Memory::Request(0)) | OperationKind::Write(Memory::Request(0))
+                if len == request.len() =>
+            {
                 vectored_of(request.buffers(), operation, target)
             }
-            What::Read(_) | What::Write(_) => return (self.hold(slot, operation, target), true),
+            OperationKind::Read(_) | OperationKind::Write(_) => {
+                return (self.hold(slot, operation, target), true);
+            }
         };
         (entry, false)
     }
@@ -428,16 +398,17 @@ impl Kept {
         // By these two it is found again.
         let is_new = !self.held.iter().any(|held| (held.slot, held.number) == (slot, number));
         assert!(is_new, "{slot:?} has two operations of the number {number}");
-        match &mut operation.what {
-            What::Read(Memory::Request(from)) | What::Write(Memory::Request(from)) => {
+        match &mut operation.kind {
+            OperationKind::Read(Memory::Request(from)) | OperationKind::Write(Memory::Request(from)) => {
                 select(&mut buffers, request.buffers(), *from, operation.len);
             }
-            What::Read(Memory::Piece(piece, from)) | What::Write(Memory::Piece(piece, from)) => {
+            OperationKind::Read(Memory::Piece(piece, from))
+            | OperationKind::Write(Memory::Piece(piece, from)) => {
                 let bytes = piece.bytes_mut().get_mut(*from..).unwrap_or_default();
                 let iov_len = len.min(bytes.len());
                 buffers.push(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len });
             }
-            What::Write(Memory::Zeroes) => {
+            OperationKind::Write(Memory::Zeroes) => {
                 let mut left = operation.len.min(ZEROES);
                 while left > 0 {
                     let n = left.min(ZERO_PAGE.0.len() as u64);
@@ -450,8 +421,10 @@ impl Kept {
             _ => {}
         }
         let entry = vectored_of(&buffers, operation, target);
-        let piece = match std::mem::replace(&mut operation.what, What::Punch) {
-            What::Read(Memory::Piece(piece, _)) | What::Write(Memory::Piece(piece, _)) => Some(piece),
+        let piece = match std::mem::replace(&mut operation.kind, OperationKind::Punch) {
+            OperationKind::Read(Memory::Piece(piece, _)) | OperationKind::Write(Memory::Piece(piece, _)) => {
+                Some(piece)
+            }
             _ => None,
         };
         self.held.push(Held { slot, number, buffers, piece });
@@ -471,7 +444,7 @@ impl Kept {
 }
 
 fn vectored_of(buffers: &[libc::iovec], operation: &Operation, target: Target) -> squeue::Entry {
-    let is_write = matches!(operation.what, What::Write(_));
+    let is_write = matches!(operation.kind, OperationKind::Write(_));
     vectored(buffers, is_write, operation.offset, rw_flags(operation), target)
 }
 

@@ -38,16 +38,16 @@ struct Seen {
 
 /// The scheduler's view of one board.
 #[derive(Debug)]
-pub struct Watch {
+pub struct BoardReader {
     board: Board,
     seen: Vec<Seen>,
 }
 
-impl Watch {
-    /// A watch on `board`, which stays off until [`Watch::arm`].
-    pub fn new(board: Board) -> Watch {
+impl BoardReader {
+    /// A watch on `board`, which stays off until [`BoardReader::arm`].
+    pub fn new(board: Board) -> BoardReader {
         let seen = vec![Seen::default(); board.lanes().into()];
-        Watch { board, seen }
+        BoardReader { board, seen }
     }
 
     /// True if any of the volume's requests may be express, by the back end's word.
@@ -73,7 +73,7 @@ impl Watch {
         self.board.wake().store(1, Ordering::Relaxed);
         // The counterpart of the lane's: it marks first and looks at this word then.
         fence(Ordering::SeqCst);
-        let Watch { board, seen } = self;
+        let BoardReader { board, seen } = self;
         let lanes = (0..board.lanes()).zip(seen.iter_mut());
         lanes.flat_map(move |(lane, seen)| {
             let marks = board.slot(lane).map_or([None, None], |slot| look(&slot, seen, now));
