@@ -188,7 +188,7 @@ mod tests {
             .iter()
             .map(|(_, function)| function.full_name())
             .collect();
-        for name in ["Lane::serve", "Lane::publish", "Queue::pop", "Queue::admit", "Holder::begin_write"] {
+        for name in ["Lane::serve", "Lane::show", "Queue::take", "Queue::admit", "Holder::begin_write"] {
             assert!(reached.contains(name), "{name} is not on the data path: {reached:?}");
         }
     }
