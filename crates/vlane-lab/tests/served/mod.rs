@@ -135,7 +135,7 @@ pub fn fails(command: &mut Command, parts: &[&str]) {
 pub fn fails_with(status: i32, command: &mut Command, parts: &[&str]) {
     let (code, words) = ends(command);
     assert_eq!(code, Some(status), "{command:?}: {words}");
-    let lines: Vec<&str> = words.lines().filter(|line| line.starts_with("vlane: ")).collect();
+    let lines: Vec<&str> = words.lines().filter(|line| line.starts_with("vlane-lab: ")).collect();
     assert_eq!(lines.len(), 1, "{command:?}: {words}");
     for part in parts {
         assert!(lines[0].contains(part), "{command:?}: no {part:?} in {:?}", lines[0]);
