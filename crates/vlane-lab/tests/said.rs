@@ -36,7 +36,10 @@ fn waiting_client_says_so_and_connects() {
     assert!(bench.wait().unwrap().success(), "{rest}");
     let log = server.log();
     let pid = format!("front end pid {} (", std::process::id());
-    assert!(log.contains(&pid) && log.contains(&format!("front end pid {} (vlane)", bench.id())), "{log}");
+    assert!(
+        log.contains(&pid) && log.contains(&format!("front end pid {} (vlane-lab)", bench.id())),
+        "{log}"
+    );
     stop(server);
 }
 

@@ -18,9 +18,16 @@ fn clients(command: &clap::Command, path: &[String], socket: &str, found: &mut V
         shown || arg.get_id().as_str() == "socket"
     };
     let positionals: Vec<_> = command.get_positionals().collect();
-    if let [only] = positionals[..]
-        && is_socket(only)
-    {
+    let takes_socket = matches!(positionals[..], [only] if is_socket(only));
+    // A command with commands below it takes the socket before them.
+    let path = match takes_socket && command.has_subcommands() {
+        true => &[path, &[socket.to_owned()]].concat(),
+        false => path,
+    };
+    if command.get_name() == "status" && path.first().is_some_and(|word| word == "volume") {
+        found.push(path.to_vec());
+    }
+    if takes_socket && !command.has_subcommands() {
         let output =
             command.get_arguments().find(|arg| arg.is_required_set() && arg.get_long() == Some("output"));
         let more = output.map(|_| ["--output".to_owned(), format!("{socket}.out")]).into_iter().flatten();
