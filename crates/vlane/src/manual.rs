@@ -192,7 +192,7 @@ pub fn mismatches(program: &Program) -> Vec<String> {
     let mut commands = Vec::new();
     visible(&(program.command)(), "", &mut commands);
     for words in &commands {
-        if !of(program.pages, words).is_some_and(|page| !page.examples.is_empty()) {
+        if of(program.pages, words).is_none_or(|page| page.examples.is_empty()) {
             found.push(format!("`{words}` has no page with an example"));
         }
     }

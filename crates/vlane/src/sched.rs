@@ -16,6 +16,7 @@ pub struct SchedArgs {
 }
 
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Command {
     /// Schedule virtual CPUs of this host
     Run(run::RunArgs),
