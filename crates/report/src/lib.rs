@@ -9,7 +9,7 @@
 //! Other modules supply the parts of a report. [`experiment`] makes the report of arms that were
 //! measured in turns, and [`judge`] its verdicts. [`stats`] decides if two arms differ, and
 //! [`published`] compares a figure with a published one. [`machine`] describes the place of
-//! measurement, [`date`] its time, and [`progress`] its progress.
+//! measurement, and [`date`] its time.
 
 #![forbid(unsafe_code)]
 
