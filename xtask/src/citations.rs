@@ -1,4 +1,4 @@
-//! `cargo xtask citations`: what the specifications demand, and the places in the code that fulfil it.
+//! `cargo xtask citations`: demands of the specifications, and the places in the code that fulfil them.
 //!
 //! `specification/*.toml` has the sentences. The code quotes them, in the form of s2n-quic's duvet:
 //!

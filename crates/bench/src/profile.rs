@@ -1,4 +1,4 @@
-//! Profiles: what is measured, on what, how often. TOML, strict: a key that is not known is an error with its line.
+//! Profiles: loads, targets and repeats of a measurement. TOML, strict: a key that is not known is an error with its line.
 //!
 //! `docs/src/bench.md` has the table of keys. The profiles that come with vlane are in `profiles/`.
 

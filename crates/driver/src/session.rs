@@ -4,7 +4,7 @@
 //! queues, [`Session::stop`] takes them back. Dropping a session hangs up.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -102,14 +102,12 @@ pub struct GuestQueue {
 }
 
 impl GuestQueue {
-    /// Makes a queue in `arena` without a session, for a device within this process. The device
-    /// gets its addresses from [`BlkQueue::layout`] and its signals from [`GuestQueue::kick_fd`]
-    /// and [`GuestQueue::call_fd`].
+    /// Makes a queue in `arena`.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if there are no descriptors left, [`ErrorKind::Queue`] if the arena is too small or the options do
     /// not fit together.
-    pub fn new(arena: &Arena, options: BlkOptions) -> Result<Self, Error> {
+    fn new(arena: &Arena, options: BlkOptions) -> Result<Self, Error> {
         let event =
             || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"));
         let (kick, call) = (event()?, event()?);
@@ -117,16 +115,6 @@ impl GuestQueue {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &call, epoll::EventData::new_u64(0), flags).map_err(system("watch an eventfd"))?;
         Ok(Self { blk: BlkQueue::new(arena, options)?, kick, call, epoll })
-    }
-
-    /// The eventfd that [`GuestQueue::kick`] writes.
-    pub fn kick_fd(&self) -> BorrowedFd<'_> {
-        self.kick.as_fd()
-    }
-
-    /// The eventfd that the device writes, and [`GuestQueue::wait`] waits for.
-    pub fn call_fd(&self) -> BorrowedFd<'_> {
-        self.call.as_fd()
     }
 
     /// Tells the back end that there are requests.

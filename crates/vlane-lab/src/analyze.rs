@@ -1,4 +1,4 @@
-//! `vlane-lab trace analyze`: what a recorded trace consists of.
+//! `vlane-lab trace analyze`: describes a recorded trace.
 
 use std::path::{Path, PathBuf};
 

@@ -10,7 +10,7 @@ use crate::bench;
 
 /// Runs the command. Where the demonstration finds no guest to boot, the built-in driver takes its place.
 pub fn run(args: BootArgs) -> Result<()> {
-    execute(args, drive).map(drop)
+    execute(args, Some(drive)).map(drop)
 }
 
 /// The guest's part, played by the driver: writes, flushes, and checks what comes back.

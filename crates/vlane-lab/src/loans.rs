@@ -1,4 +1,4 @@
-//! `vlane-lab prove loans`: what the live scheduler does to responses and shares, on this machine.
+//! `vlane-lab prove loans`: measures responses and shares under the live scheduler.
 
 use std::path::PathBuf;
 use std::time::Duration;

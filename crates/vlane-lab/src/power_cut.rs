@@ -1,4 +1,4 @@
-//! `vlane-lab prove power-cut`: what a power cut leaves of a guest's file system. For those who work on vlane.
+//! `vlane-lab prove power-cut`: checks the states that a power cut can leave of a guest's file system. For those who work on vlane.
 
 use std::path::PathBuf;
 use vlane_report::build::Begun;

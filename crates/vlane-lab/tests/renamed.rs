@@ -1,4 +1,4 @@
-//! Options that were renamed: who has a script need not change it.
+//! Renamed options: scripts need no change.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -119,24 +119,24 @@ pub enum Outcome {
 /// # Errors
 /// The guest or its server failed; there is no QEMU, or no kernel for the demonstration's guest.
 pub fn run(args: BootArgs) -> Result<()> {
-    let without = |_: &Path| {
-        bail!(
-            "no guest can be booted: install QEMU and busybox, or try `vlane-lab boot`, whose driver needs no guest"
-        )
-    };
-    execute(args, without).map(drop)
+    execute(args, None).map(drop)
 }
 
-/// Runs the command. `without_guest` is called when the demonstration cannot have a guest: it gets the socket of a
-/// back end that serves the demonstration's volume.
-pub fn execute(args: BootArgs, without_guest: impl FnOnce(&Path) -> Result<()>) -> Result<Outcome> {
+/// Stand-in for the demonstration's guest: gets the socket of a back end that serves its volume.
+pub type StandIn = fn(&Path) -> Result<()>;
+
+/// Runs the command. A stand-in takes the place of a guest that the demonstration cannot have.
+///
+/// # Errors
+/// As [`run`]; those of the stand-in.
+pub fn execute(args: BootArgs, stand_in: Option<StandIn>) -> Result<Outcome> {
     let ended = signals()?;
     let install = if args.install && !args.dry_run { Install::Allowed } else { Install::Never };
     let host = Host::new(install)?;
     match &args.image {
         _ if args.dry_run => dry_run(&args, &host),
         Some(image) => interactive(&args, &host, image, &ended),
-        None => demonstration(&args, &host, &ended, without_guest),
+        None => demonstration(&args, &host, &ended, stand_in),
     }
 }
 
@@ -218,7 +218,7 @@ fn demonstration(
     args: &BootArgs,
     host: &Host,
     ended: &AtomicBool,
-    without_guest: impl FnOnce(&Path) -> Result<()>,
+    stand_in: Option<StandIn>,
 ) -> Result<Outcome> {
     let started = Instant::now();
     let parts = QemuProgram::find(host).and_then(|q| Kernel::find(host).map(|k| (q, k))).and_then(|parts| {
@@ -236,8 +236,11 @@ fn demonstration(
             println!(
                 "`vlane boot --demo --install` installs the missing programs, as root on Debian or Ubuntu."
             );
+            let Some(stand_in) = stand_in else {
+                bail!("no guest can be booted; `vlane-lab boot` replaces it with a built-in driver")
+            };
             let backend = serve(args, &image, &socket)?;
-            without_guest(backend.socket())?;
+            stand_in(backend.socket())?;
             stop(backend)?;
             return Ok(Outcome::NoGuest);
         }

@@ -1,4 +1,4 @@
-//! `vlane volume CTL classes`: what a volume's control socket tells of its classes, as a table.
+//! `vlane volume CTL classes`: a volume's requests by class, as a table.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `vlane completions`: what a shell completes after `vlane`.
+//! `vlane completions`: the completions of a shell.
 
 use anyhow::Result;
 use clap::Args;

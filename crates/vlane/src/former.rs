@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Former words after `vlane`, and the present ones after `vlane-lab`. Longer ones stand first.
-pub const MOVED: [(&[&str], &[&str]); 18] = [
+const MOVED: [(&[&str], &[&str]); 18] = [
     (&["sched", "prove-sched-ext"], &["prove", "sched-ext"]),
     (&["sched", "prove"], &["prove", "loans"]),
     (&["sched", "simulate"], &["simulate"]),

@@ -1,4 +1,4 @@
-//! `vlane inspect`: what is on an image, and where the journals of its file systems lie.
+//! `vlane inspect`: an image's partitions, file systems and journals.
 
 use std::fs::File;
 use std::io;

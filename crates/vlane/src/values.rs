@@ -1,4 +1,4 @@
-//! Values of options: what is possible, and what is wrong with the rest, in words. clap puts the option's name before them.
+//! Values of options: parsers whose errors name the valid values. clap puts the option's name before them.
 
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};

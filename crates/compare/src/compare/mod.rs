@@ -1,4 +1,4 @@
-//! `compare`: what does virtualisation cost here, where does it go, and what would lanes give?
+//! `compare host`: the cost of virtualisation here, its causes, and the gain by lanes.
 //!
 //! The same loads ([`loads`]) run on the host directly and in one guest that has a disk of every
 //! kind ([`columns`]). The disks are vlane's, QEMU's own virtio-blk, qemu-storage-daemon's, and

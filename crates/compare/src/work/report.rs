@@ -133,7 +133,7 @@ fn calls_chart(all: &[(Direction, Spread, Spread)]) -> Block {
     ))
 }
 
-/// QEMU's own virtio-blk: what the guest's requests became.
+/// Calls of QEMU's own virtio-blk for the guest's requests.
 fn guest(all: &[GuestMeasured]) -> Section {
     let mut columns = vec![Column::new("", "")];
     let cases: Vec<(Direction, u32)> =

@@ -1,4 +1,4 @@
-//! All variants in turns, in each guest: what a program that reads and launches have in common.
+//! All variants in turns, in each guest: the common part of readers and launches.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The reports: what they share, and one file for each.
+//! The reports' common parts; each report has a file.
 
 use super::Variant;
 use super::machine::Beside;

@@ -1,4 +1,4 @@
-//! `vlane sched status`: whether a scheduler runs, and what it has, once; for people, scripts and monitoring.
+//! `vlane sched status`: the state of the scheduler, once; for people, scripts and monitoring.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

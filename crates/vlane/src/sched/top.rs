@@ -1,4 +1,4 @@
-//! `vlane sched top`: what the live scheduler does, for people and for programs.
+//! `vlane sched top`: the live scheduler's work, for people and for programs.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
