@@ -15,7 +15,7 @@ use crate::process::{Spec, kill_group, pid_of, tail, wait_until};
 pub enum Ready {
     /// It prints a line that starts so.
     Line(&'static str),
-    /// Its socket appears.
+    /// Its socket listens.
     Socket,
 }
 
@@ -81,7 +81,7 @@ impl Backend {
     fn is_ready(&self, ready: Ready) -> bool {
         match ready {
             Ready::Line(start) => self.console.text().lines().any(|line| line.starts_with(start)),
-            Ready::Socket => self.socket.exists(),
+            Ready::Socket => self.socket.exists() && !is_only_bound(&self.socket),
         }
     }
 
@@ -157,6 +157,24 @@ impl Drop for Backend {
     }
 }
 
+/// Returns true for a socket that has its name and refuses connections: `bind` and `listen` are two calls. Sockets of other
+/// network namespaces are not in the kernel's table, and count as listening.
+fn is_only_bound(socket: &Path) -> bool {
+    /// `__SO_ACCEPTCON` of Linux' include/uapi/linux/net.h.
+    const LISTENS: u64 = 1 << 16;
+    let table = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    let name = socket.to_string_lossy();
+    // Num RefCount Protocol Flags Type St Inode Path
+    let flags = table.lines().filter_map(|line| {
+        let (fields, path) = line.split_at_checked(line.find('/')?)?;
+        let flags = fields.split_whitespace().nth(3).filter(|_| path == name)?;
+        u64::from_str_radix(flags, 16).ok()
+    });
+    let flags: Vec<u64> = flags.collect();
+    !flags.is_empty() && flags.iter().all(|flags| flags & LISTENS == 0)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -192,5 +210,21 @@ mod tests {
         let pid = backend.id();
         drop(backend);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+
+    #[test]
+    fn bound_socket_is_ready_once_it_listens() {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let directory = tempfile::tempdir().unwrap();
+        for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
+            let path = directory.path().join(format!("{}.sock", kind.as_raw()));
+            let socket =
+                rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+            rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+            assert!(path.exists() && is_only_bound(&path));
+            rustix::net::listen(&socket, 1).unwrap();
+            assert!(!is_only_bound(&path));
+        }
+        assert!(!is_only_bound(&directory.path().join("none")));
     }
 }
