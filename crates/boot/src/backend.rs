@@ -157,8 +157,9 @@ impl Drop for Backend {
     }
 }
 
-/// Returns true for a socket that has its name and refuses connections: `bind` and `listen` are two calls. Sockets of other
-/// network namespaces are not in the kernel's table, and count as listening.
+/// Returns true for a socket that has its name and refuses connections: `bind` and `listen` are two
+/// calls. Sockets of other network namespaces are not in the kernel's table, and count as
+/// listening.
 fn is_only_bound(socket: &Path) -> bool {
     /// `__SO_ACCEPTCON` of Linux' include/uapi/linux/net.h.
     const LISTENS: u64 = 1 << 16;
@@ -218,8 +219,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         for kind in [SocketType::STREAM, SocketType::SEQPACKET] {
             let path = directory.path().join(format!("{}.sock", kind.as_raw()));
-            let socket =
-                rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+            let flags = SocketFlags::CLOEXEC;
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
             rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
             assert!(path.exists() && is_only_bound(&path));
             rustix::net::listen(&socket, 1).unwrap();
