@@ -21,7 +21,7 @@ fn options(bug: Option<Bug>, keeps_steps: bool) -> Options {
 fn tell(seed: u64, failure: &str) -> String {
     let Report { steps, .. } = run(seed, options(None, true)).unwrap();
     format!(
-        "{}\n\nseed {seed}: {failure}\nTo repeat it: VLANE_DST_SEED={seed} cargo test -p vlane-dst --test simulation no_seed\n",
+        "{}\n\nseed {seed}: {failure}\nTo repeat it: VLANE_DST_SEED={seed} cargo test -p vlane-dst --test simulation every_seed\n",
         steps.join("\n")
     )
 }
