@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use vlane_boot::{Backend, Guest, Report, ext4};
+use vlane_testing::descriptors;
 
 const MIB: u64 = 1 << 20;
 /// The bit of VIRTIO_F_RING_PACKED.
@@ -225,11 +226,29 @@ fi
 fn holds(backend: &Backend) -> (usize, usize) {
     // QEMU's name for it.
     let is_memory = |text: &str| text.contains("memory-backend-memfd");
-    let descriptors = vlane_testing::descriptors(backend.id());
+    let open = descriptors(backend.id());
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", backend.id())).unwrap();
-    let of_memory = descriptors.iter().filter(|one| is_memory(&one.file)).count()
+    let of_memory = open.iter().filter(|one| is_memory(&one.file)).count()
         + maps.lines().filter(|line| is_memory(line)).count();
-    (descriptors.len(), of_memory)
+    (open.len(), of_memory)
+}
+
+/// The same once its start has ended: its last thread and its last kind of descriptor are there.
+fn holds_at_rest(backend: &Backend) -> (usize, usize) {
+    let tasks = format!("/proc/{}/task", backend.id());
+    let is_door = |task: std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "door")
+    };
+    let has_started = || {
+        std::fs::read_dir(&tasks).unwrap().flatten().any(is_door)
+            && descriptors(backend.id()).iter().any(|one| one.file.contains("inotify"))
+    };
+    let begin = Instant::now();
+    while !has_started() {
+        assert!(begin.elapsed() < common::LIMIT, "{}", backend.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    holds(backend)
 }
 
 /// Each guest survives an upgrade, and leaves no state in the back end.
@@ -240,7 +259,7 @@ fn guests_in_turn_share_one_socket() {
     let volume = Volume::new(64 * MIB);
     const THREADS: usize = 2;
     let backend = volume.serve(&["--queues", "2", "--threads", "2"]);
-    let before = holds(&backend);
+    let before = holds_at_rest(&backend);
     let upgrades = |guest: &mut Guest| {
         guest.wait_result("begun", common::LIMIT).unwrap();
         let with_guest = holds(&backend);
@@ -256,8 +275,8 @@ fn guests_in_turn_share_one_socket() {
     let is_gone = |rings: usize| {
         let (begin, most) = (Instant::now(), before.0 + rings);
         while holds(&backend).0 > most || holds(&backend).1 > 0 {
-            let held = holds(&backend);
-            assert!(begin.elapsed() < common::LIMIT, "{held:?} are left, and {before:?} were there");
+            let held = descriptors(backend.id());
+            assert!(begin.elapsed() < common::LIMIT, "{before:?} were there; these are left: {held:#?}");
             std::thread::sleep(Duration::from_millis(10));
         }
     };
