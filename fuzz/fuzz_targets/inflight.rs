@@ -1,5 +1,6 @@
-//! Requests in flight that are marked in memory which the front end can write to, in a ring which the guest can write to, under devices that
-//! are killed: no panic, no endless loop, no address outside guest memory.
+//! Requests in flight that are marked in memory which the front end can write to, in a ring which
+//! the guest can write to, under devices that are killed: no panic, no endless loop, no address
+//! outside guest memory.
 
 #![no_main]
 

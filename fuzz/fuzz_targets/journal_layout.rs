@@ -1,8 +1,10 @@
-//! A disk from somebody else, with partition tables and file systems that may be damaged, and may change while they are read: reading its layout
-//! ends after a bounded number of reads, and names nothing outside the disk, nothing twice, and no journal that is watched.
+//! A disk from somebody else, with partition tables and file systems that may be damaged, and may
+//! change while they are read: reading its layout ends after a bounded number of reads, and names
+//! nothing outside the disk, nothing twice, and no journal that is watched.
 //!
-//! The input is a disk that is right, with damage, and with bytes of any kind at the places that matter: of random bytes nearly all are refused
-//! at the first magic number. Checksums are left out of half of the disks, so that there is something to find behind them.
+//! The input is a disk that is right, with damage, and with bytes of any kind at the places that
+//! matter: of random bytes nearly all are refused at the first magic number. Checksums are left out
+//! of half of the disks, so that there is something to find behind them.
 
 #![no_main]
 

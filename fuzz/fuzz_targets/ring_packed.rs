@@ -1,4 +1,5 @@
-//! A packed ring that the guest changes at will: no panic, no endless loop, no address outside guest memory.
+//! A packed ring that the guest changes at will: no panic, no endless loop, no address outside
+//! guest memory.
 
 #![no_main]
 

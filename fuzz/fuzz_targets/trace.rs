@@ -1,6 +1,8 @@
-//! A trace from somebody else: read to its end or its first error, never more; and what was read is written as it was.
+//! A trace from somebody else: read to its end or its first error, never more; and what was read is
+//! written as it was.
 //!
-//! The input is a header and entries with the right magic and checksums, and then damage: of random bytes nearly all are refused at the first one.
+//! The input is a header and entries with the right magic and checksums, and then damage: of random
+//! bytes nearly all are refused at the first one.
 
 #![no_main]
 

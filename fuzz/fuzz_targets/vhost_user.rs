@@ -1,5 +1,5 @@
-//! vhost-user messages, sensible and not, into a session: whatever a front end says, the session ends when it hangs
-//! up, and the next one begins.
+//! vhost-user messages, sensible and not, into a session: whatever a front end says, the session
+//! ends when it hangs up, and the next one begins.
 
 #![no_main]
 
@@ -23,7 +23,8 @@ use vlane_server::{Session, Volume, VolumeConfig};
 
 /// Guest memory: one file of which every region is a part.
 const MEMORY: u64 = 0x10_0000;
-/// Where requests in flight are marked, as SET_INFLIGHT_FD says it: in the same file, so that they are poked at, too. Four queues of at most 128 entries.
+/// Where requests in flight are marked, as SET_INFLIGHT_FD says it: in the same file, so that they
+/// are poked at, too. Four queues of at most 128 entries.
 const MARKS: [u64; 3] = [0x8000, MEMORY - 0x1_0000, 4 | 128 << 16];
 const USER: u64 = 0x7000_0000_0000;
 /// Offered by the device, and a few that are not.

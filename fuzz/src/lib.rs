@@ -1,8 +1,8 @@
 //! Common parts of the fuzz targets: the property tests' guest memory and models, and inputs that
 //! lead somewhere.
 //!
-//! An input is not the bytes of a ring: of those nearly all are refused at the first descriptor. It is a list of steps
-//! with addresses, lengths and flags from where the edges are.
+//! An input is not the bytes of a ring: of those nearly all are refused at the first descriptor. It
+//! is a list of steps with addresses, lengths and flags from where the edges are.
 
 #[path = "../../crates/policy/tests/disks/mod.rs"]
 pub mod disks;
@@ -102,7 +102,8 @@ pub fn write(ram: &Ram, addr: u64, bytes: &[u8]) {
     }
 }
 
-/// Every byte that a request names is in guest memory; touches the ends of each buffer, for the sanitizer to see.
+/// Every byte that a request names is in guest memory; touches the ends of each buffer, for the
+/// sanitizer to see.
 pub fn check_request(ram: &Ram, queue: &Queue, request: &Request) {
     assert!(queue.in_flight() <= usize::from(queue.config().size));
     for buffer in request.buffers().iter().filter(|b| b.iov_len > 0) {

@@ -7,7 +7,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use twox_hash::XxHash3_64;
 
-/// A program: its folder, its name without endings, and all of its source in the order in which it is hashed.
+/// A program: its folder, its name without endings, and all of its source in the order in which it
+/// is hashed.
 struct Program {
     folder: &'static str,
     name: &'static str,
@@ -20,7 +21,11 @@ const PROGRAMS: [Program; 2] = [
         name: "loan",
         sources: &["kernel.h", "loan.bpf.c", "state.h"],
     },
-    Program { folder: "crates/watch/src/bpf", name: "watch", sources: &["kernel.h", "watch.bpf.c"] },
+    Program {
+        folder: "crates/watch/src/bpf",
+        name: "watch",
+        sources: &["kernel.h", "watch.bpf.c"],
+    },
 ];
 
 /// Compiles, strips, and notes from which source.
@@ -59,7 +64,8 @@ fn compile_one(root: &Path, program: &Program) -> Result<()> {
         text.extend(std::fs::read(&path).with_context(|| format!("{}", path.display()))?);
     }
     let note = format!("{:016x}\n", XxHash3_64::oneshot(&text));
-    std::fs::write(folder.join(format!("{object}.source")), note).context("the note of the source")?;
+    std::fs::write(folder.join(format!("{object}.source")), note)
+        .context("the note of the source")?;
     println!("{}", folder.join(object).display());
     Ok(())
 }

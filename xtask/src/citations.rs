@@ -1,4 +1,5 @@
-//! `cargo xtask citations`: demands of the specifications, and the places in the code that fulfil them.
+//! `cargo xtask citations`: demands of the specifications, and the places in the code that fulfil
+//! them.
 //!
 //! `specification/*.toml` has the sentences. The code quotes them, in the form of s2n-quic's duvet:
 //!
@@ -74,7 +75,9 @@ fn citations(file: &str, text: &str) -> Vec<Citation> {
             let (of, file) = (of.to_owned(), file.to_owned());
             all.push(Citation { of, is_test, text: String::new(), file, line: at + 1 });
             open = true;
-        } else if let (Some(words), Some(last), true) = (line.strip_prefix("//# "), all.last_mut(), open) {
+        } else if let (Some(words), Some(last), true) =
+            (line.strip_prefix("//# "), all.last_mut(), open)
+        {
             let gap = if last.text.is_empty() { "" } else { " " };
             let _ = write!(last.text, "{gap}{words}");
         } else {
@@ -105,25 +108,34 @@ fn is_above_a_test(text: &str, line: usize) -> bool {
 pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Fault>)> {
     let mut quoted: BTreeMap<(String, String), Vec<Citation>> = BTreeMap::new();
     let mut faults = Vec::new();
-    for (name, text) in files.iter().filter(|(name, _)| name.ends_with(".rs") && !name.starts_with("xtask/"))
+    for (name, text) in
+        files.iter().filter(|(name, _)| name.ends_with(".rs") && !name.starts_with("xtask/"))
     {
         for citation in citations(name, text) {
             if citation.is_test && !is_above_a_test(text, citation.line) {
-                faults.push((name.clone(), citation.line, "no test stands under this quotation".to_owned()));
+                faults.push((
+                    name.clone(),
+                    citation.line,
+                    "no test stands under this quotation".to_owned(),
+                ));
             }
             quoted.entry((citation.of.clone(), citation.text.clone())).or_default().push(citation);
         }
     }
     let (mut tables, mut counts) = (String::new(), [0; 4]);
-    for (file, text) in
-        files.iter().filter(|(name, _)| name.starts_with("specification/") && name.ends_with(".toml"))
+    for (file, text) in files
+        .iter()
+        .filter(|(name, _)| name.starts_with("specification/") && name.ends_with(".toml"))
     {
         let specification: Specification = toml::from_str(text).with_context(|| file.clone())?;
         let _ = write!(tables, "\n## [{}]({})\n", specification.title, specification.url);
         for section in &specification.section {
             let heading = format!("{} {}", section.number, section.title);
-            let _ =
-                write!(tables, "\n### {}\n\n| sentence | where | tests |\n|---|---|---|\n", heading.trim());
+            let _ = write!(
+                tables,
+                "\n### {}\n\n| sentence | where | tests |\n|---|---|---|\n",
+                heading.trim()
+            );
             for sentence in &section.must {
                 let key = (format!("{} {}", specification.name, section.number), sentence.clone());
                 let places = quoted.remove(&key).unwrap_or_default();
@@ -132,7 +144,11 @@ pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Faul
                 counts[1] += usize::from(!code.is_empty());
                 counts[2] += usize::from(!tests.is_empty());
                 if code.is_empty() {
-                    faults.push((file.clone(), 1, format!("quoted nowhere: {}: {sentence}", section.number)));
+                    faults.push((
+                        file.clone(),
+                        1,
+                        format!("quoted nowhere: {}: {sentence}", section.number),
+                    ));
                 }
                 let _ = writeln!(tables, "| {sentence} | {code} | {tests} |");
             }
@@ -143,16 +159,20 @@ pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Faul
         }
     }
     for citation in quoted.into_values().flatten() {
-        let why = format!("`{}` of specification/ has no such sentence: {}", citation.of, citation.text);
+        let why =
+            format!("`{}` of specification/ has no such sentence: {}", citation.of, citation.text);
         faults.push((citation.file, citation.line, why));
     }
     let [all, code, tests, different] = counts;
     let page = format!(
-        "# The specification, sentence by sentence\n\n\
-         vlane's guests and front ends rely on two texts: the virtio standard and the vhost-user protocol. This page has the sentences that a back end of a disk must\n\
-         follow, of the virtio chapters on both kinds of virtqueues and on the block device, and of the protocol: the place in the code that does so, and the tests that show it.\n\n\
-         Of {all} sentences {code} are quoted in the code, and {tests} above a test; {different} more are not followed, each for the reason that stands there. The page is made by\n\
-         `cargo xtask citations` from `specification/` and from the comments in the code (`//= virtio 2.7.8.2`, `//# the sentence`).\n{tables}"
+        "# The specification, sentence by sentence\n\nvlane's guests and front ends rely on two \
+         texts: the virtio standard and the vhost-user protocol. This page has the sentences that \
+         a back end of a disk must\nfollow, of the virtio chapters on both kinds of virtqueues \
+         and on the block device, and of the protocol: the place in the code that does so, and \
+         the tests that show it.\n\nOf {all} sentences {code} are quoted in the code, and {tests} \
+         above a test; {different} more are not followed, each for the reason that stands there. \
+         The page is made by\n`cargo xtask citations` from `specification/` and from the comments \
+         in the code (`//= virtio 2.7.8.2`, `//# the sentence`).\n{tables}"
     );
     Ok((page, faults))
 }
@@ -162,13 +182,15 @@ fn list(places: &[Citation], is_test: bool, files: &BTreeMap<String, String>) ->
     let link = |citation: &Citation| {
         let short = citation.file.trim_start_matches("crates/");
         let name = files.get(&citation.file).and_then(|text| {
-            let after = text.lines().skip(citation.line).find_map(|line| line.trim().split_once("fn "))?;
+            let after =
+                text.lines().skip(citation.line).find_map(|line| line.trim().split_once("fn "))?;
             after.1.split(['(', '<']).next()
         });
         let shown = if is_test { name.unwrap_or(short) } else { short };
         format!("[`{shown}`](../../{})", citation.file)
     };
-    let mut links: Vec<String> = places.iter().filter(|place| place.is_test == is_test).map(link).collect();
+    let mut links: Vec<String> =
+        places.iter().filter(|place| place.is_test == is_test).map(link).collect();
     links.dedup();
     links.join(", ")
 }
@@ -195,8 +217,10 @@ pub(crate) fn run(root: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    const SPECIFICATION: &str = "name = 'v'\ntitle = 'V'\nurl = 'u'\n[[section]]\nnumber = '1.2'\ntitle = 'T'\nmust = ['It MUST.', 'It MUST NOT.']\n\
-        [[section.different]]\ntext = 'It must fly.'\nwhy = 'No wings.'\n";
+    const SPECIFICATION: &str = "name = 'v'\ntitle = 'V'\nurl = 'u'\n[[section]]\nnumber = \
+                                 '1.2'\ntitle = 'T'\nmust = ['It MUST.', 'It MUST \
+                                 NOT.']\n[[section.different]]\ntext = 'It must fly.'\nwhy = 'No \
+                                 wings.'\n";
 
     fn files(code: &str) -> BTreeMap<String, String> {
         [("specification/v.toml", SPECIFICATION), ("crates/x/src/lib.rs", code)]
@@ -206,9 +230,16 @@ mod tests {
 
     #[test]
     fn quoted_and_unquoted_sentences_are_found() {
-        let code = "    //= v 1.2\n    //# It MUST\n    //# NOT.\n    x();\n//= v 1.2, test\n//# It MUST NOT.\n#[test]\nfn never() {}\n";
+        let code = "    //= v 1.2\n    //# It MUST\n    //# NOT.\n    x();\n//= v 1.2, test\n//# \
+                    It MUST NOT.\n#[test]\nfn never() {}\n";
         let (page, faults) = page(&files(code)).unwrap();
-        assert!(page.contains("| It MUST NOT. | [`x/src/lib.rs`](../../crates/x/src/lib.rs) | [`never`](../../crates/x/src/lib.rs) |"), "{page}");
+        assert!(
+            page.contains(
+                "| It MUST NOT. | [`x/src/lib.rs`](../../crates/x/src/lib.rs) | \
+                 [`never`](../../crates/x/src/lib.rs) |"
+            ),
+            "{page}"
+        );
         assert!(
             page.contains("Of 2 sentences 1 are quoted in the code, and 1 above a test; 1 more"),
             "{page}"
@@ -234,7 +265,9 @@ mod tests {
 
     #[test]
     fn unknown_sentence_is_no_quotation() {
-        for code in ["//= v 1.2\n//# It MAY.\n", "//= v 1.3\n//# It MUST.\n", "//= w 1.2\n//# It MUST.\n"] {
+        for code in
+            ["//= v 1.2\n//# It MAY.\n", "//= v 1.3\n//# It MUST.\n", "//= w 1.2\n//# It MUST.\n"]
+        {
             let (_, faults) = page(&files(code)).unwrap();
             assert!(
                 faults.iter().any(|(file, line, _)| file == "crates/x/src/lib.rs" && *line == 1),

@@ -14,7 +14,8 @@ pub(crate) struct Figure {
     published: Option<f64>,
     /// Statements published in words or in a graph without numbers.
     published_in_words: Option<Words>,
-    /// The value that would mean no change; 1 without it if the figure is a ratio of two, else there is none.
+    /// The value that would mean no change; 1 without it if the figure is a ratio of two, else
+    /// there is none.
     no_change: Option<f64>,
     /// Which measured figure it is about.
     of: Option<Place>,
@@ -48,7 +49,8 @@ pub(crate) struct Goal {
     at_most: Option<f64>,
 }
 
-/// Where a figure stands in a report: in a table (`row` and `column`) or on a chart (`series` and `x`).
+/// Where a figure stands in a report: in a table (`row` and `column`) or on a chart (`series` and
+/// `x`).
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Place {
@@ -105,7 +107,8 @@ impl Figure {
             return Some("give either `of`, or why it is `missing`");
         }
         let has_direction = self.no_change.is_some() || self.over.is_some();
-        (self.published_in_words.is_some() && !has_direction).then_some("words need `over` or `no_change`")
+        (self.published_in_words.is_some() && !has_direction)
+            .then_some("words need `over` or `no_change`")
     }
 
     /// Holds it against a report.
@@ -117,9 +120,8 @@ impl Figure {
         };
         let no_change = self.no_change.or(self.over.as_ref().map(|_| 1.0));
         let here = match (&self.of, &self.missing) {
-            (Some(of), None) => {
-                measured(of, self.over.as_ref(), report).ok_or_else(|| "not in the last result".to_owned())
-            }
+            (Some(of), None) => measured(of, self.over.as_ref(), report)
+                .ok_or_else(|| "not in the last result".to_owned()),
             (_, missing) => Err(missing.clone().unwrap_or_default()),
         };
         Row { figure: self.says.clone(), published: Published { said, no_change }, here }
@@ -129,13 +131,15 @@ impl Figure {
 impl Goal {
     /// Its fault, if any.
     pub(crate) fn fault(&self) -> Option<&'static str> {
-        (self.at_least.is_none() && self.at_most.is_none()).then_some("a goal needs `at_least` or `at_most`")
+        (self.at_least.is_none() && self.at_most.is_none())
+            .then_some("a goal needs `at_least` or `at_most`")
     }
 
     /// Holds it against a report; `None` if the figure is not in it.
     pub(crate) fn judge(&self, report: &Report) -> Option<(Interval, Within)> {
         let here = measured(&self.of, self.over.as_ref(), report)?;
-        let (low, high) = (self.at_least.unwrap_or(f64::NEG_INFINITY), self.at_most.unwrap_or(f64::INFINITY));
+        let (low, high) =
+            (self.at_least.unwrap_or(f64::NEG_INFINITY), self.at_most.unwrap_or(f64::INFINITY));
         Some((here, Within::of(&here, low, high)))
     }
 
@@ -173,8 +177,9 @@ impl Place {
         section.blocks.iter().find_map(|block| {
             let Block::Table(table) = block else { return None };
             let index = table.columns.iter().position(|c| c.title == column)?;
-            let says =
-                |cell: &Cell, text: &str| matches!(cell, Cell::Text(t) if t == text) || shown(cell) == text;
+            let says = |cell: &Cell, text: &str| {
+                matches!(cell, Cell::Text(t) if t == text) || shown(cell) == text
+            };
             let row = table.rows.iter().find(|row| {
                 table.caption.contains(&self.caption)
                     && row.len() >= self.row.len()

@@ -14,7 +14,10 @@ fn report() -> Report {
     let table = Table {
         caption: "IOPS".into(),
         columns: ["topology", "jobs", "IOPS"].map(|title| Column::new(title, "")).into(),
-        rows: vec![row("Baseline", 8.0, &[90.0, 100.0, 110.0]), row("MT", 8.0, &[200.0, 250.0, 260.0])],
+        rows: vec![
+            row("Baseline", 8.0, &[90.0, 100.0, 110.0]),
+            row("MT", 8.0, &[200.0, 250.0, 260.0]),
+        ],
     };
     let points = |y: f64| vec![Point { x: 8.0, y: spread(&[y]) }];
     let series = vec![Series::published("MT", points(413e3)), Series::measured("MT", points(7.0))];
@@ -71,8 +74,9 @@ fn words_have_direction_without_size() {
 
 #[test]
 fn measured_points_differ_from_published_ones() {
-    let level =
-        figure("says = \"x\"\npublished = 7\nof = { section = \"randread\", series = \"MT\", x = 8 }");
+    let level = figure(
+        "says = \"x\"\npublished = 7\nof = { section = \"randread\", series = \"MT\", x = 8 }",
+    );
     let row = level.row(&report());
     assert!(row.here.clone().unwrap().middle < 8.0);
     assert_eq!(row.comparison().unwrap().direction, None, "a level has no direction");
@@ -80,9 +84,11 @@ fn measured_points_differ_from_published_ones() {
 
 #[test]
 fn missing_figure_is_called_unmeasured() {
-    for (from, to) in [("\"MT\", \"8\"", "\"MT\", \"9\""), ("section = \"randread\"", "section = \"other\"")]
+    for (from, to) in
+        [("\"MT\", \"8\"", "\"MT\", \"9\""), ("section = \"randread\"", "section = \"other\"")]
     {
-        let text = format!("says = \"x\"\npublished = 2.55\n{}", MT_OVER_BASELINE.replace(from, to));
+        let text =
+            format!("says = \"x\"\npublished = 2.55\n{}", MT_OVER_BASELINE.replace(from, to));
         assert_eq!(figure(&text).row(&report()).here, Err("not in the last result".into()));
     }
     let missing = figure("says = \"x\"\npublished = 0.26\nmissing = \"no NVMe drive\"");
@@ -104,7 +110,8 @@ fn figure_names_publication_or_reason() {
 #[test]
 fn goal_is_met_wholly_or_partly() {
     let judge = |bound: &str| {
-        let goal: Goal = toml::from_str(&format!("says = \"x\"\n{bound}\n{MT_OVER_BASELINE}")).unwrap();
+        let goal: Goal =
+            toml::from_str(&format!("says = \"x\"\n{bound}\n{MT_OVER_BASELINE}")).unwrap();
         assert_eq!(goal.fault().is_some(), bound.is_empty());
         goal.judge(&report()).unwrap().1
     };

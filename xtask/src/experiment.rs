@@ -19,7 +19,8 @@ pub(crate) struct Description {
     pub(crate) question: String,
     /// How the published figures were made, and in what ours differ.
     pub(crate) method: String,
-    /// The command, words apart by spaces, but for those between double quotes; `{result}` stands for the file that the report goes to. It begins with `vlane-lab`.
+    /// The command, words apart by spaces, but for those between double quotes; `{result}` stands
+    /// for the file that the report goes to. It begins with `vlane-lab`.
     pub(crate) command: Option<String>,
     /// Takes the report of another experiment instead of a run of its own.
     pub(crate) uses: Option<String>,
@@ -59,13 +60,16 @@ impl Experiment {
     fn read(folder: PathBuf) -> Result<Self> {
         let file = folder.join("experiment.toml");
         let text = std::fs::read_to_string(&file).with_context(|| format!("{}", file.display()))?;
-        let about: Description = toml::from_str(&text).with_context(|| format!("{}", file.display()))?;
+        let about: Description =
+            toml::from_str(&text).with_context(|| format!("{}", file.display()))?;
         if about.command.is_some() == about.uses.is_some() {
             bail!("{}: give either `command` or `uses`", file.display());
         }
         let figures = about.figures.iter().map(|figure| (&figure.says, figure.fault()));
         let goals = about.goals.iter().map(|goal| (&goal.says, goal.fault()));
-        if let Some((says, fault)) = figures.chain(goals).find_map(|(says, fault)| Some((says, fault?))) {
+        if let Some((says, fault)) =
+            figures.chain(goals).find_map(|(says, fault)| Some((says, fault?)))
+        {
             bail!("{}: `{says}`: {fault}", file.display());
         }
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -75,7 +79,8 @@ impl Experiment {
     /// All of them, by name.
     pub(crate) fn all(root: &Path) -> Result<Vec<Self>> {
         let folder = root.join("experiments");
-        let entries = std::fs::read_dir(&folder).with_context(|| format!("{}", folder.display()))?;
+        let entries =
+            std::fs::read_dir(&folder).with_context(|| format!("{}", folder.display()))?;
         let mut folders: Vec<_> = entries
             .filter_map(|entry| entry.ok().map(|entry| entry.path()))
             .filter(|path| path.join("experiment.toml").is_file())
@@ -86,7 +91,10 @@ impl Experiment {
             if let Some(used) = &one.about.uses
                 && !all.iter().any(|other| other.name == *used && other.about.command.is_some())
             {
-                bail!("{}: uses `{used}`, which is not there or has no command of its own", one.name);
+                bail!(
+                    "{}: uses `{used}`, which is not there or has no command of its own",
+                    one.name
+                );
             }
         }
         Ok(all)
@@ -94,7 +102,8 @@ impl Experiment {
 
     /// The folder that its report is in.
     pub(crate) fn source_of_result<'a>(&'a self, all: &'a [Self]) -> &'a Path {
-        let used = self.about.uses.as_ref().and_then(|used| all.iter().find(|other| other.name == *used));
+        let used =
+            self.about.uses.as_ref().and_then(|used| all.iter().find(|other| other.name == *used));
         &used.unwrap_or(self).folder
     }
 }

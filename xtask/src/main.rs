@@ -1,7 +1,9 @@
-//! `cargo xtask experiments`: repeats the experiments of the publications that vlane builds on, or some of them.
+//! `cargo xtask experiments`: repeats the experiments of the publications that vlane builds on, or
+//! some of them.
 //!
-//! Each has a folder in `experiments/` with an `experiment.toml` (what it asks, the command, what was published). Running one leaves
-//! the report of the run (`result.json`), its charts (`*.svg`) and a page (`README.md`) beside it.
+//! Each has a folder in `experiments/` with an `experiment.toml` (what it asks, the command, what
+//! was published). Running one leaves the report of the run (`result.json`), its charts (`*.svg`)
+//! and a page (`README.md`) beside it.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +39,8 @@ enum Command {
     Tidy,
     /// Draw the crates and their imports again: docs/src/structure.svg
     Structure,
-    /// Make docs/src/specification.md again: which sentence of the specifications is fulfilled where, and tested where
+    /// Make docs/src/specification.md again: which sentence of the specifications is fulfilled
+    /// where, and tested where
     Citations,
     /// Count how plain the English is, crate by crate
     Prose {
@@ -61,7 +64,8 @@ struct ExperimentsArgs {
 
 fn main() -> ExitCode {
     // Beside this crate, wherever cargo was called.
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf();
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_path_buf();
     let done = match Cli::parse().command {
         Command::Experiments(args) => runner::run(&root, &args.names, args.list, args.pages),
         Command::Bpf => bpf::compile(&root),

@@ -60,10 +60,16 @@ fn charts_of(one: &Experiment, section: &Section) -> Result<String> {
 fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -> String {
     let about = &one.about;
     let mut text = format!("{GENERATED}# {}\n\nSource: {}.\n\n", about.title, about.source);
-    let _ =
-        writeln!(text, "**Question.** {}\n\n**Method.** {}\n", about.question.trim(), about.method.trim());
+    let _ = writeln!(
+        text,
+        "**Question.** {}\n\n**Method.** {}\n",
+        about.question.trim(),
+        about.method.trim()
+    );
     let (folder, from) = match &about.uses {
-        Some(used) => (format!("../{used}/"), format!(" (shared with [{used}](../{used}/README.md))")),
+        Some(used) => {
+            (format!("../{used}/"), format!(" (shared with [{used}](../{used}/README.md))"))
+        }
         None => (String::new(), String::new()),
     };
     let used = about.uses.as_ref().and_then(|used| all.iter().find(|other| other.name == *used));
@@ -74,27 +80,7 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         one.name,
         command.replace("{result}", "result.json")
     );
-    let machine = &report.machine;
-    let mut known: Vec<_> =
-        machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
-    known.extend((!machine.commit.is_empty()).then(|| format!("commit {}", machine.commit)));
-    known.extend(machine.storage.iter().map(Storage::words));
-    known.extend(machine.load.map(|load| format!("load {}", Load::words(load))));
-    let hypervisor = match machine.hypervisor.as_str() {
-        "" => String::new(),
-        name => format!(", itself a virtual machine ({name})"),
-    };
-    let _ = writeln!(
-        text,
-        "**Last result.** [{0}result.json]({0}result.json), {1}; {2} CPUs ({3}), {4} GiB, Linux {5}{hypervisor}; {6}.\n",
-        folder,
-        report.created.get(..10).unwrap_or(&report.created),
-        machine.cpus,
-        machine.cpu,
-        machine.memory_mib.div_ceil(1024),
-        machine.kernel,
-        known.join(", ")
-    );
+    text += &last_result(report, &folder);
     for note in report.notes.iter().filter(|note| note.severity == Severity::Warning) {
         let _ = writeln!(text, "> {}\n", note.text);
     }
@@ -131,6 +117,31 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         let _ = write!(text, "## Figures\n\n{pictures}");
     }
     text
+}
+
+/// The line on the last result, its date and its machine; `folder` is where it lies.
+fn last_result(report: &Report, folder: &str) -> String {
+    let machine = &report.machine;
+    let mut known: Vec<_> =
+        machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    known.extend((!machine.commit.is_empty()).then(|| format!("commit {}", machine.commit)));
+    known.extend(machine.storage.iter().map(Storage::words));
+    known.extend(machine.load.map(|load| format!("load {}", Load::words(load))));
+    let hypervisor = match machine.hypervisor.as_str() {
+        "" => String::new(),
+        name => format!(", itself a virtual machine ({name})"),
+    };
+    format!(
+        "**Last result.** [{0}result.json]({0}result.json), {1}; {2} CPUs ({3}), {4} GiB, Linux \
+         {5}{hypervisor}; {6}.\n\n",
+        folder,
+        report.created.get(..10).unwrap_or(&report.created),
+        machine.cpus,
+        machine.cpu,
+        machine.memory_mib.div_ceil(1024),
+        machine.kernel,
+        known.join(", ")
+    )
 }
 
 /// A section's title, text and tables.
@@ -183,7 +194,11 @@ fn counted(rows: &[Row], goals: &[Option<Within>]) -> String {
         count(&directions),
         count(&[("within", within), ("not", sizes.len() - within)]),
         if missing == 0 { String::new() } else { missing.to_string() },
-        count(&[("met", goal(Within::All)), ("not", goal(Within::None)), ("in part", goal(Within::Part))]),
+        count(&[
+            ("met", goal(Within::All)),
+            ("not", goal(Within::None)),
+            ("in part", goal(Within::Part)),
+        ]),
     ]
     .join(" | ")
 }
@@ -191,20 +206,20 @@ fn counted(rows: &[Row], goals: &[Option<Within>]) -> String {
 /// Writes `experiments/README.md`.
 pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
     let mut text = format!(
-        "{GENERATED}# Experiments\n\n\
-         The figures and tables of the publications that vlane builds on, repeated. Each folder says what it asks, how to run it, what came\n\
-         out last and how that compares with the publication. `cargo xtask experiments` runs them all, `cargo xtask experiments NAME` one,\n\
-         `--list` names them.\n\n\
-         {}\n\n\
-         Goals are vlane's own, and no published figures.\n\n\
-         | experiment | source | direction | size | not measured | our own goals |\n|---|---|---|---|---|---|\n",
+        "{GENERATED}# Experiments\n\nThe figures and tables of the publications that vlane builds \
+         on, repeated. Each folder says what it asks, how to run it, what came\nout last and how \
+         that compares with the publication. `cargo xtask experiments` runs them all, `cargo \
+         xtask experiments NAME` one,\n`--list` names them.\n\n{}\n\nGoals are vlane's own, and \
+         no published figures.\n\n| experiment | source | direction | size | not measured | our \
+         own goals |\n|---|---|---|---|---|---|\n",
         published::LEGEND
     );
     for one in all {
         let report = Report::read(&one.source_of_result(all).join("result.json"));
         let counts = match &report {
             Ok(report) => {
-                let rows: Vec<_> = one.about.figures.iter().map(|figure| figure.row(report)).collect();
+                let rows: Vec<_> =
+                    one.about.figures.iter().map(|figure| figure.row(report)).collect();
                 let goals = one.about.goals.iter().map(|goal| Some(goal.judge(report)?.1));
                 counted(&rows, &goals.collect::<Vec<_>>())
             }
@@ -246,14 +261,16 @@ mod tests {
         };
         assert_eq!(
             tables_of(&section),
-            "## At the same load\n\nIn words.\n\nWhat it came to:\n\n| Load | CPU (us) |\n|---|---:|\n| null | 2.50 |\n\n"
+            "## At the same load\n\nIn words.\n\nWhat it came to:\n\n| Load | CPU (us) \
+             |\n|---|---:|\n| null | 2.50 |\n\n"
         );
     }
 
     #[test]
     fn index_counts_the_experiments() {
         let row = |published: f64, here: Option<f64>| {
-            let spread = |value: f64| Spread::of(&[value, value, value, value, value * 1.01]).unwrap();
+            let spread =
+                |value: f64| Spread::of(&[value, value, value, value, value * 1.01]).unwrap();
             let here = here.map(|value| Interval::of(&spread(value))).ok_or_else(String::new);
             Row { figure: String::new(), published: Published::ratio(published), here }
         };

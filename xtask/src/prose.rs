@@ -39,7 +39,10 @@ pub(crate) fn run(root: &Path, lower: bool) -> Result<()> {
     let found = figures(&files);
     println!("{:<20} {:>9} {:>7} {:>6} {:>6}", "crate", "sentences", "openers", "long", "wide");
     for (name, all) in &found {
-        println!("{name:<20} {:>9} {:>7} {:>6} {:>6}", all.sentences, all.openers, all.long, all.wide);
+        println!(
+            "{name:<20} {:>9} {:>7} {:>6} {:>6}",
+            all.sentences, all.openers, all.long, all.wide
+        );
     }
     if lower {
         std::fs::write(root.join(FIGURES), toml::to_string(&found)?).context(FIGURES)?;
@@ -82,17 +85,23 @@ fn figures(files: &BTreeMap<String, String>) -> BTreeMap<String, Figures> {
             _ => continue,
         };
         let all = found.entry(of).or_default();
-        for line in text.lines().filter(|line| !line.starts_with('|')) {
+        for line in text.lines().filter(|line| !is_row(line)) {
             all.wide += usize::from(line.chars().count() > COLUMNS);
         }
         for sentence in paragraphs(text, is_page).iter().flat_map(|text| sentences(text)) {
             let first = sentence.split_whitespace().next().unwrap_or_default().to_lowercase();
             all.sentences += 1;
-            all.openers += usize::from(OPENERS.contains(&first.trim_matches(|c: char| !c.is_alphabetic())));
+            all.openers +=
+                usize::from(OPENERS.contains(&first.trim_matches(|c: char| !c.is_alphabetic())));
             all.long += usize::from(sentence.split_whitespace().count() > WORDS);
         }
     }
     found
+}
+
+/// A row of a table cannot be broken, in a page or in a comment.
+fn is_row(line: &str) -> bool {
+    line.trim_start().trim_start_matches(['/', '!']).trim_start().starts_with('|')
 }
 
 /// The name of a file's crate, wherever its folder is.
@@ -111,11 +120,13 @@ fn paragraphs(text: &str, is_page: bool) -> Vec<String> {
         let trimmed = line.trim_start();
         let prose = match is_page {
             true => (!line.starts_with("    ")).then_some(trimmed),
-            false => trimmed.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']).trim()),
+            false => {
+                trimmed.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']).trim())
+            }
         };
         is_code ^= prose.is_some_and(|text| text.starts_with("```"));
-        let prose =
-            prose.filter(|text| !is_code && !text.is_empty() && !text.starts_with(['|', '#', '=', '`']));
+        let prose = prose
+            .filter(|text| !is_code && !text.is_empty() && !text.starts_with(['|', '#', '=', '`']));
         match prose {
             Some(text) if text.starts_with("- ") => all.push(text[2..].to_owned()),
             Some(text) => {
@@ -138,7 +149,9 @@ fn sentences(text: &str) -> Vec<String> {
         all[last] += &format!("{word} ");
         let ends = word.ends_with(['.', '!', '?', ':']);
         if ends
-            && words.get(at + 1).is_some_and(|next| next.starts_with(|c: char| c.is_uppercase() || c == '`'))
+            && words
+                .get(at + 1)
+                .is_some_and(|next| next.starts_with(|c: char| c.is_uppercase() || c == '`'))
         {
             all.push(String::new());
         }
@@ -158,7 +171,9 @@ mod tests {
             ("a/b/Cargo.toml", "name = \"b\"".to_owned()),
             (
                 "a/b/src/lib.rs",
-                format!("//! What it is. It is\n//! plain: Whether or not.\n\n/// {long}\nfn f() {{}}"),
+                format!(
+                    "//! What it is. It is\n//! plain: Whether or not.\n\n/// {long}\nfn f() {{}}"
+                ),
             ),
         ]
         .map(|(name, text)| (name.to_owned(), text))

@@ -42,12 +42,14 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
         return Ok(());
     }
     let mut ended = Ok(());
-    let chosen: Vec<_> = all.iter().filter(|one| names.is_empty() || names.contains(&one.name)).collect();
+    let chosen: Vec<_> =
+        all.iter().filter(|one| names.is_empty() || names.contains(&one.name)).collect();
     if !pages {
         let mut folders: Vec<&Path> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
         folders.sort();
         folders.dedup();
-        let running: Vec<_> = all.iter().filter(|one| folders.contains(&one.folder.as_path())).collect();
+        let running: Vec<_> =
+            all.iter().filter(|one| folders.contains(&one.folder.as_path())).collect();
         let minutes: f64 = running.iter().map(|one| one.about.minutes).sum();
         eprintln!("{} runs, about {minutes:.0} minutes", running.len());
         // Ctrl-C ends the experiment that runs; the pages of those before it are made all the same.
@@ -67,8 +69,8 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
             println!("{}: not measured yet", one.name);
             continue;
         }
-        let report =
-            Report::read(&result).with_context(|| format!("{}: the result cannot be read", one.name))?;
+        let report = Report::read(&result)
+            .with_context(|| format!("{}: the result cannot be read", one.name))?;
         page::write(one, &all, &report)?;
         println!("{}", one.folder.join("README.md").display());
     }
@@ -106,7 +108,8 @@ fn build(root: &Path, features: &[String]) -> Result<PathBuf> {
     Ok(vlane)
 }
 
-/// The commit that is checked out, with `+` behind it if files were changed since; empty where this is no repository.
+/// The commit that is checked out, with `+` behind it if files were changed since; empty where this
+/// is no repository.
 fn commit(root: &Path) -> String {
     let git = |words: &[&str]| {
         let output = Command::new("git").args(words).current_dir(root).output().ok()?;
@@ -114,14 +117,22 @@ fn commit(root: &Path) -> String {
     };
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return String::new() };
     // Results are what a run changes: they are no part of the program.
-    let changed =
-        git(&["status", "--porcelain", "--untracked-files=no", "--", ".", ":!experiments", ":!docs"]);
+    let changed = git(&[
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ".",
+        ":!experiments",
+        ":!docs",
+    ]);
     if changed.is_none_or(|files| files.is_empty()) { commit } else { commit + "+" }
 }
 
 /// The words of a command: apart by spaces, but for those between double quotes.
 fn words(command: &str) -> Vec<String> {
-    let (mut words, mut word, mut is_quoted, mut is_begun) = (Vec::new(), String::new(), false, false);
+    let (mut words, mut word, mut is_quoted, mut is_begun) =
+        (Vec::new(), String::new(), false, false);
     for c in command.chars() {
         match c {
             '"' => (is_quoted, is_begun) = (!is_quoted, true),
@@ -146,7 +157,9 @@ fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
     let Some(command) = &one.about.command else { return Ok(()) };
     let new = one.folder.join("result.new.json");
     let all = words(command);
-    let Some(("vlane-lab", words)) = all.split_first().map(|(first, words)| (first.as_str(), words)) else {
+    let Some(("vlane-lab", words)) =
+        all.split_first().map(|(first, words)| (first.as_str(), words))
+    else {
         bail!("{}: the command must begin with `vlane-lab`", one.name);
     };
     let words: Vec<_> =
@@ -162,15 +175,18 @@ fn measure(one: &Experiment, vlane: &Path) -> Result<()> {
         let kept = one.folder.join("result.partial.json");
         std::fs::rename(&new, &kept).with_context(|| format!("{}", kept.display()))?;
         let kept = kept.display().to_string();
-        return Err(Partial(format!("{}: broke off; what was measured is in {kept}", one.name)).into());
+        return Err(
+            Partial(format!("{}: broke off; what was measured is in {kept}", one.name)).into()
+        );
     }
     if !status.success() {
         let _ = std::fs::remove_file(&new);
         bail!("{}: `{command}` ended with {status}", one.name);
     }
-    let text =
-        std::fs::read_to_string(&new).with_context(|| format!("{}: `{command}` left no report", one.name))?;
-    std::fs::write(&new, neutral(&text, vlane, &one.folder)).with_context(|| format!("{}", new.display()))?;
+    let text = std::fs::read_to_string(&new)
+        .with_context(|| format!("{}: `{command}` left no report", one.name))?;
+    std::fs::write(&new, neutral(&text, vlane, &one.folder))
+        .with_context(|| format!("{}", new.display()))?;
     Report::read(&new).with_context(|| format!("{}: `{command}` left no report", one.name))?;
     std::fs::rename(&new, one.folder.join("result.json"))
         .with_context(|| format!("{}: cannot replace the last result", one.name))
@@ -186,10 +202,11 @@ fn neutral(text: &str, vlane: &Path, folder: &Path) -> String {
     if let Some(home) = std::env::var_os("HOME") {
         paths.push((format!("{}/", Path::new(&home).display()), "~/"));
     }
-    // In the file they stand as JSON strings do; these have nothing to escape, or are left as they are.
-    paths
-        .into_iter()
-        .fold(text.replace("result.new.json", "result.json"), |text, (path, name)| text.replace(&path, name))
+    // In the file they stand as JSON strings do; these have nothing to escape, or are left as they
+    // are.
+    paths.into_iter().fold(text.replace("result.new.json", "result.json"), |text, (path, name)| {
+        text.replace(&path, name)
+    })
 }
 
 #[cfg(test)]
@@ -203,7 +220,14 @@ mod tests {
         assert_eq!(commit(dir.path()), "");
         let git = |words: &[&str]| {
             let mut command = Command::new("git");
-            command.args(["-c", "user.name=x", "-c", "user.email=x@y", "-c", "commit.gpgsign=false"]);
+            command.args([
+                "-c",
+                "user.name=x",
+                "-c",
+                "user.email=x@y",
+                "-c",
+                "commit.gpgsign=false",
+            ]);
             assert!(command.args(words).current_dir(dir.path()).output().unwrap().status.success());
         };
         std::fs::write(dir.path().join("a"), "1").unwrap();
@@ -220,8 +244,8 @@ mod tests {
     fn partial_report_is_kept_beside_whole() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
-        let about =
-            "title = \"\"\nsource = \"\"\nquestion = \"\"\nmethod = \"\"\ncommand = \"vlane-lab {result}\"";
+        let about = "title = \"\"\nsource = \"\"\nquestion = \"\"\nmethod = \"\"\ncommand = \
+                     \"vlane-lab {result}\"";
         let about = toml::from_str(about).unwrap();
         let one = Experiment { name: "one".into(), folder: dir.path().into(), about };
         let vlane = dir.path().join("vlane");
@@ -229,15 +253,24 @@ mod tests {
         std::fs::set_permissions(&vlane, PermissionsExt::from_mode(0o755)).unwrap();
         std::fs::write(dir.path().join("result.json"), "whole").unwrap();
         let error = measure(&one, &vlane).unwrap_err();
-        assert!(error.is::<Partial>() && error.to_string().contains("result.partial.json"), "{error}");
+        assert!(
+            error.is::<Partial>() && error.to_string().contains("result.partial.json"),
+            "{error}"
+        );
         let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
-        assert_eq!((read("result.json"), read("result.partial.json")), ("whole".into(), "part\n".into()));
+        assert_eq!(
+            (read("result.json"), read("result.partial.json")),
+            ("whole".into(), "part\n".into())
+        );
         assert!(!dir.path().join("result.new.json").exists());
     }
 
     #[test]
     fn quoted_words_are_one_argument() {
-        assert_eq!(words("vlane-lab caches  --json {result}"), ["vlane-lab", "caches", "--json", "{result}"]);
+        assert_eq!(
+            words("vlane-lab caches  --json {result}"),
+            ["vlane-lab", "caches", "--json", "{result}"]
+        );
         let quoted = words(r#"vlane --also "--cache pdc --journal direct" -x"#);
         assert_eq!(quoted, ["vlane", "--also", "--cache pdc --journal direct", "-x"]);
         assert_eq!(words(r#"--with="a b" "" "#), ["--with=a b", ""]);
@@ -250,7 +283,8 @@ mod tests {
             "/build/vlane-lab serve {}/x.sock, /repo/experiments/one/result.new.json",
             temp.display()
         );
-        let neutral = neutral(&text, Path::new("/build/vlane-lab"), Path::new("/repo/experiments/one"));
+        let neutral =
+            neutral(&text, Path::new("/build/vlane-lab"), Path::new("/repo/experiments/one"));
         assert_eq!(neutral, "vlane-lab serve x.sock, result.json");
     }
 }

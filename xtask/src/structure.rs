@@ -1,4 +1,5 @@
-//! `cargo xtask structure`: draws `docs/src/structure.svg`, the crates and what they take from each other, from their real imports.
+//! `cargo xtask structure`: draws `docs/src/structure.svg`, the crates and what they take from each
+//! other, from their real imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -42,7 +43,11 @@ pub(crate) fn draw(files: &BTreeMap<String, String>, sources: &[Source]) -> Stri
 }
 
 /// The folders of a crate and of all crates below it.
-pub(crate) fn below(files: &BTreeMap<String, String>, sources: &[Source], name: &str) -> BTreeSet<String> {
+pub(crate) fn below(
+    files: &BTreeMap<String, String>,
+    sources: &[Source],
+    name: &str,
+) -> BTreeSet<String> {
     let rooms = rooms(files, sources);
     let mut next = vec![name];
     let mut homes = BTreeSet::new();
@@ -67,7 +72,8 @@ fn rooms(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<Room> {
         let home = name.strip_suffix("/Cargo.toml").filter(|home| !is_check(home));
         let Some(home) = home else { continue };
         let value = |key: &str| {
-            let line = manifest.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_prefix('='));
+            let line =
+                manifest.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_prefix('='));
             line.unwrap_or_default().trim().trim_matches('"').to_owned()
         };
         let own: Vec<&Source> = sources.iter().filter(|source| source.home == home).collect();
@@ -75,7 +81,12 @@ fn rooms(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<Room> {
         for source in own.iter().filter(|source| source.module.is_some()) {
             imports(source.tokens.clone(), &mut takes);
         }
-        rooms.push(Room { home: home.to_owned(), name: value("name"), what: value("description"), takes });
+        rooms.push(Room {
+            home: home.to_owned(),
+            name: value("name"),
+            what: value("description"),
+            takes,
+        });
     }
     let names: BTreeSet<String> = rooms.iter().map(|room| room.name.clone()).collect();
     for room in &mut rooms {
@@ -105,7 +116,9 @@ fn floors(rooms: &[Room]) -> BTreeMap<&str, usize> {
     let mut floors: BTreeMap<&str, usize> = BTreeMap::new();
     // Crates cannot take from each other in a circle, so this ends.
     while floors.len() < rooms.len() {
-        for room in rooms.iter().filter(|room| !floors.contains_key(room.name.as_str())).collect::<Vec<_>>() {
+        for room in
+            rooms.iter().filter(|room| !floors.contains_key(room.name.as_str())).collect::<Vec<_>>()
+        {
             let below: Option<Vec<usize>> =
                 room.takes.iter().map(|name| floors.get(name.as_str()).copied()).collect();
             if let Some(below) = below {
@@ -133,14 +146,19 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
         let count = on(floor).count();
         let left = (width + GAP - count * (WIDTH + GAP)) / 2;
         for (at, room) in on(floor).enumerate() {
-            places.insert(&room.name, (left + at * (WIDTH + GAP), HEAD + (top - floor) * (HEIGHT + BETWEEN)));
+            places.insert(
+                &room.name,
+                (left + at * (WIDTH + GAP), HEAD + (top - floor) * (HEIGHT + BETWEEN)),
+            );
         }
     }
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"system-ui, sans-serif\">\n\
-         <rect width=\"{width}\" height=\"{height}\" fill=\"#fff\"/>\n\
-         <text x=\"{GAP}\" y=\"28\" font-size=\"18\" font-weight=\"700\">The crates, and what they take from each other</text>\n\
-         <text x=\"{GAP}\" y=\"48\" font-size=\"12\" fill=\"#555\">An arrow: imports. Left out is what another arrow's crate imports too. Made by cargo xtask structure.</text>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"system-ui, sans-serif\">\n<rect width=\"{width}\" height=\"{height}\" \
+         fill=\"#fff\"/>\n<text x=\"{GAP}\" y=\"28\" font-size=\"18\" font-weight=\"700\">The \
+         crates, and what they take from each other</text>\n<text x=\"{GAP}\" y=\"48\" \
+         font-size=\"12\" fill=\"#555\">An arrow: imports. Left out is what another arrow's crate \
+         imports too. Made by cargo xtask structure.</text>\n"
     );
     for room in rooms {
         let (x, y) = places[room.name.as_str()];
@@ -150,7 +168,8 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
             let bend = (to.1 - from.1) / 2;
             let _ = writeln!(
                 out,
-                "<path d=\"M{} {}C{} {} {} {} {} {}\" fill=\"none\" stroke=\"#7a8594\" stroke-width=\"1.4\"/><circle cx=\"{}\" cy=\"{}\" r=\"3\" fill=\"#7a8594\"/>",
+                "<path d=\"M{} {}C{} {} {} {} {} {}\" fill=\"none\" stroke=\"#7a8594\" \
+                 stroke-width=\"1.4\"/><circle cx=\"{}\" cy=\"{}\" r=\"3\" fill=\"#7a8594\"/>",
                 from.0,
                 from.1,
                 from.0,
@@ -169,8 +188,9 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
         let name = room.name.strip_prefix("vlane-").unwrap_or(&room.name);
         let _ = writeln!(
             out,
-            "<rect x=\"{x}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"8\" fill=\"#eef4fb\" stroke=\"#3b6ea5\"/>\
-             <text x=\"{}\" y=\"{}\" font-size=\"15\" font-weight=\"700\">{name}</text>",
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"8\" \
+             fill=\"#eef4fb\" stroke=\"#3b6ea5\"/><text x=\"{}\" y=\"{}\" font-size=\"15\" \
+             font-weight=\"700\">{name}</text>",
             x + 10,
             y + 21
         );
@@ -189,7 +209,8 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
 /// True if another crate that `room` takes from leads to `name`.
 fn is_implied(rooms: &[Room], room: &Room, name: &str) -> bool {
     let of = |name: &str| rooms.iter().find(|room| room.name == name);
-    let mut next: Vec<&str> = room.takes.iter().map(String::as_str).filter(|other| *other != name).collect();
+    let mut next: Vec<&str> =
+        room.takes.iter().map(String::as_str).filter(|other| *other != name).collect();
     let mut seen = BTreeSet::new();
     while let Some(at) = next.pop() {
         if at == name {

@@ -33,7 +33,9 @@ pub(super) fn cannot(load: &Load) -> Option<&'static str> {
         Load { ioprio, .. } if ioprio.0 != 0 => Some("priorities"),
         Load { jobs, .. } if jobs.get() > 1 => Some("more than one job"),
         Load { idle: 1.., .. } => Some("idle queues"),
-        Load { rw, .. } if !matches!(rw.0.mix, Mix::ReadPercent(_)) => Some("discards and write-zeroes"),
+        Load { rw, .. } if !matches!(rw.0.mix, Mix::ReadPercent(_)) => {
+            Some("discards and write-zeroes")
+        }
         _ => None,
     }
 }
@@ -92,7 +94,8 @@ impl Drop for Killed {
     }
 }
 
-/// One measurement. `look` is called twice, well within the measured time: fio needs some tenths of a second to begin.
+/// One measurement. `look` is called twice, well within the measured time: fio needs some tenths of
+/// a second to begin.
 pub fn measure(
     fio: &BlkioFio,
     words: Vec<String>,
@@ -101,8 +104,8 @@ pub fn measure(
     look: &mut dyn FnMut(),
     interrupt: &Interrupt,
 ) -> Result<Run> {
-    let output =
-        tempfile::NamedTempFile::new().context(ErrorKind::Io, || "no temporary file for fio's results")?;
+    let output = tempfile::NamedTempFile::new()
+        .context(ErrorKind::Io, || "no temporary file for fio's results")?;
     let mut spec = fio.spec(words);
     spec.args.push(format!("--output={}", output.path().display()).into());
     let mut child = Killed(on_cpus(spec, cpus)?.spawn_apart("KILL")?);
@@ -118,18 +121,22 @@ pub fn measure(
             look();
         }
         if elapsed > ramp + time + SPARE {
-            return Err(Error::new(ErrorKind::Timeout, "fio does not end; does the back end answer it?"));
+            return Err(Error::new(
+                ErrorKind::Timeout,
+                "fio does not end; does the back end answer it?",
+            ));
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    let text =
-        std::fs::read_to_string(output.path()).context(ErrorKind::Io, || "fio's results cannot be read")?;
+    let text = std::fs::read_to_string(output.path())
+        .context(ErrorKind::Io, || "fio's results cannot be read")?;
     if !status.success() {
         let mut said = String::new();
         if let Some(mut stderr) = child.0.stderr.take() {
             let _ = std::io::Read::read_to_string(&mut stderr, &mut said);
         }
-        let context = format!("fio failed ({status}): {}", [said.trim(), text.trim()].join(" ").trim());
+        let context =
+            format!("fio failed ({status}): {}", [said.trim(), text.trim()].join(" ").trim());
         return Err(Error::new(ErrorKind::Process, context));
     }
     parse(&text)
@@ -149,8 +156,8 @@ pub(super) fn observed(run: &mut Run, pid: i32, looks: &[Snapshot]) {
 fn parse(text: &str) -> Result<Run> {
     let bad = |what: &str| Error::new(ErrorKind::Process, format!("fio printed {what}"));
     let start = text.find('{').ok_or_else(|| bad("no results"))?;
-    let all: serde_json::Value =
-        serde_json::from_str(&text[start..]).context(ErrorKind::Process, || "fio printed no JSON")?;
+    let all: serde_json::Value = serde_json::from_str(&text[start..])
+        .context(ErrorKind::Process, || "fio printed no JSON")?;
     let job = &all["jobs"][0];
     if job["error"].as_i64().unwrap_or(0) != 0 {
         return Err(bad(&format!("an error: {}", job["error"])));
@@ -163,7 +170,8 @@ fn parse(text: &str) -> Result<Run> {
     // Of a mix, the latencies of what there is more of.
     let main = &job[if rate("read") >= rate("write") { "read" } else { "write" }]["clat_ns"];
     let us = |value: &serde_json::Value| value.as_f64().map(|ns| ns / 1000.0);
-    let percentile = |name: &str| us(&main["percentile"][name]).ok_or_else(|| bad("no percentiles"));
+    let percentile =
+        |name: &str| us(&main["percentile"][name]).ok_or_else(|| bad("no percentiles"));
     let bytes = |side: &str| job[side]["bw_bytes"].as_f64().unwrap_or(0.0);
     // Percent of one CPU.
     let busy = job["usr_cpu"].as_f64().unwrap_or(0.0) + job["sys_cpu"].as_f64().unwrap_or(0.0);
@@ -188,7 +196,8 @@ mod tests {
     #[test]
     fn loads_become_fio_options_or_errors() {
         let load = Load { batch: 1, ..Load::named("n") };
-        let words = options(&load, Path::new("/run/s"), Duration::from_secs(2), Duration::from_millis(500));
+        let words =
+            options(&load, Path::new("/run/s"), Duration::from_secs(2), Duration::from_millis(500));
         for word in [
             "--rw=randread",
             "--bs=4096",

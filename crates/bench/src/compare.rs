@@ -92,8 +92,15 @@ pub struct Comparison {
     pub judged: Vec<Judged>,
 }
 
-/// Compares the measurements A with the measurements B of a load; `in_turns` if measurement i of both belong together.
-pub fn compare(load: &Load, a: &TargetRuns, b: &TargetRuns, threshold: f64, in_turns: bool) -> Comparison {
+/// Compares the measurements A with the measurements B of a load; `in_turns` if measurement i of
+/// both belong together.
+pub fn compare(
+    load: &Load,
+    a: &TargetRuns,
+    b: &TargetRuns,
+    threshold: f64,
+    in_turns: bool,
+) -> Comparison {
     let judged = Metric::of_load(load).into_iter().map(|metric| {
         let values = |runs: &[Run]| runs.iter().map(|run| metric.value(run)).collect::<Vec<_>>();
         let (x, y) = (values(&a.runs), values(&b.runs));
@@ -123,11 +130,12 @@ pub fn between_targets(run: &Saved) -> Vec<Comparison> {
     run.loads.iter().flat_map(against).collect()
 }
 
-/// A run (A) against an older one (B): loads by name, targets by name, or the only ones of both. Also tells which of the new run's loads
-/// the older one lacks.
+/// A run (A) against an older one (B): loads by name, targets by name, or the only ones of both.
+/// Also tells which of the new run's loads the older one lacks.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`] if a load of the same name asked for something else then, or no load and target is in both.
+/// [`ErrorKind::Invalid`] if a load of the same name asked for something else then, or no load and
+/// target is in both.
 pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<String>)> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for now in &new.loads {
@@ -137,7 +145,8 @@ pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<S
         };
         if !then.load.is_same_as(&now.load) {
             let context = format!(
-                "load `{}` differs from the saved run, so they cannot be compared: {}; save a new run",
+                "load `{}` differs from the saved run, so they cannot be compared: {}; save a new \
+                 run",
                 now.load.name,
                 difference(&then.load, &now.load)
             );
@@ -156,8 +165,10 @@ pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<S
     }
     if found.is_empty() {
         let names: Vec<_> = old.loads.iter().map(|load| load.load.name.as_str()).collect();
-        let context =
-            format!("the saved run has none of these loads on these targets; it has: {}", names.join(", "));
+        let context = format!(
+            "the saved run has none of these loads on these targets; it has: {}",
+            names.join(", ")
+        );
         return Err(Error::new(ErrorKind::Invalid, context));
     }
     Ok((found, missing))
@@ -181,9 +192,11 @@ fn difference(then: &Load, now: &Load) -> String {
     };
     let (then, now) = (keys(then), keys(now));
     let all: std::collections::BTreeSet<&String> = then.keys().chain(now.keys()).collect();
-    let show = |value: Option<&serde_json::Value>| value.map_or("unset".into(), ToString::to_string);
+    let show =
+        |value: Option<&serde_json::Value>| value.map_or("unset".into(), ToString::to_string);
     let words = all.into_iter().filter(|key| *key != "name" && then.get(*key) != now.get(*key));
-    let words = words.map(|key| format!("{key} was {}, is {}", show(then.get(key)), show(now.get(key))));
+    let words =
+        words.map(|key| format!("{key} was {}, is {}", show(then.get(key)), show(now.get(key))));
     words.collect::<Vec<_>>().join("; ")
 }
 

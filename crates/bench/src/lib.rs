@@ -1,4 +1,5 @@
-//! `vlane-lab bench` with more than one run: profiles of loads, targets measured in turns, medians and verdicts, saved runs.
+//! `vlane-lab bench` with more than one run: profiles of loads, targets measured in turns, medians
+//! and verdicts, saved runs.
 //!
 //! A [`Profile`] says which loads are measured on which targets, how often and for how long.
 //! [`order`] puts the measurements into an order that is fair to all targets, and [`measure()`]

@@ -39,7 +39,8 @@ pub struct Setting<'a> {
     pub command: String,
     /// Finds programs, and installs what is missing if that was allowed.
     pub host: &'a Host,
-    /// CPUs for the clients' jobs, one after the other, instead of the profile's choice; empty leaves it.
+    /// CPUs for the clients' jobs, one after the other, instead of the profile's choice; empty
+    /// leaves it.
     pub client_cpus: &'a [usize],
     /// A directory on a RAM disk, if the usual ones will not do.
     pub ram_dir: Option<&'a Path>,
@@ -74,8 +75,8 @@ struct Bench<'a> {
     running: Option<(Kind, Server, Option<Control>)>,
 }
 
-/// Measures a profile, which must have targets. If it is interrupted after the first measurement, what there is is the result, and
-/// [`Saved::partial`] says so.
+/// Measures a profile, which must have targets. If it is interrupted after the first measurement,
+/// what there is is the result, and [`Saved::partial`] says so.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] and [`ErrorKind::Invalid`], for missing or unfit parts, before the first
@@ -86,11 +87,14 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
     let mut bench = Bench::new(profile, setting)?;
     let mut loads = nothing_yet(profile);
     let mut partial = false;
-    for step in order(profile.loads.len(), profile.targets.len(), profile.repeats, profile.interleave) {
+    for step in
+        order(profile.loads.len(), profile.targets.len(), profile.repeats, profile.interleave)
+    {
         let (load, target) = (&profile.loads[step.load], &profile.targets[step.target]);
         progress.step(format!("{}: {}", load.name, target.name));
         let results = &mut loads[step.load].targets[step.target];
-        let run = setting.interrupt.check().and_then(|()| bench.run(load, target, results, progress));
+        let run =
+            setting.interrupt.check().and_then(|()| bench.run(load, target, results, progress));
         // The user's interrupt is the reason, before any other failure.
         if run.is_err() && setting.interrupt.is_raised() {
             partial = true;
@@ -106,11 +110,13 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         results.runs.push(run);
     }
     progress.clear();
-    if partial && loads.iter().all(|load| load.targets.iter().all(|target| target.runs.is_empty())) {
+    if partial && loads.iter().all(|load| load.targets.iter().all(|target| target.runs.is_empty()))
+    {
         return Err(Error::new(ErrorKind::Interrupted, "interrupted before anything was measured"));
     }
     let programs: &[&str] = if bench.qsd.is_some() { &["qemu-storage-daemon"] } else { &[] };
-    let mut machine = Machine { load: busy.and_then(Busy::until_now), ..Machine::describe(programs) };
+    let mut machine =
+        Machine { load: busy.and_then(Busy::until_now), ..Machine::describe(programs) };
     if let Some(version) = bench.fio.as_ref().and_then(|fio| fio.version()) {
         machine.versions.push(("fio".into(), version));
     }
@@ -158,7 +164,8 @@ impl<'a> Bench<'a> {
         }
         let with_fio = targets.iter().any(|target| target.client == Client::Fio);
         if with_fio
-            && let Some((load, what)) = loads.iter().find_map(|load| Some((load, blkio::cannot(load)?)))
+            && let Some((load, what)) =
+                loads.iter().find_map(|load| Some((load, blkio::cannot(load)?)))
         {
             let context = format!("load `{}`: fio's libblkio engine cannot do {what}", load.name);
             return Err(Error::new(ErrorKind::Invalid, context));
@@ -182,9 +189,11 @@ impl<'a> Bench<'a> {
             }
         }
         if has(Backend::Threads)
-            && let Some((load, what)) = loads.iter().find_map(|load| Some((load, threads::cannot(load)?)))
+            && let Some((load, what)) =
+                loads.iter().find_map(|load| Some((load, threads::cannot(load)?)))
         {
-            let context = format!("load `{}`: threads without a back end cannot do {what}", load.name);
+            let context =
+                format!("load `{}`: threads without a back end cannot do {what}", load.name);
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         let started = targets.iter().any(|target| target.backend != Backend::Socket);
@@ -197,7 +206,12 @@ impl<'a> Bench<'a> {
         };
         Ok(Self {
             ram: image(&[Storage::Ram], Medium::Ram, setting.ram_dir, "--ram-dir")?,
-            disk: image(&[Storage::Disk, Storage::DiskCached], Medium::Disk, setting.disk_dir, "--disk-dir")?,
+            disk: image(
+                &[Storage::Disk, Storage::DiskCached],
+                Medium::Disk,
+                setting.disk_dir,
+                "--disk-dir",
+            )?,
             dir: tempfile::Builder::new()
                 .prefix("vlane-bench-")
                 .tempdir()
@@ -245,12 +259,14 @@ impl<'a> Bench<'a> {
             let pid = pid.and_then(|pid| i32::try_from(pid).ok());
             let mut looks = Vec::new();
             let mut look = || looks.extend(pid.and_then(Snapshot::take));
-            let mut run = blkio::measure(fio, words, (time, ramp), &self.client_cpus, &mut look, interrupt)?;
+            let mut run =
+                blkio::measure(fio, words, (time, ramp), &self.client_cpus, &mut look, interrupt)?;
             pid.into_iter().for_each(|pid| blkio::observed(&mut run, pid, &looks));
             return Ok(run);
         }
         let mut options = load.session();
-        // As a guest that mounts the device would have it: back ends that the lab starts differ in what they begin with.
+        // As a guest that mounts the device would have it: back ends that the lab starts differ in
+        // what they begin with.
         if target.socket.is_none() && load.storage != Storage::Null {
             options.write_cache = options.write_cache.or(Some(true));
         }
@@ -271,7 +287,8 @@ impl<'a> Bench<'a> {
                 if let (Some(flushes), Some((before, after))) =
                     (&mut run.flushes, before.zip(self.counters(target)?))
                 {
-                    let of = |counters: &Counters, name| counters.sum.get(name).copied().unwrap_or(0);
+                    let of =
+                        |counters: &Counters, name| counters.sum.get(name).copied().unwrap_or(0);
                     let rose = |name| of(&after, name).saturating_sub(of(&before, name));
                     let ratio = rose("fdatasyncs") as f64 / rose("flushes").max(1) as f64;
                     flushes.fdatasyncs = Some(ratio);
@@ -345,10 +362,20 @@ impl<'a> Bench<'a> {
             }
         }
         match (kind.backend, &self.qsd) {
-            (Backend::QemuStorageDaemon, Some(qsd)) => {
-                Server::qemu_storage_daemon(qsd, self.dir.path(), storage, &self.server_cpus, kind.queues)
-            }
-            _ => Server::vlane(self.setting.vlane, self.dir.path(), storage, &self.server_cpus, &args),
+            (Backend::QemuStorageDaemon, Some(qsd)) => Server::qemu_storage_daemon(
+                qsd,
+                self.dir.path(),
+                storage,
+                &self.server_cpus,
+                kind.queues,
+            ),
+            _ => Server::vlane(
+                self.setting.vlane,
+                self.dir.path(),
+                storage,
+                &self.server_cpus,
+                &args,
+            ),
         }
     }
 }
@@ -374,7 +401,8 @@ fn cpus(pin: Pin) -> Result<(Vec<usize>, Vec<usize>)> {
     match usable.len() {
         0 | 1 => Err(Error::new(
             ErrorKind::Invalid,
-            "pin = \"apart\" needs two CPUs, this process has one; use a profile with pin = \"none\"",
+            "pin = \"apart\" needs two CPUs, this process has one; use a profile with pin = \
+             \"none\"",
         )),
         n => Ok((usable[..n / 2].to_vec(), usable[n / 2..].to_vec())),
     }

@@ -38,7 +38,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Every load is measured on every target in every round exactly once, and loads do not mix.
+        /// Every load is measured on every target in every round exactly once, and loads do not
+        /// mix.
         #[test]
         fn every_run_happens_once(
             loads in 1_usize..5, targets in 1_usize..5, repeats in 1_usize..8, interleave in any::<bool>(),

@@ -1,4 +1,5 @@
-//! Profiles: loads, targets and repeats of a measurement. TOML, strict: a key that is not known is an error with its line.
+//! Profiles: loads, targets and repeats of a measurement. TOML, strict: a key that is not known is
+//! an error with its line.
 //!
 //! `docs/src/bench.md` has the table of keys. The profiles that come with vlane are in `profiles/`.
 
@@ -28,7 +29,11 @@ const EMBEDDED: [(&str, &str); 8] = [
 /// Names of the profiles that come with vlane, with their titles.
 pub fn embedded_names() -> impl Iterator<Item = (&'static str, String)> {
     EMBEDDED.iter().map(|(name, text)| {
-        (*name, Profile::parse(text, name).map_or_else(|error| error.to_string(), |profile| profile.title))
+        (
+            *name,
+            Profile::parse(text, name)
+                .map_or_else(|error| error.to_string(), |profile| profile.title),
+        )
     })
 }
 
@@ -227,7 +232,8 @@ impl Load {
 
     /// True if two loads ask the same, apart from their names.
     pub fn is_same_as(&self, other: &Self) -> bool {
-        Self { name: String::new(), ..self.clone() } == Self { name: String::new(), ..other.clone() }
+        Self { name: String::new(), ..self.clone() }
+            == Self { name: String::new(), ..other.clone() }
     }
 
     /// Queues that the client starts.
@@ -330,7 +336,9 @@ impl Target {
             (Backend::Threads, _) if self.client != Client::Driver => {
                 Some("backend = \"threads\": drives itself; leave out `client`".into())
             }
-            (Backend::Socket | Backend::QemuStorageDaemon | Backend::Threads, _) if !self.args.is_empty() => {
+            (Backend::Socket | Backend::QemuStorageDaemon | Backend::Threads, _)
+                if !self.args.is_empty() =>
+            {
                 Some("args: are arguments of `vlane serve`; this target does not start it".into())
             }
             _ => None,
@@ -395,7 +403,8 @@ impl Profile {
         let names: Vec<_> = EMBEDDED.iter().map(|(name, _)| *name).collect();
         let text = std::fs::read_to_string(name).context(ErrorKind::Io, || {
             format!(
-                "{name}: no profile of this name comes with vlane ({} do), and no such file can be read",
+                "{name}: no profile of this name comes with vlane ({} do), and no such file can \
+                 be read",
                 names.join(", ")
             )
         })?;
@@ -413,7 +422,9 @@ impl Profile {
                 format!("{origin}: not a profile: {}", error.to_string().trim_end()),
             )
         })?;
-        let at = |span: std::ops::Range<usize>| text[..span.start.min(text.len())].matches('\n').count() + 1;
+        let at = |span: std::ops::Range<usize>| {
+            text[..span.start.min(text.len())].matches('\n').count() + 1
+        };
         let wrong = |span, what: String| {
             Err(Error::new(ErrorKind::Format, format!("{origin}, line {}: {what}", at(span))))
         };
@@ -421,7 +432,10 @@ impl Profile {
         if let Some(threshold) = file.threshold {
             let share = *threshold.get_ref();
             if !(0.0..1.0).contains(&share) {
-                return wrong(threshold.span(), format!("threshold = {share}: a share from 0 to 1"));
+                return wrong(
+                    threshold.span(),
+                    format!("threshold = {share}: a share from 0 to 1"),
+                );
             }
             profile.threshold = share;
         }
@@ -518,11 +532,20 @@ mod tests {
             (7, Duration::from_millis(1500), Duration::from_millis(500))
         );
         assert_eq!((profile.interleave, profile.pin, profile.size), (false, Pin::Apart, 2 << 30));
-        assert_eq!((profile.targets[0].backend, profile.targets[1].client), (Backend::Vlane, Client::Fio));
+        assert_eq!(
+            (profile.targets[0].backend, profile.targets[1].client),
+            (Backend::Vlane, Client::Fio)
+        );
         let load = &profile.loads[0];
         let workload = load.workload(profile.time, profile.ramp, &[1]);
-        assert_eq!((workload.block, workload.ioprio, workload.flush_every), (32768, 16387, Some(8)));
-        assert_eq!((workload.offset, workload.size, workload.wait), (1 << 20, Some(8 << 20), Wait::Poll));
+        assert_eq!(
+            (workload.block, workload.ioprio, workload.flush_every),
+            (32768, 16387, Some(8))
+        );
+        assert_eq!(
+            (workload.offset, workload.size, workload.wait),
+            (1 << 20, Some(8 << 20), Wait::Poll)
+        );
         assert_eq!(workload.rate, Some(Rate { per_second: 1000.0, arrivals: Arrivals::Poisson }));
         assert_eq!((load.session().queues, load.session().packed), (2, Want::Must));
         // And what is left out is what `vlane-lab bench` has without the option.

@@ -1,7 +1,7 @@
 //! Results of a bench run: every single measurement, in a file for comparison with a later run.
 //!
-//! The file is JSON, one object, whose first key is the schema's name and version. Figures are those of [`Run`]; distributions are
-//! [`Buckets`], which can be added and drawn.
+//! The file is JSON, one object, whose first key is the schema's name and version. Figures are
+//! those of [`Run`]; distributions are [`Buckets`], which can be added and drawn.
 
 use std::path::Path;
 
@@ -166,15 +166,17 @@ impl Saved {
 
     /// A file for a saved run: it may replace another.
     pub fn output(path: &Path, force: bool) -> Output {
-        let name =
-            |content: &[u8]| vlane_report::is_json_of(content, SAVED.split('/').next().unwrap_or(SAVED));
+        let name = |content: &[u8]| {
+            vlane_report::is_json_of(content, SAVED.split('/').next().unwrap_or(SAVED))
+        };
         Output::new(path).replacing(name).force(force)
     }
 
     /// Reads one from a file.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if it cannot be read, [`ErrorKind::Format`] if it is no saved run, or one of another version.
+    /// [`ErrorKind::Io`] if it cannot be read, [`ErrorKind::Format`] if it is no saved run, or one
+    /// of another version.
     pub fn read(path: &Path) -> Result<Self> {
         #[derive(Deserialize)]
         struct Head {
@@ -194,10 +196,14 @@ impl Saved {
             Some(other) => Err(Error::new(
                 ErrorKind::Format,
                 at(&format!(
-                    "of the format `{other}`; this program reads `{SAVED}`: save the older run again"
+                    "of the format `{other}`; this program reads `{SAVED}`: save the older run \
+                     again"
                 )),
             )),
-            None => Err(Error::new(ErrorKind::Format, at("not a saved run of `vlane-lab bench --save`"))),
+            None => Err(Error::new(
+                ErrorKind::Format,
+                at("not a saved run of `vlane-lab bench --save`"),
+            )),
         }
     }
 }

@@ -10,7 +10,8 @@ use super::profile::{Load, Pin, Storage};
 use super::saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 use vlane_report::stats::Verdict;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Samples, Section, Series, Spread, Table, figure,
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Samples, Section, Series, Spread, Table,
+    figure,
 };
 
 /// A client that uses this share of its CPUs is the limit itself.
@@ -19,7 +20,8 @@ pub const CLIENT_BOUND: f64 = 0.9;
 const MOST_POINTS: usize = 160;
 
 /// The report of a run. `comparisons` are those that [`between_targets`](super::between_targets) or
-/// [`against_saved`](super::against_saved) made; in the latter case `older` says when the saved run was made.
+/// [`against_saved`](super::against_saved) made; in the latter case `older` says when the saved run
+/// was made.
 pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> Report {
     let mut sections = Vec::new();
     sections.extend(overview(run));
@@ -59,13 +61,15 @@ pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> R
 
 /// Every single measurement.
 fn samples(run: &Saved) -> Samples {
-    let columns = "Load | Target | Round | Throughput [IOPS] | Data [MB/s] | Mean latency [us] | p50 [us] | p99 [us] | p99.9 [us] | \
-        Back end's CPU per I/O [us] | Back end's switches per I/O | Client's CPU per I/O [us]";
+    let columns = "Load | Target | Round | Throughput [IOPS] | Data [MB/s] | Mean latency [us] | \
+                   p50 [us] | p99 [us] | p99.9 [us] | Back end's CPU per I/O [us] | Back end's \
+                   switches per I/O | Client's CPU per I/O [us]";
     let mut rows = Vec::new();
     for results in &run.loads {
         for target in &results.targets {
             for (run, round) in target.runs.iter().zip(0_u32..) {
-                let mut row = vec![results.load.name.clone().into(), target.target.name.clone().into()];
+                let mut row =
+                    vec![results.load.name.clone().into(), target.target.name.clone().into()];
                 row.push(Cell::Number(round.into()));
                 row.extend([run.iops, run.mb_per_second, run.mean_us, run.p50_us].map(Cell::from));
                 row.extend([run.p99_us, run.p99_9_us].map(Cell::from));
@@ -104,8 +108,11 @@ fn how_much(run: &Saved) -> String {
     let targets = || run.loads.iter().flat_map(|results| &results.targets);
     let made: usize = targets().map(|t| t.runs.len()).sum();
     let lacking = targets().filter(|t| t.runs.is_empty()).count();
-    let none =
-        if lacking == 0 { String::new() } else { format!("; {lacking} of {} have none", targets().count()) };
+    let none = if lacking == 0 {
+        String::new()
+    } else {
+        format!("; {lacking} of {} have none", targets().count())
+    };
     format!("only {} made before that{none}", counted(made, "measurement"))
 }
 
@@ -133,11 +140,15 @@ fn notes(run: &Saved) -> Vec<Note> {
     )));
     let started = run.loads.iter().any(|l| l.targets.iter().any(|t| t.server.is_some()));
     for (storage, text) in [
-        (Storage::Null, "The null device has no medium and touches no data: the measurement is of the path."),
+        (
+            Storage::Null,
+            "The null device has no medium and touches no data: the measurement is of the path.",
+        ),
         (Storage::Ram, "The image on the RAM disk is page cache by nature (buffered)."),
         (
             Storage::Disk,
-            "The image on the disk is used with O_DIRECT, around the page cache, and was written beforehand.",
+            "The image on the disk is used with O_DIRECT, around the page cache, and was written \
+             beforehand.",
         ),
         (Storage::DiskCached, "The image on the disk is used through the page cache."),
     ] {
@@ -151,23 +162,29 @@ fn notes(run: &Saved) -> Vec<Note> {
             let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
             // A client that polls uses its CPU in any state of the back end.
             let asleep = results.load.wait == Wait::Interrupt || results.load.rate.is_some();
-            if asleep && cpus >= CLIENT_BOUND * f64::from(t.target.arrange(&results.load).jobs.get()) {
+            if asleep
+                && cpus >= CLIENT_BOUND * f64::from(t.target.arrange(&results.load).jobs.get())
+            {
                 notes.push(Note::warning(format!(
-                    "{about}: the client used {cpus:.2} CPUs with {}: it was the limit, not the back end.",
+                    "{about}: the client used {cpus:.2} CPUs with {}: it was the limit, not the \
+                     back end.",
                     counted(t.target.arrange(&results.load).jobs, "job")
                 )));
             }
             if t.runs.iter().any(|run| run.kept_up == Some(false)) {
                 notes.push(Note::warning(format!(
-                        "{about}: the rate was not kept; latencies then grow with the time of the run and say little else."
-)));
+                    "{about}: the rate was not kept; latencies then grow with the time of the run \
+                     and say little else."
+                )));
             }
             let late = median(&t.runs.iter().filter_map(|run| run.late_p99_us).collect::<Vec<_>>());
             let p99 = median(&t.runs.iter().map(|run| run.p99_us).collect::<Vec<_>>());
             if late > 0.3 * p99 {
                 notes.push(Note::warning(format!(
-                        "{about}: the driver itself was late by {late:.0} us (p99), a large part of the response's {p99:.0} us: the machine is too busy, or --wait poll is needed."
-)));
+                    "{about}: the driver itself was late by {late:.0} us (p99), a large part of \
+                     the response's {p99:.0} us: the machine is too busy, or --wait poll is \
+                     needed."
+                )));
             }
         }
     }
@@ -196,10 +213,12 @@ fn overview(run: &Saved) -> Option<Section> {
 
 /// Latencies of the flushes of all loads together.
 fn flushes_by_load(loads: &[&LoadRuns]) -> Option<Block> {
-    let loads: Vec<_> = loads.iter().copied().filter(|results| results.load.flush_every.is_some()).collect();
+    let loads: Vec<_> =
+        loads.iter().copied().filter(|results| results.load.flush_every.is_some()).collect();
     (!loads.is_empty()).then(|| {
         by_load(
-            "99th percentile of a flush's latency by load: medians, with the smallest and the largest",
+            "99th percentile of a flush's latency by load: medians, with the smallest and the \
+             largest",
             ("flush, p99", "us"),
             &loads,
             |run| flushing(run, |flushes| flushes.p99_us),
@@ -231,7 +250,8 @@ fn flushing(run: &Run, value: impl Fn(&Flushing) -> f64) -> f64 {
 fn flushes(results: &LoadRuns) -> Option<Table> {
     results.load.flush_every?;
     let rows = results.targets.iter().map(|t| {
-        let cell = |value: &dyn Fn(&Flushing) -> f64| Cell::from(spread(t, |run| flushing(run, value)));
+        let cell =
+            |value: &dyn Fn(&Flushing) -> f64| Cell::from(spread(t, |run| flushing(run, value)));
         vec![
             t.target.name.as_str().into(),
             cell(&|flushes| flushes.per_second),
@@ -252,7 +272,12 @@ fn spread(t: &TargetRuns, value: impl Fn(&Run) -> f64) -> Option<Spread> {
 }
 
 /// One load.
-fn section(place: usize, results: &LoadRuns, comparisons: &[&Comparison], older: Option<&str>) -> Section {
+fn section(
+    place: usize,
+    results: &LoadRuns,
+    comparisons: &[&Comparison],
+    older: Option<&str>,
+) -> Section {
     let mut blocks = vec![Block::Table(figures(results))];
     if !comparisons.is_empty() {
         blocks.push(Block::Table(verdicts(comparisons, older)));
@@ -285,7 +310,9 @@ fn describe(load: &Load) -> String {
             Arrivals::Poisson => "at random",
             Arrivals::Constant => "evenly",
         };
-        words += &format!(", {rate} arrivals per second, spaced {spacing}; latencies count from the arrival");
+        words += &format!(
+            ", {rate} arrivals per second, spaced {spacing}; latencies count from the arrival"
+        );
     }
     words += match load.wait {
         Wait::Interrupt => ", waiting for interrupts",
@@ -321,7 +348,9 @@ fn figures(results: &LoadRuns) -> Table {
     Table::new(
         match results.load.rate {
             None => "Medians, with the smallest and the largest",
-            Some(_) => "Medians, with the smallest and the largest; latencies are response latencies",
+            Some(_) => {
+                "Medians, with the smallest and the largest; latencies are response latencies"
+            }
         },
         "target | throughput [IOPS] | data [MB/s] | p50 [us] | p99 [us] | p99.9 [us] | \
             back end CPU per I/O [us] | back end switches per I/O | client CPU per I/O [us] | \

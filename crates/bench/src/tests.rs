@@ -26,7 +26,10 @@ fn runs(scale: f64, seed: u32) -> Vec<Run> {
                 kept_up: None,
                 late_p99_us: None,
                 flushes: None,
-                latencies: Buckets { upto_ns: vec![100_000, 300_000, 900_000], count: vec![1, 97, 2] },
+                latencies: Buckets {
+                    upto_ns: vec![100_000, 300_000, 900_000],
+                    count: vec![1, 97, 2],
+                },
             }
         })
         .collect()
@@ -84,7 +87,11 @@ fn only_saved_runs_are_read_back() {
         (r#"{"schema": "vlane-bench/1"}"#, "damaged"),
     ] {
         std::fs::write(&path, text).unwrap();
-        assert_eq!(run.write(&Saved::output(&path, false)).is_ok(), text.contains("schema"), "{text}");
+        assert_eq!(
+            run.write(&Saved::output(&path, false)).is_ok(),
+            text.contains("schema"),
+            "{text}"
+        );
         std::fs::write(&path, text).unwrap();
         let error = Saved::read(&path).unwrap_err();
         assert!(error.kind() == ErrorKind::Format && error.to_string().contains(says), "{error}");
@@ -98,8 +105,15 @@ fn first_target_is_judged_by_the_back_ends_part() {
         let comparisons = between_targets(&saved(scale));
         assert_eq!(comparisons.len(), 2);
         assert_eq!(comparisons[0].judged[0].metric, Metric::Iops);
-        assert_eq!(comparisons[1].judged[0].metric, Metric::P99, "a given rate has no throughput of its own");
-        assert!(comparisons.iter().all(|c| c.judged[0].verdict.outcome == outcome), "{comparisons:#?}");
+        assert_eq!(
+            comparisons[1].judged[0].metric,
+            Metric::P99,
+            "a given rate has no throughput of its own"
+        );
+        assert!(
+            comparisons.iter().all(|c| c.judged[0].verdict.outcome == outcome),
+            "{comparisons:#?}"
+        );
         assert_eq!(is_worse(&comparisons), outcome == Outcome::Worse);
         // A figure that one measurement lacks has no verdict.
         assert_eq!(comparisons[0].judged[2].verdict.outcome, Outcome::Unfit);
@@ -111,7 +125,8 @@ fn only_equal_loads_are_compared_with_saved() {
     let (new, old) = (saved(0.5), saved(1.0));
     let (comparisons, missing) = against_saved(&new, &old).unwrap();
     assert_eq!((comparisons.len(), missing.len()), (4, 0));
-    let worse: Vec<_> = comparisons.iter().map(|c| c.judged[0].verdict.outcome == Outcome::Worse).collect();
+    let worse: Vec<_> =
+        comparisons.iter().map(|c| c.judged[0].verdict.outcome == Outcome::Worse).collect();
     assert_eq!(worse, [true, false, true, false], "a is slower than it was, b is not");
 
     let mut other = saved(1.0);
@@ -145,7 +160,9 @@ fn report_has_all_loads_verdicts_and_doubts() {
     let comparisons = between_targets(&run);
     let report = report(&run, &comparisons, None);
     let text = vlane_report::text::render(&report, 110);
-    for words in ["fast", "steady", "better", "a against b", "the rate was not kept", "it was the limit"] {
+    for words in
+        ["fast", "steady", "better", "a against b", "the rate was not kept", "it was the limit"]
+    {
         assert!(text.contains(words), "{words}:\n{text}");
     }
     let again = vlane_report::Report::from_json(&report.to_json().unwrap()).unwrap();

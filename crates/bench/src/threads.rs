@@ -26,7 +26,9 @@ pub(super) fn cannot(load: &Load) -> Option<&'static str> {
     match load {
         Load { storage: Storage::Null, .. } => Some("a device without a medium"),
         Load { rate: Some(_), .. } => Some("a rate"),
-        Load { rw, .. } if !matches!(rw.0.mix, Mix::ReadPercent(_)) => Some("discards and write-zeroes"),
+        Load { rw, .. } if !matches!(rw.0.mix, Mix::ReadPercent(_)) => {
+            Some("discards and write-zeroes")
+        }
         _ => None,
     }
 }
@@ -38,7 +40,8 @@ struct Measured {
 }
 
 fn histogram() -> Result<Histogram<u64>> {
-    Histogram::new_with_bounds(1, LONGEST_US, 3).context(ErrorKind::Io, || "cannot make a histogram")
+    Histogram::new_with_bounds(1, LONGEST_US, 3)
+        .context(ErrorKind::Io, || "cannot make a histogram")
 }
 
 /// One measurement on an image, with O_DIRECT or not.
@@ -66,16 +69,17 @@ pub(super) fn measure(
         };
         let running: Vec<_> = (0..threads).map(work).collect();
         let joined = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
-            thread
-                .join()
-                .unwrap_or_else(|_| Err(Error::new(ErrorKind::Process, "a thread of the load is gone")))
+            thread.join().unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Process, "a thread of the load is gone"))
+            })
         };
         running.into_iter().map(joined).collect()
     });
     interrupt.check()?;
     let (mut all, mut flushes) = (histogram()?, histogram()?);
     for one in measured {
-        let one = one.map_err(|error| Error::caused_by(error.kind(), about(), error.to_string()))?;
+        let one =
+            one.map_err(|error| Error::caused_by(error.kind(), about(), error.to_string()))?;
         all.add(one.all).context(ErrorKind::Process, || "histograms differ")?;
         flushes.add(one.flushes).context(ErrorKind::Process, || "histograms differ")?;
     }
@@ -167,7 +171,8 @@ mod tests {
         let runs = windows.map(|window| {
             measure((file.path(), false), &load, (window, Duration::ZERO), &interrupt).unwrap()
         });
-        let (run, flushes) = runs.filter_map(|run| Some((run.clone(), run.flushes?))).next().unwrap();
+        let (run, flushes) =
+            runs.filter_map(|run| Some((run.clone(), run.flushes?))).next().unwrap();
         assert!(
             flushes.fdatasyncs == Some(1.0)
                 && flushes.per_second > 0.0

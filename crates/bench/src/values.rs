@@ -1,4 +1,5 @@
-//! Values as people write them in a profile and programs in a saved run: `"4k"` or 4096, `"3s"` or 3.
+//! Values as people write them in a profile and programs in a saved run: `"4k"` or 4096, `"3s"`
+//! or 3.
 
 use std::time::Duration;
 
@@ -66,7 +67,9 @@ impl TryFrom<Written> for Time {
 
     fn try_from(written: Written) -> Result<Self, String> {
         if let Written::Real(seconds) = written {
-            return Duration::try_from_secs_f64(seconds).map(Self).map_err(|error| error.to_string());
+            return Duration::try_from_secs_f64(seconds)
+                .map(Self)
+                .map_err(|error| error.to_string());
         }
         let whole = |n| Some(Duration::from_secs(n));
         written.read(parse_duration, whole, "a time such as 3 (seconds) or \"250ms\"").map(Self)

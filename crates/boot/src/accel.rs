@@ -1,8 +1,8 @@
 //! KVM or emulation? Answered by trying.
 //!
-//! `/dev/kvm` being there says little: inside some virtual machines it exists, and a guest then crawls or stops
-//! with an emulation failure. So a tiny guest is booted under KVM, with a time limit, and the answer is kept until
-//! the host boots again.
+//! `/dev/kvm` being there says little: inside some virtual machines it exists, and a guest then
+//! crawls or stops with an emulation failure. So a tiny guest is booted under KVM, with a time
+//! limit, and the answer is kept until the host boots again.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -17,9 +17,11 @@ use crate::kernel::Kernel;
 use crate::process::{Spec, kill_group};
 use crate::qemu_program::QemuProgram;
 
-/// A kernel and a one-line init take about half a second under a KVM that works, one to three seconds emulated.
+/// A kernel and a one-line init take about half a second under a KVM that works, one to three
+/// seconds emulated.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Slower than this, emulation is the better choice: KVM that traps on everything is slower than none.
+/// Slower than this, emulation is the better choice: KVM that traps on everything is slower than
+/// none.
 const USEFUL: Duration = Duration::from_secs(4);
 const DEVICE: &str = "/dev/kvm";
 
@@ -51,26 +53,31 @@ impl std::fmt::Display for Choice {
 }
 
 impl Choice {
-    /// KVM if a guest boots under it in useful time, emulation otherwise. Kept per boot of the host.
+    /// KVM if a guest boots under it in useful time, emulation otherwise. Kept per boot of the
+    /// host.
     pub fn probe(host: &Host, qemu: &QemuProgram, kernel: &Kernel) -> Result<Self> {
         let tcg = |why: String| Self { accel: Accel::Tcg, why };
         if !Path::new(DEVICE).exists() {
             return Ok(tcg(format!("{DEVICE} is not there")));
         }
         if let Err(e) = OpenOptions::new().read(true).write(true).open(DEVICE) {
-            return Ok(tcg(format!("{DEVICE} cannot be opened: {e}; being in the group kvm usually helps")));
+            return Ok(tcg(format!(
+                "{DEVICE} cannot be opened: {e}; being in the group kvm usually helps"
+            )));
         }
         if let Some(kept) = Self::kept(host) {
             return Ok(kept);
         }
         host.say("trying KVM with a tiny guest (once per boot of this machine) ...");
         let choice = match time_boot(host, qemu, kernel)? {
-            Ok(took) if took <= USEFUL => {
-                Self { accel: Accel::Kvm, why: format!("a test guest booted in {:.1} s", took.as_secs_f64()) }
-            }
-            Ok(took) => {
-                tcg(format!("{DEVICE} is there, but a test guest took {:.1} s to boot", took.as_secs_f64()))
-            }
+            Ok(took) if took <= USEFUL => Self {
+                accel: Accel::Kvm,
+                why: format!("a test guest booted in {:.1} s", took.as_secs_f64()),
+            },
+            Ok(took) => tcg(format!(
+                "{DEVICE} is there, but a test guest took {:.1} s to boot",
+                took.as_secs_f64()
+            )),
             Err(why) => tcg(format!("{DEVICE} is there, but a test guest {why}")),
         };
         host.cache().write_note(&note(), &choice.to_note())?;
@@ -87,7 +94,8 @@ impl Choice {
     pub fn untried() -> Self {
         let why = match OpenOptions::new().read(true).write(true).open(DEVICE) {
             Ok(_) => format!(
-                "{DEVICE} is there, but there is no kernel to try it with: --install gets one, --accel kvm takes KVM untried"
+                "{DEVICE} is there, but there is no kernel to try it with: --install gets one, \
+                 --accel kvm takes KVM untried"
             ),
             Err(e) => format!("{DEVICE}: {e}"),
         };
@@ -163,7 +171,9 @@ fn time_boot(
             Some(Ok(started.elapsed()))
         } else {
             text.lines()
-                .find(|l| l.contains("KVM internal error") || l.contains("failed to initialize kvm"))
+                .find(|l| {
+                    l.contains("KVM internal error") || l.contains("failed to initialize kvm")
+                })
                 .map(|line| Err(format!("stopped with \"{}\"", line.trim())))
         }
     });

@@ -66,13 +66,19 @@ impl Backend {
         let mut backend = Self { name, child, console, socket: socket.to_path_buf() };
         let deadline = Instant::now() + limit;
         while !backend.is_ready(ready) {
-            if let Some(status) = wait_until(&mut backend.child, Instant::now() + Duration::from_millis(5))? {
+            if let Some(status) =
+                wait_until(&mut backend.child, Instant::now() + Duration::from_millis(5))?
+            {
                 backend.console.wait_closed(Duration::from_secs(1));
-                return Err(backend.problem(ErrorKind::Process, &format!("ended at once ({status})")));
+                return Err(
+                    backend.problem(ErrorKind::Process, &format!("ended at once ({status})"))
+                );
             }
             if Instant::now() > deadline {
-                return Err(backend
-                    .problem(ErrorKind::Timeout, &format!("was not ready after {} s", limit.as_secs())));
+                return Err(backend.problem(
+                    ErrorKind::Timeout,
+                    &format!("was not ready after {} s", limit.as_secs()),
+                ));
             }
         }
         Ok(backend)
@@ -142,7 +148,10 @@ impl Backend {
     }
 
     fn problem(&self, kind: ErrorKind, what: &str) -> Error {
-        Error::new(kind, format!("{} {what}; it said:\n{}", self.name, tail(&self.console.text(), 12)))
+        Error::new(
+            kind,
+            format!("{} {what}; it said:\n{}", self.name, tail(&self.console.text(), 12)),
+        )
     }
 }
 
@@ -188,16 +197,20 @@ mod tests {
     #[test]
     fn early_end_of_back_end_quotes_it() {
         let spec = shell("echo no such image >&2; exit 1");
-        let error = Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening"), None).unwrap_err();
+        let error = Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening"), None)
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Process);
         assert!(error.to_string().contains("no such image"), "{error}");
     }
 
     #[test]
     fn back_end_reports_ready_and_ends() {
-        let spec = shell("trap 'echo bye; exit 7' TERM; echo listening on x; while :; do sleep 0.05; done");
+        let spec = shell(
+            "trap 'echo bye; exit 7' TERM; echo listening on x; while :; do sleep 0.05; done",
+        );
         let backend =
-            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None).unwrap();
+            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None)
+                .unwrap();
         let stopped = backend.stop(Duration::from_secs(5)).unwrap();
         assert_eq!(stopped.status.code(), Some(7));
         assert!(stopped.log.contains("bye"));
@@ -207,7 +220,8 @@ mod tests {
     fn dropped_back_end_is_gone() {
         let spec = shell("trap '' TERM; echo listening on x; sleep 60");
         let backend =
-            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None).unwrap();
+            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None)
+                .unwrap();
         let pid = backend.id();
         drop(backend);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());

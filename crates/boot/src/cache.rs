@@ -10,7 +10,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::error::{Error, ErrorKind, Result, io};
 
-/// The directory of kept things: `$VLANE_CACHE`, else `$XDG_CACHE_HOME/vlane`, else `~/.cache/vlane`.
+/// The directory of kept things: `$VLANE_CACHE`, else `$XDG_CACHE_HOME/vlane`, else
+/// `~/.cache/vlane`.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
@@ -26,8 +27,8 @@ impl Cache {
             .ok_or_else(|| {
                 Error::new(
                     ErrorKind::Io,
-                    "no place for the cache: neither VLANE_CACHE nor XDG_CACHE_HOME nor HOME is set; \
-                     set VLANE_CACHE to a directory",
+                    "no place for the cache: neither VLANE_CACHE nor XDG_CACHE_HOME nor HOME is \
+                     set; set VLANE_CACHE to a directory",
                 )
             })?;
         Self::at(root)
@@ -65,10 +66,10 @@ impl Cache {
         if done.exists() {
             return Ok(done);
         }
-        let unfinished = tempfile::Builder::new()
-            .prefix(&format!(".{name}."))
-            .tempdir_in(&self.root)
-            .map_err(io(|| format!("{}: no directory can be made in the cache", self.root.display())))?;
+        let unfinished =
+            tempfile::Builder::new().prefix(&format!(".{name}.")).tempdir_in(&self.root).map_err(
+                io(|| format!("{}: no directory can be made in the cache", self.root.display())),
+            )?;
         make(unfinished.path())?;
         let unfinished = unfinished.keep();
         fs::rename(&unfinished, &done)

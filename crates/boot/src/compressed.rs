@@ -2,7 +2,8 @@
 
 use std::io::Read;
 
-/// No kernel and no module is larger than this; a damaged or hostile header must not take all memory.
+/// No kernel and no module is larger than this; a damaged or hostile header must not take all
+/// memory.
 const LIMIT: u64 = 1 << 30;
 /// The legacy lz4 framing cuts its input into blocks of at most this size.
 const LZ4_LEGACY_BLOCK: usize = 8 << 20;
@@ -109,7 +110,10 @@ pub(crate) mod tests {
         gzip.write_all(&data).unwrap();
         let mut xz = Vec::new();
         lzma_rs::xz_compress(&mut &data[..], &mut xz).unwrap();
-        let zstd = ruzstd::encoding::compress_to_vec(&data[..], ruzstd::encoding::CompressionLevel::Fastest);
+        let zstd = ruzstd::encoding::compress_to_vec(
+            &data[..],
+            ruzstd::encoding::CompressionLevel::Fastest,
+        );
         for packed in [gzip.finish().unwrap(), xz, zstd, data.clone()] {
             assert!(unpack(&packed).unwrap() == data);
         }

@@ -21,7 +21,8 @@ struct State {
     text: String,
     /// Where the whole lines end.
     whole: usize,
-    /// Of each pipe, the line that has no end yet: what another one prints meanwhile does not tear it apart.
+    /// Of each pipe, the line that has no end yet: what another one prints meanwhile does not tear
+    /// it apart.
     begun: Vec<Vec<u8>>,
     results: BTreeMap<String, String>,
     open: usize,
@@ -94,7 +95,8 @@ impl Console {
         self.lock().results.clone()
     }
 
-    /// Waits until `found` finds something in the text and the results, the pipes are closed, or time is up.
+    /// Waits until `found` finds something in the text and the results, the pipes are closed, or
+    /// time is up.
     pub(crate) fn wait_for<T>(
         &self,
         limit: Duration,
@@ -130,7 +132,8 @@ impl Console {
 fn parse_result(line: &str) -> Option<(String, String)> {
     let (_, result) = line.split_once(MARK)?;
     let (key, value) = result.trim_end().split_once('=')?;
-    let word = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
+    let word =
+        !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
     word.then(|| (key.to_string(), value.to_string()))
 }
 
@@ -186,8 +189,9 @@ mod tests {
         let console = Console::default();
         let (read, write) = std::io::pipe().unwrap();
         console.follow(read, None);
-        let has =
-            |word: &'static str| move |t: &str, _: &BTreeMap<String, String>| t.contains(word).then_some(());
+        let has = |word: &'static str| {
+            move |t: &str, _: &BTreeMap<String, String>| t.contains(word).then_some(())
+        };
         assert_eq!(console.wait_for(Duration::from_millis(30), has("login:")), None);
         std::io::Write::write_all(&mut &write, b"login:").unwrap();
         assert_eq!(console.wait_for(Duration::from_secs(10), has("login:")), Some(()));

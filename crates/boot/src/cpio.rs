@@ -1,4 +1,5 @@
-//! Writes the archive format of an initramfs: cpio "newc" (the kernel's `Documentation/driver-api/early-userspace`).
+//! Writes the archive format of an initramfs: cpio "newc" (the kernel's
+//! `Documentation/driver-api/early-userspace`).
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -10,7 +11,8 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// An archive being written. Directories on the way to a file are made by themselves; everything belongs to root.
+/// An archive being written. Directories on the way to a file are made by themselves; everything
+/// belongs to root.
 #[derive(Debug)]
 pub struct Archive<W: Write> {
     out: W,
@@ -69,9 +71,18 @@ impl<W: Write> Archive<W> {
         }
     }
 
-    fn entry(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) -> io::Result<()> {
+    fn entry(
+        &mut self,
+        name: &str,
+        mode: u32,
+        device: (u32, u32),
+        content: &[u8],
+    ) -> io::Result<()> {
         let size = u32::try_from(content.len()).map_err(|_| {
-            io::Error::new(io::ErrorKind::InvalidInput, format!("{name}: too large for an initramfs"))
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{name}: too large for an initramfs"),
+            )
         })?;
         self.inode += 1;
         let entry = Builder::new(name).ino(self.inode).nlink(1).mode(mode);
@@ -110,7 +121,9 @@ mod tests {
     #[test]
     fn busybox_reads_the_archive() {
         let Some(busybox) = crate::process::find_program("busybox") else {
-            return vlane_testing::skip("busybox is not on this machine, so nobody read the archive");
+            return vlane_testing::skip(
+                "busybox is not on this machine, so nobody read the archive",
+            );
         };
         let dir = tempfile::tempdir().unwrap();
         let mut child = Command::new(busybox)
@@ -122,6 +135,9 @@ mod tests {
         child.stdin.take().unwrap().write_all(&sample()).unwrap();
         assert!(child.wait().unwrap().success());
         assert_eq!(std::fs::read(dir.path().join("usr/lib/deep/file")).unwrap(), b"12345");
-        assert_eq!(std::fs::read_link(dir.path().join("bin/sh")).unwrap().to_str(), Some("busybox"));
+        assert_eq!(
+            std::fs::read_link(dir.path().join("bin/sh")).unwrap().to_str(),
+            Some("busybox")
+        );
     }
 }

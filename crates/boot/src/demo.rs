@@ -1,4 +1,5 @@
-//! The demonstration: a guest makes a file system on a volume, works on it, comes back to it, and the host checks.
+//! The demonstration: a guest makes a file system on a volume, works on it, comes back to it, and
+//! the host checks.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,8 @@ echo "RESULT done=$(now)"
 say "all checksums are right; powering off"
 "#;
 
-/// A directory for a socket and a demonstration volume, deleted with what is in it when it is dropped.
+/// A directory for a socket and a demonstration volume, deleted with what is in it when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Scratch(TempDir);
 
@@ -71,7 +73,10 @@ impl Scratch {
     pub fn new() -> Result<Self> {
         let directory = tempfile::Builder::new().prefix("vlane-boot-").tempdir();
         directory.map(Self).map_err(io(|| {
-            format!("{}: no temporary directory can be made; set TMPDIR", std::env::temp_dir().display())
+            format!(
+                "{}: no temporary directory can be made; set TMPDIR",
+                std::env::temp_dir().display()
+            )
         }))
     }
 
@@ -83,9 +88,9 @@ impl Scratch {
     /// A new empty volume of [`VOLUME_BYTES`], sparse.
     pub fn volume(&self) -> Result<PathBuf> {
         let path = self.path("demo.raw");
-        File::create_new(&path)
-            .and_then(|file| file.set_len(VOLUME_BYTES))
-            .map_err(io(|| format!("{}: the demonstration's volume cannot be made", path.display())))?;
+        File::create_new(&path).and_then(|file| file.set_len(VOLUME_BYTES)).map_err(io(|| {
+            format!("{}: the demonstration's volume cannot be made", path.display())
+        }))?;
         Ok(path)
     }
 }
@@ -110,15 +115,17 @@ pub fn start(host: &Host, qemu: Qemu, kernel: &Kernel, echo: Option<Echo>) -> Re
     qemu.start_with(host, kernel, &guest, LIMIT, echo)
 }
 
-/// Judges what the guest reported, and checks the volume from the host's side: e2fsck, and one file's content.
+/// Judges what the guest reported, and checks the volume from the host's side: e2fsck, and one
+/// file's content.
 ///
 /// The back end must have written everything (be stopped, or idle) before this looks at `image`.
 pub fn judge(host: &Host, report: &Report, image: &Path) -> Result<Demo> {
     report.script_ok()?;
     let number = |key: &str| -> Result<u32> {
         let text = report.result(key)?;
-        text.parse()
-            .map_err(|e| Error::caused_by(ErrorKind::Process, format!("the guest reported {key}={text}"), e))
+        text.parse().map_err(|e| {
+            Error::caused_by(ErrorKind::Process, format!("the guest reported {key}={text}"), e)
+        })
     };
     ext4::check(host, image)?;
     let content = ext4::read_file(host, image, WITNESS)?;

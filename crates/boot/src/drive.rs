@@ -15,10 +15,12 @@ pub enum Controller {
     Virtio {
         /// Virtqueues.
         queues: u16,
-        /// I/O threads; the queues are dealt out to them in turn (`iothread-vq-mapping`) if there is more than one.
+        /// I/O threads; the queues are dealt out to them in turn (`iothread-vq-mapping`) if there
+        /// is more than one.
         iothreads: u16,
     },
-    /// An IDE disk on a PIIX3 controller with bus-master DMA: what QEMU's `pc` machine gives a guest by default. QEMU's main loop serves it.
+    /// An IDE disk on a PIIX3 controller with bus-master DMA: what QEMU's `pc` machine gives a
+    /// guest by default. QEMU's main loop serves it.
     Ide,
     /// An NVMe drive. QEMU's main loop serves it.
     Nvme,
@@ -77,7 +79,8 @@ impl Drive {
         pair(
             "-blockdev",
             format!(
-                "driver=file,node-name={id},filename={},aio=io_uring,cache.direct={direct},discard=ignore",
+                "driver=file,node-name={id},filename={},aio=io_uring,cache.direct={direct},\
+                 discard=ignore",
                 escape_commas(&self.image)
             ),
         );
@@ -86,14 +89,16 @@ impl Drive {
                 for n in 0..iothreads {
                     pair("-object", format!("iothread,id={id}-t{n}"));
                 }
-                let device = format!("virtio-blk-pci,drive={id},addr={slot:#x},num-queues={queues}");
+                let device =
+                    format!("virtio-blk-pci,drive={id},addr={slot:#x},num-queues={queues}");
                 match iothreads {
                     0 => pair("-device", device),
                     1 => pair("-device", format!("{device},iothread={id}-t0")),
                     // A list can only be written as JSON.
                     _ => {
-                        let threads: Vec<_> =
-                            (0..iothreads).map(|n| format!(r#"{{"iothread":"{id}-t{n}"}}"#)).collect();
+                        let threads: Vec<_> = (0..iothreads)
+                            .map(|n| format!(r#"{{"iothread":"{id}-t{n}"}}"#))
+                            .collect();
                         pair(
                             "-device",
                             format!(
@@ -108,7 +113,9 @@ impl Drive {
                 pair("-device", format!("piix3-ide,id={id}-bus,addr={slot:#x}"));
                 pair("-device", format!("ide-hd,bus={id}-bus.0,drive={id}"));
             }
-            Controller::Nvme => pair("-device", format!("nvme,drive={id},serial={id},addr={slot:#x}")),
+            Controller::Nvme => {
+                pair("-device", format!("nvme,drive={id},serial={id},addr={slot:#x}"))
+            }
         }
     }
 }
@@ -118,7 +125,13 @@ mod tests {
     use super::*;
 
     fn args(controller: Controller) -> Vec<String> {
-        let drive = Drive { id: "d".into(), image: "/a,b.img".into(), direct: true, controller, slot: 0x11 };
+        let drive = Drive {
+            id: "d".into(),
+            image: "/a,b.img".into(),
+            direct: true,
+            controller,
+            slot: 0x11,
+        };
         let mut args = Vec::new();
         drive.args(|option, value| args.push(format!("{option} {value}")));
         args
@@ -139,7 +152,8 @@ mod tests {
                 args[0].contains("filename=/a,,b.img") && args[0].contains("cache.direct=on"),
                 "{args:?}"
             );
-            let at = args.iter().filter(|a| a.contains("addr=0x11") || a.contains(r#""addr":"0x11""#));
+            let at =
+                args.iter().filter(|a| a.contains("addr=0x11") || a.contains(r#""addr":"0x11""#));
             assert_eq!(at.count(), 1, "{args:?}");
         }
         assert_eq!(Drive::guest_address(0x11), "0000:00:11.0");
@@ -149,7 +163,9 @@ mod tests {
     fn only_capable_qemu_assigns_queues() {
         let mapped = Controller::Virtio { queues: 4, iothreads: 2 };
         let device = args(mapped).pop().unwrap_or_default();
-        assert!(device.ends_with(r#""iothread-vq-mapping":[{"iothread":"d-t0"},{"iothread":"d-t1"}]}"#));
+        assert!(
+            device.ends_with(r#""iothread-vq-mapping":[{"iothread":"d-t0"},{"iothread":"d-t1"}]}"#)
+        );
         let program = |version| QemuProgram { path: "/q".into(), version };
         let why = mapped.unsupported_by(&program((7, 2))).unwrap_or_default();
         assert!(why.contains("needs QEMU 9.0") && why.contains("this is 7.2"), "{why}");

@@ -1,10 +1,12 @@
-//! The crate's error: a kind to match on, a context that says what failed, on what and what to do, and the cause.
+//! The crate's error: a kind to match on, a context that says what failed, on what and what to do,
+//! and the cause.
 
 /// Kind of an error, for code that decides by it; the text for people is in [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A program, kernel or package is not on this machine, and installing was not allowed or is not possible.
+    /// A program, kernel or package is not on this machine, and installing was not allowed or is
+    /// not possible.
     Missing,
     /// Installing or downloading was tried and failed.
     Install,
@@ -23,7 +25,9 @@ pub enum ErrorKind {
 vlane_error::error!(ErrorKind);
 
 /// `.map_err(io(|| ...))` for the many places where a file operation of the host can fail.
-pub(crate) fn io<S: Into<String>>(context: impl FnOnce() -> S) -> impl FnOnce(std::io::Error) -> Error {
+pub(crate) fn io<S: Into<String>>(
+    context: impl FnOnce() -> S,
+) -> impl FnOnce(std::io::Error) -> Error {
     move |source| Error::caused_by(ErrorKind::Io, context(), source)
 }
 

@@ -13,7 +13,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// The block of file systems that are made here, in bytes.
 const BLOCK: u64 = 4096;
 
-/// Makes a file system with a journal of so many bytes (whole MiB, at least four) on `image`. None of the image's blocks becomes a hole.
+/// Makes a file system with a journal of so many bytes (whole MiB, at least four) on `image`. None
+/// of the image's blocks becomes a hole.
 pub fn make(host: &Host, image: &Path, journal: u64) -> Result<()> {
     let mut command = Command::new(host.program("mkfs.ext4")?);
     command.args(["-q", "-F", "-b", "4096", "-m", "0", "-J", &format!("size={}", journal >> 20)]);
@@ -24,7 +25,8 @@ pub fn make(host: &Host, image: &Path, journal: u64) -> Result<()> {
 /// The journal's place on `image`, in bytes of the image, from debugfs. File systems must have
 /// blocks of 4 KiB.
 pub fn journal(host: &Host, image: &Path) -> Result<Vec<Range<u64>>> {
-    let said = run_ok(Command::new(host.program("debugfs")?).args(["-R", "ex <8>"]).arg(image), LIMIT)?;
+    let said =
+        run_ok(Command::new(host.program("debugfs")?).args(["-R", "ex <8>"]).arg(image), LIMIT)?;
     let ranges = extents(&said);
     match ranges.is_empty() {
         false => Ok(ranges),
@@ -44,7 +46,9 @@ fn extents(said: &str) -> Vec<Range<u64>> {
         words.filter_map(|word| word.parse().ok()).collect()
     };
     let leaf = |line: &str| {
-        let [level, depth, _, _, _, _, first, last, length] = numbers(line)[..] else { return None };
+        let [level, depth, _, _, _, _, first, last, length] = numbers(line)[..] else {
+            return None;
+        };
         let end = last.checked_add(1)?;
         let range = first.checked_mul(BLOCK)?..end.checked_mul(BLOCK)?;
         (level == depth && end.checked_sub(first)? == length).then_some(range)
@@ -70,7 +74,8 @@ pub fn read_file(host: &Host, image: &Path, path: &str) -> Result<Vec<u8>> {
     let out = directory.path().join("out");
     let request = format!("dump \"{path}\" \"{}\"", out.display());
     // debugfs ends with 0 in every case; only the file shows its success.
-    let said = run_ok(Command::new(host.program("debugfs")?).args(["-R", &request]).arg(image), LIMIT)?;
+    let said =
+        run_ok(Command::new(host.program("debugfs")?).args(["-R", &request]).arg(image), LIMIT)?;
     std::fs::read(&out).map_err(|e| {
         Error::caused_by(
             ErrorKind::Tool,
@@ -88,8 +93,8 @@ mod tests {
 
     #[test]
     fn extents_are_debugfs_leaves() {
-        let flat = "debugfs 1.47.0 (5-Feb-2023)\nLevel Entries       Logical          Physical Length Flags\n \
-                    0/ 0   1/  1     0 -  1023   1025 -  2048   1024 \n";
+        let flat = "debugfs 1.47.0 (5-Feb-2023)\nLevel Entries       Logical          Physical \
+                    Length Flags\n 0/ 0   1/  1     0 -  1023   1025 -  2048   1024 \n";
         assert_eq!(extents(flat), vec![1025 * BLOCK..2049 * BLOCK; 1]);
         let deep = "Level Entries       Logical              Physical Length Flags\n \
                     0/ 1   1/  1     0 - 65535  34000              65536\n \

@@ -1,4 +1,5 @@
-//! fio with its libblkio engine: another program's driver for vhost-user-blk, for comparisons with our own.
+//! fio with its libblkio engine: another program's driver for vhost-user-blk, for comparisons with
+//! our own.
 //!
 //! Debian's fio is built without that engine. Where the installed one lacks it, fio's source and
 //! libblkio's packages of Debian's unstable suite are unpacked into the cache. fio is built there
@@ -26,7 +27,8 @@ pub struct BlkioFio {
 }
 
 impl BlkioFio {
-    /// The installed one if it has the engine, else one from the cache, else one built from Debian's source if that was allowed.
+    /// The installed one if it has the engine, else one from the cache, else one built from
+    /// Debian's source if that was allowed.
     pub fn find(host: &Host) -> Result<Self> {
         if let Some(path) = find_program("fio") {
             let installed = Self { path, libraries: None };
@@ -52,7 +54,11 @@ impl BlkioFio {
             true => Ok(built),
             false => Err(Error::new(
                 ErrorKind::Install,
-                format!("{}: does not work; remove {} and try again", built.path.display(), entry.display()),
+                format!(
+                    "{}: does not work; remove {} and try again",
+                    built.path.display(),
+                    entry.display()
+                ),
             )),
         }
     }
@@ -100,8 +106,9 @@ fn build(host: &Host, directory: &Path) -> Result<()> {
     host.unpack_source(&apt, "fio", work.path())?;
     let entries = std::fs::read_dir(work.path()).map_err(io(|| "fio's source cannot be read"))?;
     let source = entries.flatten().map(|e| e.path()).find(|path| path.join("configure").is_file());
-    let source = source
-        .ok_or_else(|| Error::new(ErrorKind::Format, "the archive with fio's source has no `configure`"))?;
+    let source = source.ok_or_else(|| {
+        Error::new(ErrorKind::Format, "the archive with fio's source has no `configure`")
+    })?;
 
     let libraries = packages.join("usr/lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
     // The compiler's and pkg-config's own variables: fio's build needs no change.
@@ -123,7 +130,9 @@ fn build(host: &Host, directory: &Path) -> Result<()> {
     let kept = directory.join("lib");
     std::fs::create_dir(&kept).map_err(io(|| "the cache cannot be written"))?;
     let keep = |from: &Path, to: PathBuf| {
-        std::fs::copy(from, &to).map(drop).map_err(io(|| format!("{}: cannot be kept", from.display())))
+        std::fs::copy(from, &to)
+            .map(drop)
+            .map_err(io(|| format!("{}: cannot be kept", from.display())))
     };
     keep(&source.join("fio"), directory.join("fio"))?;
     // A copy follows the link, so the library gets the name that programs ask for.

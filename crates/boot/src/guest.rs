@@ -43,7 +43,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// The value of a result; an error that shows the console's end when the guest did not report it.
+    /// The value of a result; an error that shows the console's end when the guest did not report
+    /// it.
     pub fn result(&self, key: &str) -> Result<&str> {
         self.results.get(key).map(String::as_str).ok_or_else(|| {
             Error::new(
@@ -107,21 +108,26 @@ impl Guest {
 
     /// Types at the guest's console.
     pub fn send(&mut self, text: &str) -> Result<()> {
-        let gone = || Error::new(ErrorKind::Process, format!("{}: its console is closed", self.what));
+        let gone =
+            || Error::new(ErrorKind::Process, format!("{}: its console is closed", self.what));
         let pipe = self.child.stdin.as_mut().ok_or_else(gone)?;
         pipe.write_all(text.as_bytes())
             .and_then(|()| pipe.flush())
             .map_err(io(|| format!("{}: cannot type at its console", self.what)))
     }
 
-    /// Waits until the guest reports `key`, at most for `limit` and never longer than the guest may run.
+    /// Waits until the guest reports `key`, at most for `limit` and never longer than the guest may
+    /// run.
     pub fn wait_result(&self, key: &str, limit: Duration) -> Result<String> {
         let limit = limit.min(self.left());
         self.console.wait_for(limit, |_, results| results.get(key).cloned()).ok_or_else(|| {
             if self.console.wait_closed(Duration::ZERO) {
                 return self.problem(ErrorKind::Process, &format!("ended without reporting {key}"));
             }
-            self.problem(ErrorKind::Timeout, &format!("did not report {key} within {} s", limit.as_secs()))
+            self.problem(
+                ErrorKind::Timeout,
+                &format!("did not report {key} within {} s", limit.as_secs()),
+            )
         })
     }
 
@@ -134,9 +140,13 @@ impl Guest {
         self.console.wait_for(limit, any).ok_or_else(|| {
             let keys = keys.join(" or ");
             if self.console.wait_closed(Duration::ZERO) {
-                return self.problem(ErrorKind::Process, &format!("ended without reporting {keys}"));
+                return self
+                    .problem(ErrorKind::Process, &format!("ended without reporting {keys}"));
             }
-            self.problem(ErrorKind::Timeout, &format!("did not report {keys} within {} s", limit.as_secs()))
+            self.problem(
+                ErrorKind::Timeout,
+                &format!("did not report {keys} within {} s", limit.as_secs()),
+            )
         })
     }
 
@@ -144,14 +154,20 @@ impl Guest {
     pub fn wait(mut self) -> Result<Report> {
         let Some(status) = self.poll(self.left())? else {
             self.kill();
-            return Err(
-                self.problem(ErrorKind::Timeout, &format!("was killed after {} s", self.limit.as_secs()))
-            );
+            return Err(self.problem(
+                ErrorKind::Timeout,
+                &format!("was killed after {} s", self.limit.as_secs()),
+            ));
         };
         let elapsed = self.started.elapsed();
         self.console.wait_closed(Duration::from_secs(2));
         self.kill();
-        Ok(Report { results: self.console.results(), console: self.console.text(), elapsed, status })
+        Ok(Report {
+            results: self.console.results(),
+            console: self.console.text(),
+            elapsed,
+            status,
+        })
     }
 
     /// Waits a while for the guest's end; `None` if it still runs then.
@@ -183,7 +199,11 @@ impl Guest {
         let console = self.console.text();
         Error::new(
             kind,
-            format!("{}: the guest {what}; its console ended with:\n{}", self.what, tail(&console, 25)),
+            format!(
+                "{}: the guest {what}; its console ended with:\n{}",
+                self.what,
+                tail(&console, 25)
+            ),
         )
     }
 }

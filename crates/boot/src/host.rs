@@ -45,8 +45,8 @@ const PACKAGES: [(&str, &str); 23] = [
 pub enum Install {
     /// No: what is missing is reported, with the package to install.
     Never,
-    /// Yes, where it is possible: programs by `apt-get install` (as root), kernels by `apt-get download` into the
-    /// cache (as anybody).
+    /// Yes, where it is possible: programs by `apt-get install` (as root), kernels by
+    /// `apt-get download` into the cache (as anybody).
     Allowed,
 }
 
@@ -90,13 +90,17 @@ impl Host {
         (self.progress)(text);
     }
 
-    /// The path of a program, which is installed if it is missing, that was allowed, and this is possible.
+    /// The path of a program, which is installed if it is missing, that was allowed, and this is
+    /// possible.
     pub fn program(&self, name: &str) -> Result<PathBuf> {
         if let Some(path) = find_program(name) {
             return Ok(path);
         }
-        let mut packages: Vec<&str> =
-            PACKAGES.iter().filter(|(program, _)| *program == name).map(|(_, package)| *package).collect();
+        let mut packages: Vec<&str> = PACKAGES
+            .iter()
+            .filter(|(program, _)| *program == name)
+            .map(|(_, package)| *package)
+            .collect();
         if packages.is_empty() {
             packages.push(name);
         }
@@ -119,7 +123,8 @@ impl Host {
             Error::new(
                 ErrorKind::Missing,
                 format!(
-                    "{what} is not on this machine and was not installed, because {why}; on Debian or Ubuntu: apt-get install {package}"
+                    "{what} is not on this machine and was not installed, because {why}; on \
+                     Debian or Ubuntu: apt-get install {package}"
                 ),
             )
         };
@@ -159,7 +164,11 @@ impl Host {
         }
         Err(Error::new(
             ErrorKind::Install,
-            format!("apt-get install {package} failed ({}):\n{}", output.status, tail(&output.text, 12)),
+            format!(
+                "apt-get install {package} failed ({}):\n{}",
+                output.status,
+                tail(&output.text, 12)
+            ),
         ))
     }
 
@@ -169,10 +178,16 @@ impl Host {
     }
 
     /// Downloads packages and unpacks them into `into`, without installing them.
-    pub(crate) fn unpack_packages(&self, apt: &AptSource, packages: &[String], into: &Path) -> Result<()> {
+    pub(crate) fn unpack_packages(
+        &self,
+        apt: &AptSource,
+        packages: &[String],
+        into: &Path,
+    ) -> Result<()> {
         let dpkg = self.program("dpkg-deb")?;
-        let debs = tempfile::tempdir_in(into)
-            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}: not writable", into.display()), e))?;
+        let debs = tempfile::tempdir_in(into).map_err(|e| {
+            Error::caused_by(ErrorKind::Io, format!("{}: not writable", into.display()), e)
+        })?;
         self.say(&format!(
             "downloading {} (unpacked into the cache, not installed) ...",
             packages.join(", ")
@@ -181,15 +196,21 @@ impl Host {
             apt.command("apt-get").arg("download").args(packages).current_dir(debs.path()),
             Duration::from_secs(900),
         )?;
-        let entries = std::fs::read_dir(debs.path())
-            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}", debs.path().display()), e))?;
-        for deb in entries.flatten().map(|e| e.path()).filter(|p| p.extension().is_some_and(|e| e == "deb")) {
+        let entries = std::fs::read_dir(debs.path()).map_err(|e| {
+            Error::caused_by(ErrorKind::Io, format!("{}", debs.path().display()), e)
+        })?;
+        for deb in entries
+            .flatten()
+            .map(|e| e.path())
+            .filter(|p| p.extension().is_some_and(|e| e == "deb"))
+        {
             run_ok(Command::new(&dpkg).arg("-x").arg(&deb).arg(into), Duration::from_secs(300))?;
         }
         Ok(())
     }
 
-    /// Downloads the upstream source of a source package as a tar archive, which apt verifies, and unpacks it into `into`.
+    /// Downloads the upstream source of a source package as a tar archive, which apt verifies, and
+    /// unpacks it into `into`.
     pub(crate) fn unpack_source(&self, apt: &AptSource, package: &str, into: &Path) -> Result<()> {
         self.say(&format!("downloading the source of {package} ..."));
         // Its signature and Debian's own changes are not wanted, and mirrors may lack them. Only
@@ -212,7 +233,10 @@ impl Host {
                 format!("the source of {package} was not downloaded:\n{}", tail(&output.text, 12)),
             )
         })?;
-        run_ok(Command::new("tar").arg("-xf").arg(&archive).current_dir(into), Duration::from_secs(120))?;
+        run_ok(
+            Command::new("tar").arg("-xf").arg(&archive).current_dir(into),
+            Duration::from_secs(120),
+        )?;
         std::fs::remove_file(&archive)
             .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}", archive.display()), e))
     }
@@ -228,11 +252,14 @@ impl Host {
         };
         Err(Error::new(
             ErrorKind::Missing,
-            format!("{what} is not on this machine and was not downloaded, because {why}; {instead}"),
+            format!(
+                "{what} is not on this machine and was not downloaded, because {why}; {instead}"
+            ),
         ))
     }
 
-    /// Refreshes the machine's package lists, where that is possible; otherwise they stay as they are.
+    /// Refreshes the machine's package lists, where that is possible; otherwise they stay as they
+    /// are.
     pub(crate) fn refresh_system_lists(&self) {
         if rustix::process::geteuid().is_root()
             && let (Some(apt), Ok(_lock)) = (find_program("apt-get"), self.cache.lock("apt"))
@@ -242,8 +269,8 @@ impl Host {
     }
 }
 
-/// Where apt gets packages from: the machine's own sources, or another suite with state of its own, so that the
-/// machine's package lists stay untouched.
+/// Where apt gets packages from: the machine's own sources, or another suite with state of its own,
+/// so that the machine's package lists stay untouched.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AptSource {
     options: Vec<String>,
@@ -255,7 +282,8 @@ impl AptSource {
         Self::default()
     }
 
-    /// Debian's unstable suite; `state` is a directory for its lists. Its source packages too, if they are wanted.
+    /// Debian's unstable suite; `state` is a directory for its lists. Its source packages too, if
+    /// they are wanted.
     pub(crate) fn debian_sid(host: &Host, state: &Path, sources: bool) -> Result<Self> {
         Self::debian(host, state, "sid", sources)
     }
@@ -267,7 +295,8 @@ impl AptSource {
             return Err(Error::new(
                 ErrorKind::Missing,
                 format!(
-                    "{KEYRING}: not there, so packages of Debian's suite {suite} cannot be verified; apt-get install debian-archive-keyring"
+                    "{KEYRING}: not there, so packages of Debian's suite {suite} cannot be \
+                     verified; apt-get install debian-archive-keyring"
                 ),
             ));
         }
@@ -283,7 +312,9 @@ impl AptSource {
         }
         let list = state.join("sources.list");
         let kinds: &[&str] = if sources { &["deb", "deb-src"] } else { &["deb"] };
-        let line = |kind| format!("{kind} [signed-by={KEYRING}] http://deb.debian.org/debian {suite} main\n");
+        let line = |kind| {
+            format!("{kind} [signed-by={KEYRING}] http://deb.debian.org/debian {suite} main\n")
+        };
         write(&list, &kinds.iter().map(line).collect::<String>())?;
         let set = |key: &str, value: &str| ["-o".to_string(), format!("{key}={value}")];
         let path = |p: &str| state.join(p).display().to_string();
@@ -298,7 +329,8 @@ impl AptSource {
             .concat(),
         };
         host.say(&format!(
-            "reading the package lists of Debian's suite {suite} (kept apart from this machine's) ..."
+            "reading the package lists of Debian's suite {suite} (kept apart from this machine's) \
+             ..."
         ));
         run_ok(source.command("apt-get").arg("update"), Duration::from_secs(300))?;
         Ok(source)
@@ -311,9 +343,15 @@ impl AptSource {
         command
     }
 
-    /// The packages that `package` depends on and whose names `wanted` accepts; empty if there is no such package.
-    pub(crate) fn dependencies(&self, package: &str, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
-        let output = run(self.command("apt-cache").args(["depends", package]), Duration::from_secs(60))?;
+    /// The packages that `package` depends on and whose names `wanted` accepts; empty if there is
+    /// no such package.
+    pub(crate) fn dependencies(
+        &self,
+        package: &str,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<Vec<String>> {
+        let output =
+            run(self.command("apt-cache").args(["depends", package]), Duration::from_secs(60))?;
         let mut found: Vec<String> = Vec::new();
         for line in output.text.lines() {
             let Some(name) = line.trim().strip_prefix("Depends:").map(str::trim) else { continue };

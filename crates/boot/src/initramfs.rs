@@ -1,4 +1,5 @@
-//! A guest's root: busybox, the modules for its disk, programs of the host with their libraries, and a script.
+//! A guest's root: busybox, the modules for its disk, programs of the host with their libraries,
+//! and a script.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -32,7 +33,8 @@ sync
 poweroff -f
 "#;
 
-/// Loaded when the kernel has them and ext4 is a module: ext4 asks for a CRC32C by name, not by symbol.
+/// Loaded when the kernel has them and ext4 is a module: ext4 asks for a CRC32C by name, not by
+/// symbol.
 const CHECKSUMS: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
 
 /// Contents of a guest. The same one serves QEMU and User-Mode Linux.
@@ -85,14 +87,17 @@ impl Initramfs {
         self
     }
 
-    /// Writes the image into a temporary file. `disk` are the modules that the front end's disk needs.
+    /// Writes the image into a temporary file. `disk` are the modules that the front end's disk
+    /// needs.
     pub fn build(&self, host: &Host, kernel: &Modules, disk: &[&str]) -> Result<TempPath> {
         let file = NamedTempFile::with_prefix("vlane-initramfs-").map_err(io(|| {
             format!("{}: no room for the guest's initramfs", std::env::temp_dir().display())
         }))?;
         let mut archive = Archive::new(BufWriter::with_capacity(1 << 20, file));
         self.write(host, kernel, disk, &mut archive)?;
-        let full = || format!("{}: the guest's initramfs cannot be written", std::env::temp_dir().display());
+        let full = || {
+            format!("{}: the guest's initramfs cannot be written", std::env::temp_dir().display())
+        };
         let file = archive.finish().and_then(|out| out.into_inner().map_err(|e| e.into_error()));
         Ok(file.map_err(io(full))?.into_temp_path())
     }
@@ -104,8 +109,14 @@ impl Initramfs {
         disk: &[&str],
         archive: &mut Archive<BufWriter<NamedTempFile>>,
     ) -> Result<()> {
-        let full =
-            || io(|| format!("{}: the guest's initramfs cannot be written", std::env::temp_dir().display()));
+        let full = || {
+            io(|| {
+                format!(
+                    "{}: the guest's initramfs cannot be written",
+                    std::env::temp_dir().display()
+                )
+            })
+        };
         for directory in ["proc", "sys", "dev", "tmp", "mnt", "root", "run", "etc"] {
             archive.directory(directory).map_err(full())?;
         }
@@ -149,7 +160,8 @@ impl Initramfs {
 
 /// The smallest guest there is: says that it lives and powers off. For probes.
 pub(crate) fn sign_of_life(host: &Host) -> Result<TempPath> {
-    const SCRIPT: &str = "#!/bin/busybox sh\n/bin/busybox echo RESULT alive=1\n/bin/busybox poweroff -f\n";
+    const SCRIPT: &str =
+        "#!/bin/busybox sh\n/bin/busybox echo RESULT alive=1\n/bin/busybox poweroff -f\n";
     let context = || io(|| format!("{}: not writable", std::env::temp_dir().display()));
     let file = NamedTempFile::with_prefix("vlane-probe-").map_err(context())?;
     let mut archive = Archive::new(BufWriter::new(file));
@@ -160,8 +172,10 @@ pub(crate) fn sign_of_life(host: &Host) -> Result<TempPath> {
     archive.file("bin/busybox", 0o755, &read(&busybox)?).map_err(context())?;
     archive.character_device("dev/console", 5, 1).map_err(context())?;
     archive.file("init", 0o755, SCRIPT.as_bytes()).map_err(context())?;
-    let file: NamedTempFile =
-        archive.finish().and_then(|out| out.into_inner().map_err(|e| e.into_error())).map_err(context())?;
+    let file: NamedTempFile = archive
+        .finish()
+        .and_then(|out| out.into_inner().map_err(|e| e.into_error()))
+        .map_err(context())?;
     Ok(file.into_temp_path())
 }
 
@@ -185,7 +199,8 @@ fn shared_libraries(host: &Host, program: &Path) -> Result<Vec<PathBuf>> {
     Ok(libraries_in(&output.text))
 }
 
-/// The files that `ldd` names: `libz.so.1 => /lib/libz.so.1 (0x...)` and `/lib64/ld-linux-x86-64.so.2 (0x...)`.
+/// The files that `ldd` names: `libz.so.1 => /lib/libz.so.1 (0x...)` and
+/// `/lib64/ld-linux-x86-64.so.2 (0x...)`.
 pub fn libraries_in(text: &str) -> Vec<PathBuf> {
     text.lines()
         .filter_map(|line| {

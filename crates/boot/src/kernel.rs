@@ -1,4 +1,5 @@
-//! A Linux kernel for QEMU guests: from the cache, from /boot, or from Debian's packages (never installed).
+//! A Linux kernel for QEMU guests: from the cache, from /boot, or from Debian's packages (never
+//! installed).
 
 use std::path::{Path, PathBuf};
 
@@ -12,8 +13,9 @@ const PACKAGE: &str = "linux-image-cloud-amd64";
 /// The name of the unpacked package in the cache.
 const ENTRY: &str = "guest-kernel";
 
-/// Debian's suite with kernels that have sched_ext, and which of them: the first that is there. The first one is what
-/// the sched_ext vehicle is measured on; another version still tells whether it works.
+/// Debian's suite with kernels that have sched_ext, and which of them: the first that is there. The
+/// first one is what the sched_ext vehicle is measured on; another version still tells whether it
+/// works.
 const SCHED_EXT_SUITE: &str = "trixie-backports";
 const SCHED_EXT_PACKAGES: [&str; 2] = ["linux-image-6.18.15+deb13-cloud-amd64", PACKAGE];
 const SCHED_EXT_ENTRY: &str = "guest-kernel-sched-ext";
@@ -41,7 +43,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// A kernel with virtio: the one in the cache, else one of this host's, else Debian's, downloaded into the cache.
+    /// A kernel with virtio: the one in the cache, else one of this host's, else Debian's,
+    /// downloaded into the cache.
     pub fn find(host: &Host) -> Result<Self> {
         if std::env::consts::ARCH != "x86_64" {
             return Err(Error::new(
@@ -60,8 +63,8 @@ impl Kernel {
         Self::unpacked(&entry)
     }
 
-    /// A kernel with sched_ext (`CONFIG_SCHED_CLASS_EXT`, 6.12 and later) and BTF: the one in the cache, else Debian's,
-    /// downloaded into the cache.
+    /// A kernel with sched_ext (`CONFIG_SCHED_CLASS_EXT`, 6.12 and later) and BTF: the one in the
+    /// cache, else Debian's, downloaded into the cache.
     pub fn with_sched_ext(host: &Host) -> Result<Self> {
         if std::env::consts::ARCH != "x86_64" {
             return Err(Error::new(
@@ -93,7 +96,10 @@ impl Kernel {
         let (major, minor) = NESTED_KVM_BEFORE;
         host.may_download(
             "a kernel with KVM for the guest",
-            &format!("{PACKAGE} of Debian's {NESTED_KVM_SUITE} is one, or any with kvm-amd before Linux {major}.{minor}"),
+            &format!(
+                "{PACKAGE} of Debian's {NESTED_KVM_SUITE} is one, or any with kvm-amd before \
+                 Linux {major}.{minor}"
+            ),
         )?;
         Self::of_suite(host, NESTED_KVM_ENTRY, NESTED_KVM_SUITE, &[PACKAGE])
     }
@@ -105,7 +111,8 @@ impl Kernel {
     /// The first of these packages that a suite of Debian's has, in the cache under this name.
     fn of_suite(host: &Host, entry: &str, suite: &str, packages: &[&str]) -> Result<Self> {
         let entry = host.cache().entry(entry, |directory| {
-            let state = tempfile::tempdir().map_err(io(|| "no temporary directory for package lists"))?;
+            let state =
+                tempfile::tempdir().map_err(io(|| "no temporary directory for package lists"))?;
             let apt = AptSource::debian(host, state.path(), suite, false)?;
             let mut unavailable = Ok(());
             for package in packages {
@@ -128,14 +135,16 @@ impl Kernel {
         Self::unpacked(&host.cache().path(ENTRY)).ok()
     }
 
-    /// A kernel whose parts the caller knows. The uncompressed image is taken out of it and kept in the cache.
+    /// A kernel whose parts the caller knows. The uncompressed image is taken out of it and kept in
+    /// the cache.
     pub fn at(host: &Host, vmlinuz: &Path, modules: Modules, version: &str) -> Result<Self> {
         let changed = std::fs::metadata(vmlinuz)
             .and_then(|m| m.modified())
             .map_err(io(|| format!("{}: the kernel cannot be read", vmlinuz.display())))?;
         let stamp = changed.duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let extracted =
-            host.cache().entry(&format!("vmlinux-{version}-{stamp:x}"), |dir| uncompress(vmlinuz, dir));
+        let extracted = host
+            .cache()
+            .entry(&format!("vmlinux-{version}-{stamp:x}"), |dir| uncompress(vmlinuz, dir));
         let (image, compressed_because) = match extracted {
             Ok(dir) => (dir.join("vmlinux"), None),
             Err(e) => (vmlinuz.to_path_buf(), Some(e.to_string())),
@@ -143,12 +152,15 @@ impl Kernel {
         Ok(Self { image, version: version.to_string(), modules, compressed_because })
     }
 
-    /// A kernel in /boot that is readable, has its modules installed and knows virtio-blk; small ones first.
+    /// A kernel in /boot that is readable, has its modules installed and knows virtio-blk; small
+    /// ones first.
     fn of_this_host(host: &Host) -> Option<Self> {
         let mut found: Vec<(String, PathBuf)> = std::fs::read_dir("/boot")
             .ok()?
             .flatten()
-            .filter_map(|e| Some((e.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_string(), e.path())))
+            .filter_map(|e| {
+                Some((e.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_string(), e.path()))
+            })
             .filter(|(_, path)| std::fs::File::open(path).is_ok())
             .collect();
         found.sort_by_key(|(version, _)| (!version.contains("cloud"), version.clone()));
@@ -191,7 +203,8 @@ fn download(host: &Host, directory: &Path) -> Result<()> {
         return Err(Error::new(
             ErrorKind::Install,
             format!(
-                "{PACKAGE}: this machine's package lists do not have it; run apt-get update, or give a kernel with --kernel"
+                "{PACKAGE}: this machine's package lists do not have it; run apt-get update, or \
+                 give a kernel with --kernel"
             ),
         ));
     }
@@ -214,7 +227,9 @@ fn take_out(directory: &Path) -> Result<()> {
 /// The packages with the kernel and its modules: newer Debian releases split them.
 fn kernel_packages(apt: &AptSource) -> Result<Vec<String>> {
     let parts = |name: &str| {
-        ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"].iter().any(|p| name.starts_with(p))
+        ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"]
+            .iter()
+            .any(|p| name.starts_with(p))
     };
     let mut packages = apt.dependencies(PACKAGE, parts)?;
     for package in packages.clone() {

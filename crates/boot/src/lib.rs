@@ -1,4 +1,5 @@
-//! Guests for a vlane disk: QEMU and User-Mode Linux, found or installed, booted, watched, and ended.
+//! Guests for a vlane disk: QEMU and User-Mode Linux, found or installed, booted, watched, and
+//! ended.
 //!
 //! The parts, from the bottom up: [`Host`] finds programs (and installs them, if that was allowed).
 //! [`Kernel`] and [`UmlProgram`] find a guest's kernel. [`Initramfs`] makes a root out of busybox,
@@ -14,7 +15,8 @@
 //! let host = Host::new(Install::Never)?;
 //! let (program, kernel) = (QemuProgram::find(&host)?, Kernel::find(&host)?);
 //! let accel = Choice::probe(&host, &program, &kernel)?;
-//! let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
+//! let image = kernel.image.clone();
+//! let boot = Boot::Kernel { kernel: image, initramfs: None, append: String::new() };
 //! let machine = Qemu::new(program, accel.accel, boot, Disk::at("/run/vlane/disk.sock"));
 //! let guest = Initramfs::new("echo RESULT sectors=$(cat /sys/block/vda/size)").programs(["fio"]);
 //! let report = machine.start_with(&host, &kernel, &guest, Duration::from_secs(60), None)?.wait()?;
@@ -24,7 +26,8 @@
 //! # }
 //! ```
 //!
-//! A guest runs in its own process group, under a time limit, and dies with the process that started it.
+//! A guest runs in its own process group, under a time limit, and dies with the process that
+//! started it.
 
 #![forbid(unsafe_code)]
 

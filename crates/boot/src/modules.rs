@@ -27,11 +27,12 @@ impl Modules {
     pub fn at(directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = directory.into();
         let mut files = BTreeMap::new();
-        index(&directory, &mut files)
-            .map_err(io(|| format!("{}: the kernel's modules cannot be read", directory.display())))?;
+        index(&directory, &mut files).map_err(io(|| {
+            format!("{}: the kernel's modules cannot be read", directory.display())
+        }))?;
         let built_in = std::fs::read_to_string(directory.join("modules.builtin")).ok();
-        let built_in =
-            built_in.map(|list| list.lines().filter_map(|line| module_name(Path::new(line))).collect());
+        let built_in = built_in
+            .map(|list| list.lines().filter_map(|line| module_name(Path::new(line))).collect());
         Ok(Self { directory, files, built_in })
     }
 
@@ -58,22 +59,30 @@ impl Modules {
         Error::new(
             ErrorKind::Missing,
             format!(
-                "{}: the guest's kernel has no {name}, neither built in nor as a module; use another kernel",
+                "{}: the guest's kernel has no {name}, neither built in nor as a module; use \
+                 another kernel",
                 self.directory.display()
             ),
         )
     }
 
-    fn visit(&self, name: &str, seen: &mut BTreeSet<String>, order: &mut Vec<Module>) -> Result<()> {
+    fn visit(
+        &self,
+        name: &str,
+        seen: &mut BTreeSet<String>,
+        order: &mut Vec<Module>,
+    ) -> Result<()> {
         if self.is_built_in(name) || !seen.insert(name.to_string()) {
             return Ok(());
         }
         let Some(path) = self.files.get(name) else {
-            // With no list of what is built in, what is no module is taken to be: the guest will tell.
+            // With no list of what is built in, what is no module is taken to be: the guest will
+            // tell.
             return if self.built_in.is_none() { Ok(()) } else { Err(self.missing(name)) };
         };
 
-        let content = std::fs::read(path).map_err(io(|| format!("{}: cannot be read", path.display())))?;
+        let content =
+            std::fs::read(path).map_err(io(|| format!("{}: cannot be read", path.display())))?;
         let content = compressed::unpack(&content)
             .map_err(|why| Error::new(ErrorKind::Format, format!("{}: {why}", path.display())))?;
         for dependency in depends(&content) {
@@ -139,7 +148,8 @@ mod tests {
         std::fs::write(dir.path().join("modules.builtin"), "kernel/fs/ext4/ext4.ko\n").unwrap();
         let modules = Modules::at(dir.path()).unwrap();
         let closure = modules.closure(&["virtio_pci", "virtio_blk", "ext4"]).unwrap();
-        let expected = ["virtio_pci_modern_dev", "virtio_ring", "virtio", "virtio_pci", "virtio_blk"];
+        let expected =
+            ["virtio_pci_modern_dev", "virtio_ring", "virtio", "virtio_pci", "virtio_blk"];
         assert_eq!(names(&closure), expected);
         assert!(modules.has("ext4") && !modules.has("xfs"));
         let error = modules.closure(&["xfs"]).unwrap_err();

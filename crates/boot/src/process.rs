@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::error::{Error, ErrorKind, Result, io};
 
-/// Where administrators' tools are when PATH does not say so (mkfs.ext4 for an ordinary user on Debian).
+/// Where administrators' tools are when PATH does not say so (mkfs.ext4 for an ordinary user on
+/// Debian).
 const MORE_PATH: [&str; 4] = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin"];
 
 /// Looks for a program in PATH and in the directories of administrators' tools.
@@ -46,7 +47,8 @@ pub struct Output {
 pub fn run(command: &mut Command, limit: Duration) -> Result<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let mut file = tempfile::tempfile().map_err(io(|| "no temporary file can be made"))?;
-    let out = |f: &std::fs::File| f.try_clone().map(Stdio::from).map_err(io(|| "no temporary file"));
+    let out =
+        |f: &std::fs::File| f.try_clone().map(Stdio::from).map_err(io(|| "no temporary file"));
     command.stdin(Stdio::null()).stdout(out(&file)?).stderr(out(&file)?).process_group(0);
     let mut child = command
         .spawn()
@@ -56,7 +58,9 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Output> {
         kill_group(&mut child);
     }
     let mut text = Vec::new();
-    file.rewind().and_then(|()| file.read_to_end(&mut text)).map_err(io(|| "a temporary file was lost"))?;
+    file.rewind()
+        .and_then(|()| file.read_to_end(&mut text))
+        .map_err(io(|| "a temporary file was lost"))?;
     let text = String::from_utf8_lossy(&text).into_owned();
     match status {
         Some(status) => Ok(Output { status, text }),
@@ -96,7 +100,10 @@ pub struct Spec {
 
 impl Spec {
     /// A program with arguments.
-    pub fn new<A: Into<OsString>>(program: impl Into<PathBuf>, args: impl IntoIterator<Item = A>) -> Self {
+    pub fn new<A: Into<OsString>>(
+        program: impl Into<PathBuf>,
+        args: impl IntoIterator<Item = A>,
+    ) -> Self {
         Self {
             program: program.into(),
             args: args.into_iter().map(Into::into).collect(),
@@ -116,7 +123,8 @@ impl Spec {
                 let mut c = Command::new(setpriv);
                 c.args(["--pdeathsig", when_we_die, "--"]);
                 // The environment is for the program: its LD_LIBRARY_PATH would break setpriv.
-                c.arg("env").args(self.envs.iter().map(|(k, v)| [k.as_os_str(), v].join(OsStr::new("="))));
+                c.arg("env")
+                    .args(self.envs.iter().map(|(k, v)| [k.as_os_str(), v].join(OsStr::new("="))));
                 c.arg(&self.program);
                 c
             }
@@ -133,14 +141,23 @@ impl Spec {
         command
     }
 
-    /// Starts it in its own process group, so that a Ctrl-C on our terminal reaches us and not it, with pipes on
-    /// its three streams. If this process is killed, the kernel sends it `when_we_die` (`KILL`, `TERM`).
+    /// Starts it in its own process group, so that a Ctrl-C on our terminal reaches us and not it,
+    /// with pipes on its three streams. If this process is killed, the kernel sends it
+    /// `when_we_die` (`KILL`, `TERM`).
     pub fn spawn_apart(&self, when_we_die: &'static str) -> Result<Child> {
         let mut command = self.command(when_we_die);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
         let program = self.program.clone();
         on_the_spawner(move || command.spawn()).map_err(|e| {
-            Error::caused_by(ErrorKind::Process, format!("{} cannot be started", program.display()), e)
+            Error::caused_by(
+                ErrorKind::Process,
+                format!("{} cannot be started", program.display()),
+                e,
+            )
         })
     }
 
@@ -149,7 +166,11 @@ impl Spec {
         let mut command = self.command("KILL");
         let program = self.program.clone();
         on_the_spawner(move || command.spawn()).map_err(|e| {
-            Error::caused_by(ErrorKind::Process, format!("{} cannot be started", program.display()), e)
+            Error::caused_by(
+                ErrorKind::Process,
+                format!("{} cannot be started", program.display()),
+                e,
+            )
         })
     }
 }
@@ -187,7 +208,8 @@ pub(crate) fn wait_until(child: &mut Child, deadline: Instant) -> Result<Option<
     }
 }
 
-/// Kills a child that was started in its own process group, with everything that it started, and reaps it.
+/// Kills a child that was started in its own process group, with everything that it started, and
+/// reaps it.
 pub(crate) fn kill_group(child: &mut Child) {
     // After the child was reaped its group's number may have been reused.
     if let (Ok(None), Some(group)) = (child.try_wait(), pid_of(child)) {
@@ -197,7 +219,8 @@ pub(crate) fn kill_group(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Kills what a reaped child left in its process group. Only for a group that is known to have members.
+/// Kills what a reaped child left in its process group. Only for a group that is known to have
+/// members.
 pub(crate) fn kill_rest_of_group(child: &Child) {
     if let Some(group) = pid_of(child) {
         let _ = kill_process_group(group, Signal::KILL);
@@ -241,7 +264,9 @@ mod tests {
 
     #[test]
     fn shell_reads_quoted_text_back() {
-        for word in ["plain", "", "two words", "it's", "$HOME", "a\"b", "-append=console=ttyS0 quiet", "\\"] {
+        for word in
+            ["plain", "", "two words", "it's", "$HOME", "a\"b", "-append=console=ttyS0 quiet", "\\"]
+        {
             let line = format!("printf %s {}", quote(word));
             let back = Command::new("sh").args(["-c", &line]).output().unwrap();
             assert_eq!(String::from_utf8(back.stdout).unwrap(), word);
@@ -267,7 +292,8 @@ mod tests {
 
     #[test]
     fn failing_helper_shows_its_output() {
-        let error = run_ok(Command::new("sh").args(["-c", "echo why >&2; exit 3"]), Duration::from_secs(5));
+        let error =
+            run_ok(Command::new("sh").args(["-c", "echo why >&2; exit 3"]), Duration::from_secs(5));
         let text = error.unwrap_err().to_string();
         assert!(text.contains("why") && text.contains('3'), "{text}");
     }

@@ -75,7 +75,8 @@ pub struct Qemu {
     pub disks: Vec<Disk>,
     /// Disks that QEMU serves itself.
     pub drives: Vec<Drive>,
-    /// The console is for people: keys go to the guest (Ctrl-C too), and Ctrl-A leads to QEMU's monitor.
+    /// The console is for people: keys go to the guest (Ctrl-C too), and Ctrl-A leads to QEMU's
+    /// monitor.
     pub interactive: bool,
     /// The guest may reboot; otherwise a reboot (and a panic) ends QEMU.
     pub may_reboot: bool,
@@ -111,7 +112,10 @@ impl Qemu {
         args.flag("-nodefaults").flag("-no-user-config");
         // The back end maps the guest's memory: it has to be a file that both can see.
         args.pair("-machine", format!("q35,memory-backend=mem{graphics}"));
-        args.pair("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib));
+        args.pair(
+            "-object",
+            format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib),
+        );
         args.pair("-m", format!("{}M", self.memory_mib));
         args.pair("-smp", self.vcpus.to_string());
         match self.accel {
@@ -179,7 +183,8 @@ impl Qemu {
         // see their class. Firmware that has room for fewer takes fewer (SeaBIOS: 128 or 256, on a
         // modern device, which this one is).
         format!(
-            "vhost-user-blk-pci,chardev=disk{n},num-queues={queues}{packed}{boot}{slot},queue-size={QUEUE_SIZE}"
+            "vhost-user-blk-pci,chardev=disk{n},num-queues={queues}{packed}{boot}{slot},\
+             queue-size={QUEUE_SIZE}"
         )
     }
 
@@ -214,8 +219,11 @@ impl Qemu {
             Boot::Kernel { append, .. } => append.clone(),
             Boot::Disk => String::new(),
         };
-        self.boot =
-            Boot::Kernel { kernel: kernel.image.clone(), initramfs: Some(image.to_path_buf()), append };
+        self.boot = Boot::Kernel {
+            kernel: kernel.image.clone(),
+            initramfs: Some(image.to_path_buf()),
+            append,
+        };
         let keep = Keep { files: vec![image], directories: Vec::new() };
         Guest::start("QEMU", &self.spec(), limit, echo, keep)
     }
@@ -247,7 +255,11 @@ mod tests {
     }
 
     fn kernel() -> Boot {
-        Boot::Kernel { kernel: "/k".into(), initramfs: Some("/i".into()), append: "root=/dev/vda".into() }
+        Boot::Kernel {
+            kernel: "/k".into(),
+            initramfs: Some("/i".into()),
+            append: "root=/dev/vda".into(),
+        }
     }
 
     fn value<'a>(args: &'a [String], option: &str) -> &'a str {
@@ -262,7 +274,10 @@ mod tests {
         assert_eq!(value(&args, "-object"), "memory-backend-memfd,id=mem,size=512M,share=on");
         assert_eq!(value(&args, "-machine"), "q35,memory-backend=mem");
         assert_eq!(value(&args, "-chardev"), "socket,id=disk0,path=/run/a,,b.sock");
-        assert_eq!(value(&args, "-device"), "vhost-user-blk-pci,chardev=disk0,num-queues=4,queue-size=1024");
+        assert_eq!(
+            value(&args, "-device"),
+            "vhost-user-blk-pci,chardev=disk0,num-queues=4,queue-size=1024"
+        );
         assert!(value(&args, "-append").ends_with("root=/dev/vda"));
         assert!(args.contains(&"-no-reboot".to_string()));
     }

@@ -27,7 +27,10 @@ impl QemuProgram {
     pub fn at(path: &Path) -> Result<Self> {
         let text = run_ok(Command::new(path).arg("--version"), Duration::from_secs(30))?;
         let version = parse_version(&text).ok_or_else(|| {
-            Error::new(ErrorKind::Format, format!("{}: no version in its answer: {text}", path.display()))
+            Error::new(
+                ErrorKind::Format,
+                format!("{}: no version in its answer: {text}", path.display()),
+            )
         })?;
         Ok(Self { path: path.to_path_buf(), version })
     }
@@ -38,16 +41,18 @@ impl QemuProgram {
         let said = run_ok(Command::new(&self.path).args(["-L", "help"]), Duration::from_secs(30))?;
         let directories: Vec<&Path> = said.lines().map(|line| Path::new(line.trim())).collect();
         let find = |name: &&str| {
-            directories.iter().map(|dir| dir.join(name)).find(|path| path.is_file()).ok_or_else(|| {
-                let places = said.trim().replace('\n', ", ");
-                Error::new(
-                    ErrorKind::Missing,
-                    format!(
-                        "{}: no {name} in {places}; on Debian: apt-get install seabios",
-                        self.path.display()
-                    ),
-                )
-            })
+            directories.iter().map(|dir| dir.join(name)).find(|path| path.is_file()).ok_or_else(
+                || {
+                    let places = said.trim().replace('\n', ", ");
+                    Error::new(
+                        ErrorKind::Missing,
+                        format!(
+                            "{}: no {name} in {places}; on Debian: apt-get install seabios",
+                            self.path.display()
+                        ),
+                    )
+                },
+            )
         };
         FIRMWARE.iter().map(find).collect()
     }

@@ -1,4 +1,5 @@
-//! User-Mode Linux on a vhost-user-blk socket: a real guest kernel at nearly native speed, one vCPU, one queue.
+//! User-Mode Linux on a vhost-user-blk socket: a real guest kernel at nearly native speed, one
+//! vCPU, one queue.
 //!
 //! Debian's package is used where it works. It is Linux 6.1 there, which stops on CPUs whose
 //! register state exceeds its limit (AMX), so it is tried first. Otherwise the package of Debian's
@@ -23,7 +24,8 @@ const DISK_MODULES: [&str; 1] = ["virtio_blk"];
 const ENTRY: &str = "uml";
 /// Where the packages' libraries are, in the unpacked package.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-/// The dynamic loader that the program names, and what it becomes: a path relative to where it is started.
+/// The dynamic loader that the program names, and what it becomes: a path relative to where it is
+/// started.
 const LOADER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
 const LOADER_HERE: &[u8] = b"ld-linux-x86-64.so.2\0";
 /// From this version on, guest processes are entered by seccomp instead of ptrace: twice as fast.
@@ -53,10 +55,12 @@ impl UmlProgram {
             return Self::unpacked(&cached);
         }
         let unusable = match find_program("linux.uml") {
-            Some(path) => match Self::installed(&path).and_then(|uml| uml.probe(host).map(|()| uml)) {
-                Ok(uml) => return Ok(uml),
-                Err(e) => e.to_string(),
-            },
+            Some(path) => {
+                match Self::installed(&path).and_then(|uml| uml.probe(host).map(|()| uml)) {
+                    Ok(uml) => return Ok(uml),
+                    Err(e) => e.to_string(),
+                }
+            }
             None => "User-Mode Linux is not installed".to_string(),
         };
         host.may_download(
@@ -75,7 +79,12 @@ impl UmlProgram {
             .ok()
             .filter(|(directory, _)| directory.starts_with("/usr/lib/uml"))
             .map_or_else(|| newest("/usr/lib/uml/modules"), Ok)?;
-        Ok(Self { version, path: path.to_path_buf(), libraries: None, modules: Modules::at(modules)? })
+        Ok(Self {
+            version,
+            path: path.to_path_buf(),
+            libraries: None,
+            modules: Modules::at(modules)?,
+        })
     }
 
     fn unpacked(entry: &Path) -> Result<Self> {
@@ -88,15 +97,21 @@ impl UmlProgram {
         })
     }
 
-    /// Boots the tiny guest once per boot of this machine: the CPU decides whether this kernel works.
+    /// Boots the tiny guest once per boot of this machine: the CPU decides whether this kernel
+    /// works.
     fn probe(&self, host: &Host) -> Result<()> {
         let changed = std::fs::metadata(&self.path).and_then(|m| m.modified());
-        let stamp = changed.ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs());
+        let stamp =
+            changed.ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).map_or(0, |d| d.as_secs());
         let note = format!("uml-{}-{stamp:x}", boot_id());
         let bad = |why: &str| {
             Error::new(
                 ErrorKind::Process,
-                format!("{} ({}) does not work on this machine: {why}", self.path.display(), self.version),
+                format!(
+                    "{} ({}) does not work on this machine: {why}",
+                    self.path.display(),
+                    self.version
+                ),
             )
         };
         match host.cache().read_note(&note).as_deref().map(str::trim) {
@@ -130,7 +145,10 @@ fn reason(console: &str) -> String {
 
 fn newest(directory: &str) -> Result<(PathBuf, String)> {
     let context = || {
-        format!("{directory}: the modules of User-Mode Linux are not there; install user-mode-linux again")
+        format!(
+            "{directory}: the modules of User-Mode Linux are not there; install user-mode-linux \
+             again"
+        )
     };
     let mut found: Vec<_> =
         std::fs::read_dir(directory).map_err(io(context))?.flatten().map(|e| e.path()).collect();
@@ -140,22 +158,28 @@ fn newest(directory: &str) -> Result<(PathBuf, String)> {
     Ok((path, version))
 }
 
-/// Unpacks the newer package and its C library, and makes the program look for its loader where it is started.
+/// Unpacks the newer package and its C library, and makes the program look for its loader where it
+/// is started.
 fn download(host: &Host, directory: &Path) -> Result<()> {
     let state = tempfile::tempdir().map_err(io(|| "no temporary directory"))?;
     let apt = AptSource::debian_sid(host, state.path(), false)?;
     host.unpack_packages(&apt, &["user-mode-linux".into(), "libc6".into()], directory)?;
     let packaged = directory.join("usr/bin/linux.uml");
-    let mut program =
-        std::fs::read(&packaged).map_err(io(|| format!("{}: not in the package", packaged.display())))?;
+    let mut program = std::fs::read(&packaged)
+        .map_err(io(|| format!("{}: not in the package", packaged.display())))?;
     let at = program.windows(LOADER.len()).position(|w| w == LOADER).ok_or_else(|| {
-        Error::new(ErrorKind::Format, format!("{}: names no loader that is known", packaged.display()))
+        Error::new(
+            ErrorKind::Format,
+            format!("{}: names no loader that is known", packaged.display()),
+        )
     })?;
     program[at..at + LOADER.len()].fill(0);
     program[at..at + LOADER_HERE.len()].copy_from_slice(LOADER_HERE);
     let usable = directory.join("linux.uml");
     std::fs::write(&usable, program)
-        .and_then(|()| std::fs::set_permissions(&usable, std::os::unix::fs::PermissionsExt::from_mode(0o755)))
+        .and_then(|()| {
+            std::fs::set_permissions(&usable, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        })
         .map_err(io(|| format!("{}: cannot be written", usable.display())))
 }
 
@@ -191,7 +215,8 @@ impl Uml {
     }
 
     fn launch(&self, mut keep: Keep, limit: Duration, echo: Option<Echo>) -> Result<Guest> {
-        let state = tempfile::tempdir().map_err(io(|| "no temporary directory for User-Mode Linux"))?;
+        let state =
+            tempfile::tempdir().map_err(io(|| "no temporary directory for User-Mode Linux"))?;
         let mut spec = Spec::new(&self.program.path, self.args(&keep.files[0], state.path())?);
         // Its memory is a file in TMPDIR; on a disk it would be written out.
         if Path::new("/dev/shm").is_dir() {
@@ -225,7 +250,8 @@ impl Uml {
                 return Err(Error::new(
                     ErrorKind::Process,
                     format!(
-                        "{path}: User-Mode Linux needs an absolute socket path without colons, spaces and quotes"
+                        "{path}: User-Mode Linux needs an absolute socket path without colons, \
+                         spaces and quotes"
                     ),
                 ));
             }
@@ -261,7 +287,9 @@ mod tests {
 
     #[test]
     fn only_new_kernels_use_seccomp() {
-        let args = |version| machine(version, "/run/a.sock").args(Path::new("/i"), Path::new("/s")).unwrap();
+        let args = |version| {
+            machine(version, "/run/a.sock").args(Path::new("/i"), Path::new("/s")).unwrap()
+        };
         assert!(args("7.2.7").contains(&"seccomp=on".to_string()));
         assert!(!args("6.1.176").contains(&"seccomp=on".to_string()));
         assert!(args("6.1.176").contains(&"virtio_uml.device=/run/a.sock:2".to_string()));
@@ -270,14 +298,17 @@ mod tests {
     #[test]
     fn unusable_socket_paths_are_refused() {
         for disk in ["/run/a:b", "/run/a b", "relative.sock"] {
-            assert!(machine("7.2.7", disk).args(Path::new("/i"), Path::new("/s")).is_err(), "{disk}");
+            assert!(
+                machine("7.2.7", disk).args(Path::new("/i"), Path::new("/s")).is_err(),
+                "{disk}"
+            );
         }
     }
 
     #[test]
     fn failed_probe_quotes_the_reason() {
-        let console =
-            "SELinux: x\nuserspace - ptrace set fp regs failed, errno = 14\nKernel panic - not syncing\n";
+        let console = "SELinux: x\nuserspace - ptrace set fp regs failed, errno = 14\nKernel \
+                       panic - not syncing\n";
         assert!(reason(console).contains("fp regs failed"));
     }
 }

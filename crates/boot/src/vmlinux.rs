@@ -1,7 +1,7 @@
 //! Takes the uncompressed kernel out of a `vmlinuz`.
 //!
-//! An emulated CPU needs seconds to unpack a kernel; QEMU boots an ELF `vmlinux` directly (PVH). The layout of a
-//! bzImage is in the kernel's `Documentation/arch/x86/boot.rst`.
+//! An emulated CPU needs seconds to unpack a kernel; QEMU boots an ELF `vmlinux` directly (PVH).
+//! The layout of a bzImage is in the kernel's `Documentation/arch/x86/boot.rst`.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ const FIRST_WITH_PAYLOAD: u16 = 0x0208;
 
 /// The ELF image inside the bzImage at `path`.
 pub fn extract(path: &Path) -> Result<Vec<u8>> {
-    let image =
-        std::fs::read(path).map_err(io(|| format!("{}: the kernel cannot be read", path.display())))?;
+    let image = std::fs::read(path)
+        .map_err(io(|| format!("{}: the kernel cannot be read", path.display())))?;
     extract_bytes(&image).map_err(|why| {
         Error::new(
             ErrorKind::Format,
@@ -27,7 +27,8 @@ fn extract_bytes(image: &[u8]) -> std::result::Result<Vec<u8>, String> {
     if image.starts_with(b"\x7fELF") {
         return Ok(image.to_vec());
     }
-    let field = |at: usize, len: usize| image.get(at..at + len).ok_or("the file is too short for a kernel");
+    let field =
+        |at: usize, len: usize| image.get(at..at + len).ok_or("the file is too short for a kernel");
     if field(0x202, 4)? != b"HdrS" {
         return Err("it has no Linux boot header".into());
     }

@@ -87,7 +87,16 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
             let lane = u32::from(record.lane);
             let sector = record.sector;
             let (pid, device, cpu) = (lane + 1, DEVICE, 0);
-            events.push(Event { time, sector, bytes, action: action | what, pid, device, cpu, error });
+            events.push(Event {
+                time,
+                sector,
+                bytes,
+                action: action | what,
+                pid,
+                device,
+                cpu,
+                error,
+            });
         }
     }
     // Completions take their places; those of one moment stay behind their submissions.
@@ -153,7 +162,8 @@ pub fn read(mut from: impl Read, device: Option<&str>) -> Result<Imported> {
             Next::Damage(damage) => break Some(damage),
         }
     };
-    let chosen = choose(all.devices.iter().map(|(id, count)| (name(*id), *count)), device, "event")?;
+    let chosen =
+        choose(all.devices.iter().map(|(id, count)| (name(*id), *count)), device, "event")?;
     let mut events = all.events;
     if let Some(chosen) = chosen {
         events.retain(|event| name(event.device) == chosen);
@@ -220,7 +230,9 @@ impl Events {
         };
         let payload = usize::from(short(46));
         if payload > MAX_PAYLOAD {
-            return Ok(Next::Damage(format!("byte {at}: an event with a payload of {payload} bytes")));
+            return Ok(Next::Damage(format!(
+                "byte {at}: an event with a payload of {payload} bytes"
+            )));
         }
         let mut data = vec![0; payload];
         if fill(from, &mut data, at)? < payload {
@@ -229,8 +241,9 @@ impl Events {
         let (action, pid) = (int(28), int(32));
         if action == category::NOTIFY {
             let name: Vec<u8> = data.into_iter().take_while(|byte| *byte != 0).collect();
-            let lane =
-                std::str::from_utf8(&name).ok().and_then(|name| name.strip_prefix("lane-")?.parse().ok());
+            let lane = std::str::from_utf8(&name)
+                .ok()
+                .and_then(|name| name.strip_prefix("lane-")?.parse().ok());
             if let Some(lane) = lane {
                 self.lanes.insert(pid, lane);
             }
@@ -248,7 +261,10 @@ impl Events {
 fn fill(from: &mut impl Read, bytes: &mut [u8], at: u64) -> Result<usize> {
     let mut got = 0;
     while got < bytes.len() {
-        match from.read(&mut bytes[got..]).context(ErrorKind::Io, || format!("byte {at}: cannot be read"))? {
+        match from
+            .read(&mut bytes[got..])
+            .context(ErrorKind::Io, || format!("byte {at}: cannot be read"))?
+        {
             0 => break,
             n => got += n,
         }

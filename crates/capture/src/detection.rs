@@ -27,11 +27,13 @@ pub struct Found {
     pub since_loop: Score,
     /// Journals found at the end.
     pub journals: Vec<Journal>,
-    /// From its first byte to its last, over time: ns, and the range. Of the largest one, where there are several.
+    /// From its first byte to its last, over time: ns, and the range. Of the largest one, where
+    /// there are several.
     pub over_time: Vec<(u64, Option<Range<u64>>)>,
 }
 
-/// Bytes that were written: to the journal and found to be so, found to be so wrongly, and not found.
+/// Bytes that were written: to the journal and found to be so, found to be so wrongly, and not
+/// found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Score {
     /// The journal's, found.
@@ -145,8 +147,11 @@ impl Finder {
 
 /// Lets each way look at the trace, and compares it with where the journals are.
 pub fn evaluate(trace: &Trace, truth: &[Journal]) -> Vec<Found> {
-    let last =
-        trace.requests.iter().map(|request| request.record.sector + u64::from(request.record.sectors)).max();
+    let last = trace
+        .requests
+        .iter()
+        .map(|request| request.record.sector + u64::from(request.record.sectors))
+        .max();
     let size = trace.header.sectors.max(last.unwrap_or(0)).saturating_mul(SECTOR);
     let finders = [
         Finder::Layout(layout_of(trace)),
@@ -189,9 +194,13 @@ fn one(
         }
         match (&mut finder, record.kind) {
             (Finder::Content(content), Kind::Write) => content.write(&range, &blocks),
-            (Finder::Content(content), Kind::Discard | Kind::WriteZeroes) => content.cleared(&range),
+            (Finder::Content(content), Kind::Discard | Kind::WriteZeroes) => {
+                content.cleared(&range)
+            }
             (Finder::Pattern(pattern), Kind::Write) => pattern.write(&range),
-            (Finder::Pattern(pattern), Kind::Discard | Kind::WriteZeroes) => pattern.cleared(&range),
+            (Finder::Pattern(pattern), Kind::Discard | Kind::WriteZeroes) => {
+                pattern.cleared(&range)
+            }
             (Finder::Pattern(pattern), Kind::Flush) => pattern.flush(),
             _ => {}
         }

@@ -22,14 +22,16 @@ pub enum Version {
     Three,
 }
 
-/// Writes a trace as an iolog on the file `file`, in the order of submission. Returns how many requests have no place in it.
+/// Writes a trace as an iolog on the file `file`, in the order of submission. Returns how many
+/// requests have no place in it.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a file name that an iolog cannot have, [`ErrorKind::Io`].
 pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -> Result<u64> {
     if file.is_empty() || file.len() > 255 || file.chars().any(char::is_whitespace) {
-        let context =
-            format!("{file:?}: fio's iolog takes no file name with spaces, or of more than 255 bytes");
+        let context = format!(
+            "{file:?}: fio's iolog takes no file name with spaces, or of more than 255 bytes"
+        );
         return Err(Error::new(ErrorKind::Invalid, context));
     }
     let (begin, span) = trace.span();
@@ -56,7 +58,12 @@ pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -
                 }
             };
             let at = stamp(record.submit - begin);
-            writeln!(to, "{at}{file} {action} {} {}", u128::from(record.sector) * 512, record.bytes())?;
+            writeln!(
+                to,
+                "{at}{file} {action} {} {}",
+                u128::from(record.sector) * 512,
+                record.bytes()
+            )?;
         }
         writeln!(to, "{}{file} close", stamp(span))
     };
@@ -64,7 +71,8 @@ pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -
     Ok(left_out)
 }
 
-/// Reads an iolog of version 2 or 3, of one file: the trace has one lane, requests that take no time, and no device size.
+/// Reads an iolog of version 2 or 3, of one file: the trace has one lane, requests that take no
+/// time, and no device size.
 ///
 /// # Errors
 /// [`ErrorKind::Format`] with the line that makes no sense; [`ErrorKind::Io`].
@@ -74,7 +82,9 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
     let (mut version, mut pause) = (0, 0_u64);
     for (number, line) in (1_u64..).zip(from.lines()) {
         let line = line.context(ErrorKind::Io, || format!("line {number} cannot be read"))?;
-        let bad = |why: &str| Err(Error::new(ErrorKind::Format, format!("line {number}: {why}: {line:?}")));
+        let bad = |why: &str| {
+            Err(Error::new(ErrorKind::Format, format!("line {number}: {why}: {line:?}")))
+        };
         if number == 1 {
             version = match line.trim() {
                 "fio version 2 iolog" => 2,
@@ -96,10 +106,12 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
         }
         let (file, action, numbers) = match words[..] {
             [_, "add" | "open" | "close"] => continue,
-            [file, action, offset, length] => match (offset.parse::<u64>(), length.parse::<u64>()) {
-                (Ok(offset), Ok(length)) => (file, action, (offset, length)),
-                _ => return bad("no offset and length"),
-            },
+            [file, action, offset, length] => {
+                match (offset.parse::<u64>(), length.parse::<u64>()) {
+                    (Ok(offset), Ok(length)) => (file, action, (offset, length)),
+                    _ => return bad("no offset and length"),
+                }
+            }
             _ => return bad("neither a file's nor a request's line"),
         };
         let kind = match action {
@@ -114,26 +126,10 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
             _ => return bad("an action that is not known"),
         };
         files.insert(file.to_owned());
-        let (offset, length) = if kind == Kind::Flush { (0, 0) } else { numbers };
-        let Ok(sectors) = u32::try_from(length / 512) else { return bad("too long for one request") };
-        if offset % 512 != 0 || length % 512 != 0 {
-            return bad("not in whole sectors of 512 bytes");
+        match request(kind, at, numbers) {
+            Ok(record) => records.push(record),
+            Err(why) => return bad(why),
         }
-        records.push(Record {
-            kind,
-            status: Status::Ok,
-            lane: 0,
-            priority: Priority(0),
-            submit: at.saturating_mul(1000),
-            service: 0,
-            sector: offset / 512,
-            sectors,
-            seq: 0,
-            after: 0,
-            more: false,
-            unmap: false,
-            hash: 0,
-        });
     }
     if files.len() > 1 {
         let names: Vec<_> = files.into_iter().collect();
@@ -144,13 +140,39 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
     Ok(Trace::from_records(Header { lanes: 1, name, ..Header::default() }, records))
 }
 
+/// The record of a request at a time in us, with its offset and length, or why it has none.
+fn request(kind: Kind, at: u64, numbers: (u64, u64)) -> std::result::Result<Record, &'static str> {
+    let (offset, length) = if kind == Kind::Flush { (0, 0) } else { numbers };
+    let Ok(sectors) = u32::try_from(length / 512) else {
+        return Err("too long for one request");
+    };
+    if offset % 512 != 0 || length % 512 != 0 {
+        return Err("not in whole sectors of 512 bytes");
+    }
+    Ok(Record {
+        kind,
+        status: Status::Ok,
+        lane: 0,
+        priority: Priority(0),
+        submit: at.saturating_mul(1000),
+        service: 0,
+        sector: offset / 512,
+        sectors,
+        seq: 0,
+        after: 0,
+        more: false,
+        unmap: false,
+        hash: 0,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    const LOG: &str = "fio version 3 iolog\n22 /d add\n136 /d open\n140 /d write 4096 8192\n300 /d sync 7884800 0\n\
-                       400 /d read 512 512\n500 /d trim 0 65536\n900 /d close\n";
+    const LOG: &str = "fio version 3 iolog\n22 /d add\n136 /d open\n140 /d write 4096 8192\n300 \
+                       /d sync 7884800 0\n400 /d read 512 512\n500 /d trim 0 65536\n900 /d close\n";
 
     /// Data that an iolog can hold survive the way through a trace.
     #[test]
@@ -159,13 +181,19 @@ mod tests {
         assert_eq!(trace.requests.len(), 4);
         let mut out = Vec::new();
         assert_eq!(write(&trace, Version::Three, "/d", &mut out).unwrap(), 0);
-        let lines: Vec<String> = String::from_utf8(out).unwrap().lines().map(str::to_owned).collect();
-        let wanted =
-            ["0 /d write 4096 8192", "160 /d sync 0 0", "260 /d read 512 512", "360 /d trim 0 65536"];
+        let lines: Vec<String> =
+            String::from_utf8(out).unwrap().lines().map(str::to_owned).collect();
+        let wanted = [
+            "0 /d write 4096 8192",
+            "160 /d sync 0 0",
+            "260 /d read 512 512",
+            "360 /d trim 0 65536",
+        ];
         assert_eq!(lines[3..7], wanted);
         let again = read((lines.join("\n") + "\n").as_bytes()).unwrap();
-        let what =
-            |t: &Trace| t.requests.iter().map(|r| (r.record.kind, r.record.sector)).collect::<Vec<_>>();
+        let what = |t: &Trace| {
+            t.requests.iter().map(|r| (r.record.kind, r.record.sector)).collect::<Vec<_>>()
+        };
         assert_eq!(what(&again), what(&trace));
     }
 
@@ -177,7 +205,8 @@ mod tests {
             ("1 /d read 0 100", "whole sectors"),
             ("1 /d read", "neither"),
         ] {
-            let error = read(format!("fio version 3 iolog\n{line}\n").as_bytes()).unwrap_err().to_string();
+            let error =
+                read(format!("fio version 3 iolog\n{line}\n").as_bytes()).unwrap_err().to_string();
             assert!(error.contains("line 2") && error.contains(says), "{error}");
         }
         assert!(read("fio version 1 iolog\n".as_bytes()).is_err());

@@ -31,7 +31,8 @@ pub struct Request {
     pub record: Record,
     /// How often its lane had been started before.
     pub run: u32,
-    /// Its place in the order in which requests of the lane's run were completed, those that are missing counted.
+    /// Its place in the order in which requests of the lane's run were completed, those that are
+    /// missing counted.
     pub completion: u32,
 }
 
@@ -63,7 +64,10 @@ impl Head {
         let mut bytes = [0; vlane_policy::journal::Head::LEN];
         bytes[..4].copy_from_slice(&self.block.magic.bytes());
         bytes[4..].copy_from_slice(&self.block.rest);
-        vlane_policy::journal::Head { offset: self.block.sector.saturating_mul(vlane_trace::SECTOR), bytes }
+        vlane_policy::journal::Head {
+            offset: self.block.sector.saturating_mul(vlane_trace::SECTOR),
+            bytes,
+        }
     }
 }
 
@@ -72,7 +76,8 @@ impl Head {
 pub struct Trace {
     /// Facts about the trace.
     pub header: Header,
-    /// One for each range of a request, in the order of the file: each lane's in the order of completion.
+    /// One for each range of a request, in the order of the file: each lane's in the order of
+    /// completion.
     pub requests: Vec<Request>,
     /// Missing requests.
     pub gaps: Vec<Gap>,
@@ -121,7 +126,10 @@ fn choose(
             return Ok(Some(wanted.to_owned()));
         }
         (None, _) => {
-            format!("it is of several devices, and a volume is one: choose with --device: {}", list())
+            format!(
+                "it is of several devices, and a volume is one: choose with --device: {}",
+                list()
+            )
         }
         (Some(wanted), []) => format!("device {wanted} is not in it: it has no request"),
         (Some(wanted), _) => format!("device {wanted} is not in it; it has {}", list()),
@@ -145,16 +153,19 @@ struct Position {
 }
 
 impl Trace {
-    /// Reads a file. One that is damaged or cut off gives what is before the damage, and [`Trace::damage`].
+    /// Reads a file. One that is damaged or cut off gives what is before the damage, and
+    /// [`Trace::damage`].
     ///
     /// # Errors
     /// [`ErrorKind::Io`]; [`ErrorKind::Format`] if it is no trace of a version that is known.
     pub fn load(path: &Path) -> Result<Self> {
         refuse_mistaken(path)?;
-        let file =
-            File::open(path).context(ErrorKind::Io, || format!("{}: cannot be opened", path.display()))?;
+        let file = File::open(path)
+            .context(ErrorKind::Io, || format!("{}: cannot be opened", path.display()))?;
         Self::read(BufReader::with_capacity(1 << 20, file)).map_err(|error| match error.kind() {
-            ErrorKind::Format => Error::new(ErrorKind::Format, format!("{}: {error}", path.display())),
+            ErrorKind::Format => {
+                Error::new(ErrorKind::Format, format!("{}: {error}", path.display()))
+            }
             _ => error,
         })
     }
@@ -214,7 +225,8 @@ impl Trace {
         }
     }
 
-    /// Makes a trace of requests from elsewhere, of which only the times say what came before what. They get numbers by lane.
+    /// Makes a trace of requests from elsewhere, of which only the times say what came before what.
+    /// They get numbers by lane.
     pub fn from_records(header: Header, mut records: Vec<Record>) -> Self {
         records.sort_by_key(|record| (record.submit, record.lane));
         let mut next: Vec<u32> = Vec::new();
@@ -253,7 +265,8 @@ impl Trace {
         let failed = || format!("{}: cannot be written", output.path().display());
         let mut file = output.begin()?;
         let mut write = || -> std::result::Result<(), vlane_trace::Error> {
-            let mut writer = Writer::new(BufWriter::with_capacity(1 << 20, &mut file), self.header.clone())?;
+            let mut writer =
+                Writer::new(BufWriter::with_capacity(1 << 20, &mut file), self.header.clone())?;
             let mut runs: Vec<Option<u32>> = Vec::new();
             let mut gaps = self.gaps.iter().peekable();
             for piece in &self.layouts {
@@ -306,7 +319,8 @@ impl Trace {
         self.gaps.iter().map(|gap| gap.count).sum()
     }
 
-    /// Places of all requests in the order in which they were taken: by time, those of one lane exactly.
+    /// Places of all requests in the order in which they were taken: by time, those of one lane
+    /// exactly.
     pub fn by_submission(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.requests.len()).collect();
         order.sort_by_key(|at| {
@@ -326,9 +340,9 @@ impl Trace {
     /// In words, if this is not all of what was recorded or made: it is damaged, or has no end.
     pub fn what_is_missing(&self) -> Option<String> {
         match &self.damage {
-            Some(damage) => {
-                Some(format!("the trace is damaged, and only the part before the damage was used: {damage}"))
-            }
+            Some(damage) => Some(format!(
+                "the trace is damaged, and only the part before the damage was used: {damage}"
+            )),
             None if !self.is_complete => {
                 Some("the trace has no end: it was cut off, or the recording broke off".to_owned())
             }

@@ -80,8 +80,9 @@ pub fn read(mut from: impl BufRead, device: Option<&str>) -> Result<Imported> {
     let mut text = String::new();
     for number in 1_u64.. {
         text.clear();
-        let got =
-            from.read_line(&mut text).context(ErrorKind::Io, || format!("line {number} cannot be read"))?;
+        let got = from
+            .read_line(&mut text)
+            .context(ErrorKind::Io, || format!("line {number} cannot be read"))?;
         if got == 0 {
             break;
         }
@@ -119,9 +120,11 @@ pub fn read(mut from: impl BufRead, device: Option<&str>) -> Result<Imported> {
         record.submit = (record.submit - begin).saturating_mul(UNIT);
     }
     let started = (begin.max(EPOCH) - EPOCH).saturating_mul(UNIT);
-    let mut trace = Trace::from_records(Header { started, lanes: 1, name, ..Header::default() }, records);
+    let mut trace =
+        Trace::from_records(Header { started, lanes: 1, name, ..Header::default() }, records);
     trace.damage = damage;
-    let notes = [(widened, "widened to whole sectors of 512 bytes"), (empty, "left out: without data")];
+    let notes =
+        [(widened, "widened to whole sectors of 512 bytes"), (empty, "left out: without data")];
     let note = |(count, rest): (u64, &str)| {
         (count > 0).then(|| format!("{count} request{} {rest}", if count == 1 { "" } else { "s" }))
     };
@@ -185,7 +188,10 @@ mod tests {
     fn odd_offsets_are_widened_and_counted() {
         let line = "128166372003061629,hm,0,Write,1000,100,5\n";
         let read = read(line.as_bytes(), None).unwrap();
-        assert_eq!((read.trace.requests[0].record.sector, read.trace.requests[0].record.sectors), (1, 2));
+        assert_eq!(
+            (read.trace.requests[0].record.sector, read.trace.requests[0].record.sectors),
+            (1, 2)
+        );
         assert!(read.notes[0].contains("1 request widened"), "{:?}", read.notes);
     }
 
@@ -201,7 +207,8 @@ mod tests {
     fn senseless_line_is_named() {
         let good = "128166372003061629,hm,0,Write,1024,512,5\n";
         for bad in ["1,2,3\n", "1,hm,0,Write,0,512,5\n", "128166372003061629,hm,0,Fly,0,512,5\n"] {
-            let error = read(format!("{good}{bad}{good}").as_bytes(), None).unwrap_err().to_string();
+            let error =
+                read(format!("{good}{bad}{good}").as_bytes(), None).unwrap_err().to_string();
             assert!(error.starts_with("line 2: "), "{error}");
         }
     }

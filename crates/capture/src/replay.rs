@@ -36,7 +36,8 @@ pub struct Prepared {
     /// Omitted requests with their number: requests for the serial number, malformed ones, ones
     /// beyond the volume's end.
     pub left_out: BTreeMap<&'static str, u64>,
-    /// Requests that there are more than were recorded, because one of several ranges becomes one per range.
+    /// Requests that there are more than were recorded, because one of several ranges becomes one
+    /// per range.
     pub split: u64,
     /// Most requests that one lane had in flight.
     pub depth: u16,
@@ -82,7 +83,10 @@ pub fn prepare(trace: &Trace, seed: u64) -> Result<Prepared> {
         });
     }
     if requests.is_empty() {
-        return Err(Error::new(ErrorKind::Invalid, "the trace has no request that can be replayed"));
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            "the trace has no request that can be replayed",
+        ));
     }
     Ok(Prepared { requests, left_out, split, depth: depth(trace) })
 }
@@ -121,7 +125,8 @@ fn why_not(trace: &Trace, record: &Record) -> std::result::Result<ReplayKind, &'
 /// have come after. `u64::MAX` if there is none.
 fn seen(trace: &Trace) -> Vec<u64> {
     let mut seen = vec![u64::MAX; trace.requests.len()];
-    // The file has each lane's requests in the order of completion; by_submission has them in that of `seq`.
+    // The file has each lane's requests in the order of completion; by_submission has them in that
+    // of `seq`.
     let mut lanes: BTreeMap<(u16, u32), Vec<usize>> = BTreeMap::new();
     for (at, request) in trace.requests.iter().enumerate() {
         lanes.entry((request.record.lane, request.run)).or_default().push(at);
@@ -130,7 +135,9 @@ fn seen(trace: &Trace) -> Vec<u64> {
     for at in trace.by_submission() {
         let Request { record, run, .. } = &trace.requests[at];
         let lane = (record.lane, *run);
-        let (Some(completed), next) = (lanes.get(&lane), next.entry(lane).or_insert(0)) else { continue };
+        let (Some(completed), next) = (lanes.get(&lane), next.entry(lane).or_insert(0)) else {
+            continue;
+        };
         while let Some(before) =
             completed.get(*next).filter(|b| trace.requests[**b].completion < record.after)
         {
@@ -160,7 +167,8 @@ fn mix(a: u64, b: u64) -> u64 {
 /// their total.
 ///
 /// # Errors
-/// Those of [`prepare`], [`Session::connect`] and [`vlane_driver::replay::replay`]; [`ErrorKind::Interrupted`].
+/// Those of [`prepare`], [`Session::connect`] and [`vlane_driver::replay::replay`];
+/// [`ErrorKind::Interrupted`].
 pub fn replay(
     trace: &Trace,
     socket: &Path,

@@ -58,7 +58,9 @@ pub(super) fn report(trace: &Trace, result: &ReplayReport, facts: &Facts, begun:
         let n = facts.split;
         note(
             Severity::Info,
-            format!("Requests of several ranges are one request per range here: {n} more than recorded."),
+            format!(
+                "Requests of several ranges are one request per range here: {n} more than recorded."
+            ),
         );
     }
     if result.errors.total() > 0 {
@@ -97,7 +99,8 @@ fn latencies(trace: &Trace, result: &ReplayReport) -> Section {
         (&[Kind::Discard, Kind::WriteZeroes], "discard, write-zeroes", &result.discards),
     ];
     for (of, name, now) in kinds {
-        let then = trace.requests.iter().map(|r| &r.record).filter(|r| of.contains(&r.kind) && !r.more);
+        let then =
+            trace.requests.iter().map(|r| &r.record).filter(|r| of.contains(&r.kind) && !r.more);
         let mut then: Vec<u64> = then.map(|record| record.service).collect();
         if !then.is_empty() {
             let mut row = vec![text(format!("{name}, recorded"))];
@@ -110,9 +113,15 @@ fn latencies(trace: &Trace, result: &ReplayReport) -> Section {
             rows.push(std::iter::once(text(format!("{name}, replayed"))).chain(figures).collect());
         }
     }
-    let words = "Recorded: inside the back end, from the taking of a request to its answer. Replayed: as the guest's side sees it, with the \
-                 ways there and back. The two do not compare exactly; replays on different back ends do.";
-    section("latency", "Latency", words, table("Latency by kind", &percentile_columns("", "us"), rows))
+    let words = "Recorded: inside the back end, from the taking of a request to its answer. \
+                 Replayed: as the guest's side sees it, with the ways there and back. The two do \
+                 not compare exactly; replays on different back ends do.";
+    section(
+        "latency",
+        "Latency",
+        words,
+        table("Latency by kind", &percentile_columns("", "us"), rows),
+    )
 }
 
 fn course(result: &ReplayReport) -> Section {
@@ -128,7 +137,10 @@ fn course(result: &ReplayReport) -> Section {
             text("held back by the order of flushes and writes"),
             Cell::Number(number(result.held_by_order)),
         ],
-        vec![text("held back because the queue was full"), Cell::Number(number(result.held_by_depth))],
+        vec![
+            text("held back because the queue was full"),
+            Cell::Number(number(result.held_by_depth)),
+        ],
         vec![text("late, median, us"), late(|l| l.p50)],
         vec![text("late, 99 %, us"), late(|l| l.p99)],
         vec![text("late, most, us"), late(|l| l.max)],
@@ -136,6 +148,7 @@ fn course(result: &ReplayReport) -> Section {
         vec![text("back end's context switches per I/O"), backend(|b| b.switches_per_io)],
         vec![text("failed"), Cell::Number(number(result.errors.total()))],
     ];
-    let words = "Requests go out at their recorded times, unless the order or the depth holds them back; late is how much later than that they went.";
+    let words = "Requests go out at their recorded times, unless the order or the depth holds \
+                 them back; late is how much later than that they went.";
     section("course", "How it went", words, table("The replay", " | ", rows))
 }

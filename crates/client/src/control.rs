@@ -231,8 +231,8 @@ impl Control {
     pub fn set_limits(&self, limits: &Limits) -> Result<Limits> {
         let Limits { iops, bandwidth, burst_us, express, .. } = *limits;
         let new = NewLimits { iops, bandwidth, burst_us, express };
-        let body =
-            serde_json::to_string(&new).context(ErrorKind::Format, || self.cannot("write", "/v1/limits"))?;
+        let body = serde_json::to_string(&new)
+            .context(ErrorKind::Format, || self.cannot("write", "/v1/limits"))?;
         self.read("/v1/limits", self.ask("PUT", "/v1/limits", &body)?)
     }
 
@@ -245,14 +245,17 @@ impl Control {
         self.read(resource, self.ask("GET", resource, "")?)
     }
 
-    fn read<T: DeserializeOwned>(&self, resource: &str, mut answer: BufReader<UnixStream>) -> Result<T> {
+    fn read<T: DeserializeOwned>(
+        &self,
+        resource: &str,
+        mut answer: BufReader<UnixStream>,
+    ) -> Result<T> {
         let mut body = Vec::new();
-        answer
-            .by_ref()
-            .take(MAX_BODY)
-            .read_to_end(&mut body)
-            .map_err(|error| self.failed(answer.get_ref(), error, self.cannot("read from", resource)))?;
-        serde_json::from_slice(&body).context(ErrorKind::Format, || self.cannot("understand", resource))
+        answer.by_ref().take(MAX_BODY).read_to_end(&mut body).map_err(|error| {
+            self.failed(answer.get_ref(), error, self.cannot("read from", resource))
+        })?;
+        serde_json::from_slice(&body)
+            .context(ErrorKind::Format, || self.cannot("understand", resource))
     }
 
     /// A trace from now on, as bytes, until the reader is dropped or the volume ends. Reading waits
@@ -277,7 +280,9 @@ impl Control {
     /// The error of a read or write that failed: in words of its own if the server is silent.
     fn failed(&self, stream: &UnixStream, error: io::Error, context: String) -> Error {
         match unanswered(stream, &error, "the server", PATIENCE) {
-            Some(silent) => Error::new(ErrorKind::Timeout, format!("{}: {silent}", self.path.display())),
+            Some(silent) => {
+                Error::new(ErrorKind::Timeout, format!("{}: {silent}", self.path.display()))
+            }
             None => Error::caused_by(ErrorKind::Io, context, error),
         }
     }
@@ -293,14 +298,18 @@ impl Control {
         let broken = || self.cannot("ask for", resource);
         stream.set_read_timeout(Some(PATIENCE)).context(ErrorKind::Io, broken)?;
         stream.set_write_timeout(Some(PATIENCE)).context(ErrorKind::Io, broken)?;
-        stream.write_all(request.as_bytes()).map_err(|error| self.failed(&stream, error, broken()))?;
+        stream
+            .write_all(request.as_bytes())
+            .map_err(|error| self.failed(&stream, error, broken()))?;
         let mut answer = BufReader::with_capacity(256 * 1024, stream);
-        let head = read_head(&mut answer).map_err(|error| self.failed(answer.get_ref(), error, broken()))?;
+        let head = read_head(&mut answer)
+            .map_err(|error| self.failed(answer.get_ref(), error, broken()))?;
         let mut headers = [httparse::EMPTY_HEADER; 64];
         let mut response = httparse::Response::new(&mut headers);
         let parsed = response.parse(&head).context(ErrorKind::Format, || {
             format!(
-                "{}: the process that listens there does not speak HTTP, so this is not a control socket; serve the volume with --control PATH",
+                "{}: the process that listens there does not speak HTTP, so this is not a control \
+                 socket; serve the volume with --control PATH",
                 self.path.display()
             )
         })?;
@@ -328,12 +337,16 @@ impl Control {
             match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                     let context = format!(
-                        "{path}: there is no control socket; serve the volume with one: vlane serve ... --control {path}"
+                        "{path}: there is no control socket; serve the volume with one: vlane \
+                         serve ... --control {path}"
                     );
                     Error::caused_by(ErrorKind::Missing, context, error)
                 }
                 io::ErrorKind::PermissionDenied => {
-                    let context = format!("{path}: only the user of the server may use this control socket; run the command as that user, or as root");
+                    let context = format!(
+                        "{path}: only the user of the server may use this control socket; run the \
+                         command as that user, or as root"
+                    );
                     Error::caused_by(ErrorKind::Io, context, error)
                 }
                 _ => Error::caused_by(ErrorKind::Io, format!("{path}: cannot connect"), error),

@@ -1,4 +1,5 @@
-//! The files that commands write, and what may be written over: every result goes through [`Output`].
+//! The files that commands write, and what may be written over: every result goes through
+//! [`Output`].
 //!
 //! An existing file is not replaced without `--force`, except by a newer result of its own kind (a
 //! report by a report). Some files are never replaced: a file that is in use (locked, as served
@@ -77,7 +78,8 @@ impl Output {
     /// Says before the work whether its result can be written.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if there is something that must stay, or no directory; [`ErrorKind::Io`] if it cannot be looked at.
+    /// [`ErrorKind::Invalid`] if there is something that must stay, or no directory;
+    /// [`ErrorKind::Io`] if it cannot be looked at.
     pub fn check(&self) -> Result<()> {
         match self.place()? {
             // Opens the file for the result. A directory without write permission, or without room
@@ -154,7 +156,9 @@ impl Output {
                 return match (parent.is_dir(), path.file_name()) {
                     (true, Some(_)) => Ok(Place::Free(path.clone())),
                     (true, None) => Err(self.no("names no file")),
-                    (false, _) => Err(self.no(&format!("there is no directory {}", parent.display()))),
+                    (false, _) => {
+                        Err(self.no(&format!("there is no directory {}", parent.display())))
+                    }
                 };
             }
             Err(error) => return Err(Error::caused_by(ErrorKind::Io, self.cannot(), error)),
@@ -233,7 +237,9 @@ impl Writing<'_> {
         };
         match persisted {
             Ok(_) => Ok(()),
-            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(output.exists()),
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(output.exists())
+            }
             Err(error) => {
                 let context = format!("{}: cannot be written", path.display());
                 Err(Error::caused_by(ErrorKind::Io, context, error.error))
@@ -262,7 +268,10 @@ fn parent(path: &Path) -> &Path {
 /// The user has opened it already, and knows what it is.
 fn is_opened_by_the_shell(path: &Path) -> bool {
     let names = ["/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name));
-    names || path.parent().is_some_and(|dir| dir == Path::new("/dev/fd") || dir == Path::new("/proc/self/fd"))
+    names
+        || path
+            .parent()
+            .is_some_and(|dir| dir == Path::new("/dev/fd") || dir == Path::new("/proc/self/fd"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! How far a measurement is, for people who wait: the step, and the time left.
 //!
-//! On a terminal one line is rewritten in place. Elsewhere (a log, CI) a line is printed per step, but not more often than every ten
-//! seconds. Everything goes to standard error: standard output is for results.
+//! On a terminal one line is rewritten in place. Elsewhere (a log, CI) a line is printed per step,
+//! but not more often than every ten seconds. Everything goes to standard error: standard output is
+//! for results.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -65,9 +66,8 @@ impl Out {
     /// Characters that fit into the terminal's line.
     fn width(&self) -> usize {
         match self {
-            Self::Terminal => {
-                terminal_size_of(std::io::stderr()).map_or(80, |(Width(columns), _)| usize::from(columns))
-            }
+            Self::Terminal => terminal_size_of(std::io::stderr())
+                .map_or(80, |(Width(columns), _)| usize::from(columns)),
             Self::Lines | Self::Nowhere => usize::MAX,
             #[cfg(test)]
             Self::Test { width, .. } => width.unwrap_or(usize::MAX),
@@ -131,7 +131,8 @@ impl Progress {
         self.detail_at(detail, Instant::now());
     }
 
-    /// Takes the line away, so that something else can be printed; the next step or detail shows it again.
+    /// Takes the line away, so that something else can be printed; the next step or detail shows it
+    /// again.
     pub fn clear(&mut self) {
         if self.out.in_place() && self.shown.take().is_some() {
             self.out.write("\r\x1b[K");
@@ -161,9 +162,10 @@ impl Progress {
 
     fn show(&mut self, detail: &str, now: Instant) {
         let mut line = format!("[{}/{}] {}", self.begun, self.steps, self.label);
-        for more in
-            [detail.to_string(), self.left(now).map_or(String::new(), |left| show_left(left) + " left")]
-        {
+        for more in [
+            detail.to_string(),
+            self.left(now).map_or(String::new(), |left| show_left(left) + " left"),
+        ] {
             if !more.is_empty() {
                 line += "  ";
                 line += &more;
@@ -201,7 +203,11 @@ impl Drop for Progress {
 /// A rough time for people: `1 h 5 min`, `2 min 10 s`, `45 s`.
 fn show_left(left: Duration) -> String {
     let seconds = left.as_secs_f64().round();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded, not negative")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rounded, not negative"
+    )]
     let seconds = seconds as u64;
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
         (0, 0, s) => format!("{s} s"),
@@ -232,15 +238,21 @@ mod tests {
         let mut progress = test(48, Some(100));
         let start = Instant::now();
         for i in 0..12_u32 {
-            progress.step_at("4K random read, QEMU virtio".into(), start + Duration::from_secs(2) * i);
+            progress
+                .step_at("4K random read, QEMU virtio".into(), start + Duration::from_secs(2) * i);
         }
         assert!(
-            text(&progress).ends_with("\r\x1b[K[12/48] 4K random read, QEMU virtio  1 min 10 s left"),
+            text(&progress)
+                .ends_with("\r\x1b[K[12/48] 4K random read, QEMU virtio  1 min 10 s left"),
             "{:?}",
             text(&progress)
         );
         progress.detail_at("1.09M IOPS", start + Duration::from_secs(23));
-        assert!(text(&progress).ends_with("virtio  1.09M IOPS  1 min 10 s left"), "{:?}", text(&progress));
+        assert!(
+            text(&progress).ends_with("virtio  1.09M IOPS  1 min 10 s left"),
+            "{:?}",
+            text(&progress)
+        );
         assert!(!text(&progress).contains('\n'));
         progress.clear();
         assert!(text(&progress).ends_with("\r\x1b[K"));

@@ -91,7 +91,12 @@ impl<R: Read, F: FnMut() -> bool> Read for Until<R, F> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.from.read(into) {
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
                     if (self.stop)() {
                         return Ok(0);
                     }
@@ -146,8 +151,10 @@ pub fn record(
     let mut writer = Writer::new(to, reader.header().clone()).context(ErrorKind::Io, failed)?;
     let count = options.count.unwrap_or(u64::MAX);
     let mut broken = None;
-    let mut layouts = Layouts::of(&image, reader.header().sectors.saturating_mul(vlane_trace::SECTOR));
-    // The clock is read for each entry: where they come one by one there is never a pause, and never a thousand of them.
+    let mut layouts =
+        Layouts::of(&image, reader.header().sectors.saturating_mul(vlane_trace::SECTOR));
+    // The clock is read for each entry: where they come one by one there is never a pause, and
+    // never a thousand of them.
     while state.get().requests < count && !stopped.get() && !is_enough() {
         let entry = match next(&mut reader) {
             Ok(entry) => entry,
@@ -178,7 +185,8 @@ pub fn record(
     let mut recorded = state.get();
     recorded.elapsed = begin.elapsed();
     (recorded.is_over, recorded.is_cut) = (is_over, broken.is_some());
-    recorded.bytes = std::fs::metadata(options.output.path()).map_or(recorded.bytes, |meta| meta.len());
+    recorded.bytes =
+        std::fs::metadata(options.output.path()).map_or(recorded.bytes, |meta| meta.len());
     Ok(Recording { recorded, broken })
 }
 
@@ -198,8 +206,10 @@ fn check_image(image: &Path, output: &Path) -> Result<()> {
     match identity(output).is_some_and(|output| Some(output) == identity(image)) {
         false => Ok(()),
         true => {
-            let context =
-                format!("{}: is the image that is to be recorded; choose another name", output.display());
+            let context = format!(
+                "{}: is the image that is to be recorded; choose another name",
+                output.display()
+            );
             Err(Error::new(ErrorKind::Invalid, context))
         }
     }
@@ -226,7 +236,11 @@ fn killed() -> Error {
 /// Why a recording ended before its end.
 fn damaged(error: vlane_trace::Error) -> Error {
     match error.kind() {
-        vlane_trace::ErrorKind::Io => Error::caused_by(ErrorKind::Io, "the recording broke off", error),
-        _ => Error::caused_by(ErrorKind::Format, "the server sent data that are not a trace", error),
+        vlane_trace::ErrorKind::Io => {
+            Error::caused_by(ErrorKind::Io, "the recording broke off", error)
+        }
+        _ => {
+            Error::caused_by(ErrorKind::Format, "the server sent data that are not a trace", error)
+        }
     }
 }

@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 /// Bytes at the beginning of a file that are looked at.
 const HEAD: usize = 64 * 1024;
 
-/// Name and version of the file's format. The number rises when a reader of the older one would misunderstand the newer.
+/// Name and version of the file's format. The number rises when a reader of the older one would
+/// misunderstand the newer.
 pub const SAVED: &str = "vlane-bench/1";
 
 /// Name and version of a report's format. The number rises as that of [`SAVED`] does.
@@ -114,7 +115,8 @@ impl Found {
     }
 }
 
-/// A sentence if what is at `path` is known to be something else than what is wanted: what it is, and what to do.
+/// A sentence if what is at `path` is known to be something else than what is wanted: what it is,
+/// and what to do.
 pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
     let found = look(path);
     if found == Found::Unknown || found.is(wanted) {
@@ -131,16 +133,21 @@ pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
         (Found::ControlSocket(Some(socket)), Wanted::VhostUserSocket) => {
             format!("give the vhost-user socket, {}", socket.display())
         }
-        (Found::ControlSocket(None), Wanted::VhostUserSocket) => "give the vhost-user socket".into(),
+        (Found::ControlSocket(None), Wanted::VhostUserSocket) => {
+            "give the vhost-user socket".into()
+        }
         (Found::Iolog | Found::Blktrace, Wanted::Trace) => {
             format!("make one of it: vlane-lab trace convert {name} NEW.trc")
         }
-        (Found::ForeignTrace(_), Wanted::Trace) => "vlane reads its own traces, and converts fio's iolog \
-                                                    (versions 2 and 3), blktrace's binary files and MSR \
-                                                    Cambridge's CSV"
+        (Found::ForeignTrace(_), Wanted::Trace) => "vlane reads its own traces, and converts \
+                                                    fio's iolog (versions 2 and 3), blktrace's \
+                                                    binary files and MSR Cambridge's CSV"
             .into(),
         (Found::Image(_) | Found::Device, Wanted::ControlSocket) => {
-            format!("serve it first (vlane serve {name} --socket PATH --control CONTROL), and give CONTROL")
+            format!(
+                "serve it first (vlane serve {name} --socket PATH --control CONTROL), and give \
+                 CONTROL"
+            )
         }
         (Found::Image(_) | Found::Device, Wanted::VhostUserSocket) => {
             format!("serve it first (vlane serve {name} --socket PATH), and give PATH")
@@ -151,14 +158,18 @@ pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
         (Found::Trace, Wanted::VhostUserSocket | Wanted::ControlSocket) => {
             format!("vlane-lab trace analyze {name} shows its content")
         }
-        (Found::SavedRun, _) => format!("vlane-lab bench --compare {name} compares a new run with it"),
+        (Found::SavedRun, _) => {
+            format!("vlane-lab bench --compare {name} compares a new run with it")
+        }
         (Found::Report, _) => format!("vlane-lab report {name} shows it"),
         (Found::VerifyState, _) => format!("vlane-lab bench --verify-only --state {name} uses it"),
         (_, Wanted::Trace) => "vlane volume CONTROL_SOCKET record writes one".into(),
         (_, Wanted::Report) => "commands that measure write one, with --json or --html".into(),
         (_, Wanted::SavedRun) => "vlane-lab bench --save writes one".into(),
         (_, Wanted::ControlSocket) => "a volume has one if it is served with --control PATH".into(),
-        (_, Wanted::VhostUserSocket) => "a back end listens there: vlane serve IMAGE --socket PATH".into(),
+        (_, Wanted::VhostUserSocket) => {
+            "a back end listens there: vlane serve IMAGE --socket PATH".into()
+        }
     };
     Some(format!("{name}: this is {}, not {}; {advice}", found.words(), wanted.words()))
 }
@@ -243,9 +254,12 @@ fn socket(path: &Path) -> Found {
 /// Kind of the program that listens at the other end, by its arguments, which name its sockets.
 /// Another user's program cannot be identified.
 pub fn listener(stream: &UnixStream, path: &Path) -> Found {
-    let pid = rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.pid.as_raw_nonzero().get());
+    let pid =
+        rustix::net::sockopt::socket_peercred(stream).map(|peer| peer.pid.as_raw_nonzero().get());
     let Ok(pid) = pid else { return Found::OtherSocket };
-    let Ok(words) = vlane_socket::command_line(pid.unsigned_abs()) else { return Found::OtherSocket };
+    let Ok(words) = vlane_socket::command_line(pid.unsigned_abs()) else {
+        return Found::OtherSocket;
+    };
     let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
     if words.get(1) != Some(&&b"serve"[..]) && !words.contains(&&b"serve"[..]) {
         return Found::OtherSocket;
@@ -328,7 +342,9 @@ pub fn foreign_trace(head: &[u8]) -> Option<&'static str> {
         // Device, CPU, number, seconds, process, action.
         (_, [device, cpu, number, seconds, process, ..])
             if numbers(&[cpu, number, seconds, process])
-                && device.split_once(',').is_some_and(|(major, minor)| numbers(&[major, minor])) =>
+                && device
+                    .split_once(',')
+                    .is_some_and(|(major, minor)| numbers(&[major, minor])) =>
         {
             Some("the text that blkparse prints")
         }
@@ -356,9 +372,19 @@ mod tests {
         let saved = format!("{{\"schema\": \"{}\"}}", SAVED);
         let cases: [(&str, &[u8], Wanted, &[&str]); 9] = [
             ("a", &qcow2, Wanted::Report, &["an image (qcow2)", "not a report"]),
-            ("disk.raw", &[0; 4096], Wanted::Trace, &["an image (raw)", "not a trace", "vlane volume"]),
+            (
+                "disk.raw",
+                &[0; 4096],
+                Wanted::Trace,
+                &["an image (raw)", "not a trace", "vlane volume"],
+            ),
             ("disk.raw", &[1; 4096], Wanted::VhostUserSocket, &["an image", "serve it first"]),
-            ("a", b"fio version 3 iolog\n", Wanted::Trace, &["an iolog", "vlane-lab trace convert"]),
+            (
+                "a",
+                b"fio version 3 iolog\n",
+                Wanted::Trace,
+                &["an iolog", "vlane-lab trace convert"],
+            ),
             ("a", report.as_bytes(), Wanted::SavedRun, &["a report", "vlane-lab report"]),
             ("a", saved.as_bytes(), Wanted::Report, &["a saved run", "--compare"]),
             ("a", b"VLANETRC....", Wanted::Report, &["a trace", "vlane-lab trace analyze"]),
@@ -383,7 +409,10 @@ mod tests {
     fn foreign_traces_list_readable_formats() {
         for (content, is) in [
             ("0,20941264,8192,W,0.551706\n0,20939840,8192,W,0.554041\n", "SPC"),
-            ("202,16   7    50007   675.722691803   661  D   W 95839968 + 80 [kswapd0]\n", "blkparse"),
+            (
+                "202,16   7    50007   675.722691803   661  D   W 95839968 + 80 [kswapd0]\n",
+                "blkparse",
+            ),
             ("0, 4096, 8192\n1, 4096, 12288\n", "iolog of fio, version 1"),
             ("\u{8}tae and more", "version 8"),
         ] {

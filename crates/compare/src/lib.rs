@@ -1,6 +1,7 @@
 //! Measurements on the user's own machine.
 //!
-//! Every measurement ends as a [`vlane_report::Report`]: text for the terminal, JSON for programs, a page with pictures for people.
+//! Every measurement ends as a [`vlane_report::Report`]: text for the terminal, JSON for programs,
+//! a page with pictures for people.
 
 #![forbid(unsafe_code)]
 

@@ -56,13 +56,15 @@ pub fn profile(options: &Options) -> Result<Profile> {
     let mut jobs = options.jobs.clone();
     jobs.sort_unstable();
     jobs.dedup();
-    let is_wanted =
-        |name: &str| options.patterns.is_empty() || options.patterns.iter().any(|other| other == name);
+    let is_wanted = |name: &str| {
+        options.patterns.is_empty() || options.patterns.iter().any(|other| other == name)
+    };
     let mut loads = Vec::new();
     for (name, title, block) in PATTERNS.into_iter().filter(|(name, ..)| is_wanted(name)) {
         for jobs in &jobs {
             let plural = if *jobs == 1 { "" } else { "s" };
-            let pattern = name.parse().map_err(|text: String| Error::new(ErrorKind::Usage, text))?;
+            let pattern =
+                name.parse().map_err(|text: String| Error::new(ErrorKind::Usage, text))?;
             loads.push(Load {
                 rw: vlane_bench::Pattern(pattern),
                 bs: Size(block),
@@ -79,8 +81,9 @@ pub fn profile(options: &Options) -> Result<Profile> {
         ..Target::named(name)
     };
     let one_thread = ["--threads", "1"];
-    let text = "Baseline has one queue for all jobs and one thread; MQ a queue per job and one thread; MT a queue and a thread per job. \
-                With more jobs than CPUs the figures show the cost of a topology, not its scaling.";
+    let text = "Baseline has one queue for all jobs and one thread; MQ a queue per job and one \
+                thread; MT a queue and a thread per job. With more jobs than CPUs the figures \
+                show the cost of a topology, not its scaling.";
     Ok(Profile {
         text: vec![text.into()],
         repeats: options.repeats,

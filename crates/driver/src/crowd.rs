@@ -1,7 +1,8 @@
 //! Measures one foreground reader in parallel with a crowd of background readers.
 //!
-//! Every reader has one request out, 4 KiB at random. They are spread over the queues of a session; each group's requests carry the
-//! group's I/O priority. One thread drives all of them: a reader is a slot of a queue, so hundreds cost no more than their requests do.
+//! Every reader has one request out, 4 KiB at random. They are spread over the queues of a session;
+//! each group's requests carry the group's I/O priority. One thread drives all of them: a reader is
+//! a slot of a queue, so hundreds cost no more than their requests do.
 //!
 //! The results are the foreground reader's waits, and the crowd's throughput.
 
@@ -88,11 +89,15 @@ impl Crowd {
             return invalid(format!("readers on more queues than the session's {queues}"));
         }
         if self.depth() > session.depth() {
-            let text = format!("{} readers on a queue of {} requests", self.depth(), session.depth());
+            let text =
+                format!("{} readers on a queue of {} requests", self.depth(), session.depth());
             return invalid(text);
         }
         if self.block == 0 || !self.block.is_multiple_of(512) || self.block > session.data() {
-            return invalid(format!("reads of {} bytes: a multiple of 512, up to the session's", self.block));
+            return invalid(format!(
+                "reads of {} bytes: a multiple of 512, up to the session's",
+                self.block
+            ));
         }
         region(0, None, self.block, session.config())
     }
@@ -101,7 +106,8 @@ impl Crowd {
 /// Runs it on a session, which must not have been started; ends the session.
 ///
 /// # Errors
-/// As [`crate::run`]; [`ErrorKind::Invalid`] also if the session has too few queues or slots, [`ErrorKind::System`] if a read failed.
+/// As [`crate::run`]; [`ErrorKind::Invalid`] also if the session has too few queues or slots,
+/// [`ErrorKind::System`] if a read failed.
 pub fn run_crowd(
     mut session: Session,
     crowd: &Crowd,
@@ -188,8 +194,11 @@ impl<'a> Driver<'a> {
             let slots = usize::from(readers) + usize::from(has_one);
             Lane { queue, readers, has_one, since: vec![0; slots] }
         });
-        let stats =
-            Stats { one: latency_histogram()?, readers: latency_histogram()?, errors: Errors::default() };
+        let stats = Stats {
+            one: latency_histogram()?,
+            readers: latency_histogram()?,
+            errors: Errors::default(),
+        };
         let rng = Rng::new(crowd.seed);
         Ok(Self { lanes: lanes.collect(), calls, crowd, region, window, rng, due: None, stats })
     }
@@ -252,7 +261,8 @@ impl<'a> Driver<'a> {
             true => self.crowd.ioprio,
             false => self.crowd.readers_ioprio,
         };
-        let request = Request { kind: Kind::Read, sector, len: self.crowd.block, ioprio: ioprio.into() };
+        let request =
+            Request { kind: Kind::Read, sector, len: self.crowd.block, ioprio: ioprio.into() };
         lane.queue.blk.submit(slot, request)?;
         lane.since[usize::from(slot)] = now;
         Ok(())
@@ -329,7 +339,17 @@ mod tests {
 
     fn crowd(readers: Vec<u16>, queue: u16) -> Crowd {
         let (ramp, time) = (Duration::ZERO, Duration::from_secs(1));
-        Crowd { readers, readers_ioprio: 0, queue, ioprio: 1, think: ramp, block: 4096, seed: 1, ramp, time }
+        Crowd {
+            readers,
+            readers_ioprio: 0,
+            queue,
+            ioprio: 1,
+            think: ramp,
+            block: 4096,
+            seed: 1,
+            ramp,
+            time,
+        }
     }
 
     #[test]

@@ -68,18 +68,22 @@ pub struct BlkConfig {
 }
 
 impl BlkConfig {
-    /// Reads the configuration space under a set of feature bits; bytes that are missing at the end count as 0.
+    /// Reads the configuration space under a set of feature bits; bytes that are missing at the end
+    /// count as 0.
     pub(crate) fn parse(bytes: &[u8], features: u64) -> Self {
         let mut all = [0; CONFIG_BYTES];
         let n = bytes.len().min(CONFIG_BYTES);
         all[..n].copy_from_slice(&bytes[..n]);
-        let u32_at = |at: usize| u32::from_le_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
+        let u32_at =
+            |at: usize| u32::from_le_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
         let with = |bit, value: u32| (features & bit != 0).then_some(value);
         Self {
             capacity: (u64::from(u32_at(0)) | u64::from(u32_at(4)) << 32).saturating_mul(512),
             size_max: with(feature::SIZE_MAX, u32_at(8)).filter(|max| *max > 0),
             seg_max: with(feature::SEG_MAX, u32_at(12)).filter(|max| *max > 0),
-            blk_size: with(feature::BLK_SIZE, u32_at(20)).filter(|size| *size >= 512).unwrap_or(512),
+            blk_size: with(feature::BLK_SIZE, u32_at(20))
+                .filter(|size| *size >= 512)
+                .unwrap_or(512),
             read_only: features & feature::RO != 0,
             // 5.2.5.2: without CONFIG_WCE, FLUSH alone tells that there is a cache.
             write_cache: match features & feature::CONFIG_WCE {
@@ -134,6 +138,9 @@ mod tests {
         assert_eq!((config.capacity, config.seg_max, config.blk_size), (4096, Some(126), 4096));
         assert_eq!((config.num_queues, config.write_cache, config.read_only), (4, true, false));
         let bare = BlkConfig::parse(&bytes[..CONFIG_BYTES_SHORT], 0);
-        assert_eq!((bare.seg_max, bare.blk_size, bare.num_queues, bare.write_cache), (None, 512, 1, false));
+        assert_eq!(
+            (bare.seg_max, bare.blk_size, bare.num_queues, bare.write_cache),
+            (None, 512, 1, false)
+        );
     }
 }

@@ -33,9 +33,9 @@ impl Error {
     pub(crate) fn protocol(socket: &Path, step: &str, source: vhost::Error) -> Self {
         use vhost::vhost_user::Error as E;
         let kind = match &source {
-            vhost::Error::VhostUserProtocol(E::Disconnected | E::SocketBroken(_) | E::PartialMessage) => {
-                ErrorKind::Gone
-            }
+            vhost::Error::VhostUserProtocol(
+                E::Disconnected | E::SocketBroken(_) | E::PartialMessage,
+            ) => ErrorKind::Gone,
             _ => ErrorKind::Protocol,
         };
         let what = match kind {

@@ -25,7 +25,8 @@ use crate::workload::{Requests, Wait, Workload};
 
 /// Closer to an arrival than this a job does not sleep.
 const SPIN_NS: u64 = 50_000;
-/// Makes the calling thread's timeouts end when they are over, instead of up to 50 us later, which is what Linux allows itself.
+/// Makes the calling thread's timeouts end when they are over, instead of up to 50 us later, which
+/// is what Linux allows itself.
 pub(crate) fn precise_sleep() {
     // If it is refused, the reported lateness shows it.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
@@ -57,7 +58,8 @@ pub(crate) struct JobStats {
     pub(crate) cpu: Duration,
     /// The last completion within the window, in ns of the run's clock.
     pub(crate) last: u64,
-    /// Requests completed within the window. Those whose latency counts are others in an open loop: those that arrived within it.
+    /// Requests completed within the window. Those whose latency counts are others in an open loop:
+    /// those that arrived within it.
     pub(crate) completed: u64,
     /// The additional values of an open loop.
     pub(crate) open: Option<OpenStats>,
@@ -282,7 +284,8 @@ impl Job<'_> {
             self.queue.wait_for(Duration::from_nanos(until - now - SPIN_NS))?;
             now = self.clock.now();
         }
-        while now < until && !self.queue.blk.has_used() && !self.shared.stop.load(Ordering::Relaxed) {
+        while now < until && !self.queue.blk.has_used() && !self.shared.stop.load(Ordering::Relaxed)
+        {
             std::hint::spin_loop();
             now = self.clock.now();
             if self.shared.abort.load(Ordering::Relaxed) || now + SPIN_NS < until {
@@ -371,7 +374,10 @@ impl Job<'_> {
     fn aborted(&self) -> Error {
         let held = self.queue.blk.held();
         if self.shared.gone.load(Ordering::Relaxed) {
-            Error::new(ErrorKind::Gone, format!("the back end hung up with {} out", counted(held, "request")))
+            Error::new(
+                ErrorKind::Gone,
+                format!("the back end hung up with {} out", counted(held, "request")),
+            )
         } else {
             Error::new(ErrorKind::Timeout, format!("{} never came back", counted(held, "request")))
         }

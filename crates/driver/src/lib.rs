@@ -1,10 +1,14 @@
-//! The guest's side of a vhost-user-blk device: a front end that drives any back end, measures it, and checks what it stored.
+//! The guest's side of a vhost-user-blk device: a front end that drives any back end, measures it,
+//! and checks what it stored.
 //!
 //! - [`Session`]: connection, negotiation, memory and queues ([`ring`] has the rings).
-//! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's process used meanwhile ([`observe`]).
+//! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's
+//!   process used meanwhile ([`observe`]).
 //! - [`run_crowd`]: one foreground reader in parallel with many others, with I/O priorities.
-//! - [`replay::replay`]: a recorded sequence of requests, with its timing or as fast as possible, in an order that keeps its flushes' meaning.
-//! - [`verify_load`], [`verify_check`]: data that prove themselves, across the death of the back end.
+//! - [`replay::replay`]: a recorded sequence of requests, with its timing or as fast as possible,
+//!   in an order that keeps its flushes' meaning.
+//! - [`verify_load`], [`verify_check`]: data that prove themselves, across the death of the back
+//!   end.
 //! - [`Report`]: the results, serializable.
 //!
 //! The crate does not depend on vlane's own back end: qemu-storage-daemon, SPDK, crosvm's device or

@@ -1,7 +1,8 @@
-//! The few vhost-user messages that are sent past the `vhost` crate's front end, on the same socket, without asking for a reply.
+//! The few vhost-user messages that are sent past the `vhost` crate's front end, on the same
+//! socket, without asking for a reply.
 //!
-//! SET_VRING_BASE of a packed ring has 32 bits, of which the crate's call takes 16. The eventfds must be the crate's own type there, which
-//! cannot be waited for with epoll without unsafe code.
+//! SET_VRING_BASE of a packed ring has 32 bits, of which the crate's call takes 16. The eventfds
+//! must be the crate's own type there, which cannot be waited for with epoll without unsafe code.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -19,7 +20,8 @@ const SET_VRING_CALL: u32 = 13;
 /// The header's flags: protocol version 1.
 const VERSION: u32 = 1;
 
-/// SET_VRING_BASE for a packed ring that was never used: avail and used position 0, both wrap counters 1.
+/// SET_VRING_BASE for a packed ring that was never used: avail and used position 0, both wrap
+/// counters 1.
 pub(crate) fn packed_base(stream: &UnixStream, queue: u16) -> std::io::Result<()> {
     send(stream, SET_VRING_BASE, [queue.into(), 0x8000_8000], None)
 }

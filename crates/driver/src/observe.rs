@@ -41,7 +41,8 @@ pub struct Usage {
 }
 
 impl Snapshot {
-    /// Reads the counters of process `pid`; `None` if there is no such process or it may not be looked at.
+    /// Reads the counters of process `pid`; `None` if there is no such process or it may not be
+    /// looked at.
     pub fn take(pid: i32) -> Option<Self> {
         let process = Process::new(pid).ok()?;
         let threads = process.tasks().ok()?.flatten().map(|task| {
@@ -111,8 +112,12 @@ mod tests {
         let before = Snapshot::take(pid).unwrap();
         std::thread::spawn(|| burn(Duration::from_millis(200))).join().unwrap();
         let used = Snapshot::take(pid).unwrap().since(&before);
-        // The machine may be busy: the thread spun for 200 ms of wall time, and got some part of it.
-        assert!(used.cpu >= Duration::from_millis(30) && used.wall >= Duration::from_millis(200), "{used:?}");
+        // The machine may be busy: the thread spun for 200 ms of wall time, and got some part of
+        // it.
+        assert!(
+            used.cpu >= Duration::from_millis(30) && used.wall >= Duration::from_millis(200),
+            "{used:?}"
+        );
     }
 
     #[test]

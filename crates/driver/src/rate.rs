@@ -88,7 +88,8 @@ impl Schedule {
         self.next = match self.rate.arrivals {
             // From the number, not from the last one: errors do not add up.
             Arrivals::Constant => {
-                (self.count as f64 * self.jobs as f64 + self.job as f64) * 1e9 / self.rate.per_second
+                (self.count as f64 * self.jobs as f64 + self.job as f64) * 1e9
+                    / self.rate.per_second
             }
             Arrivals::Poisson => self.next + self.gap(),
         };
@@ -98,7 +99,8 @@ impl Schedule {
 /// The measured values of an open loop, of the arrivals within the window.
 #[derive(Debug)]
 pub(crate) struct OpenStats {
-    /// From arrival to completion; for those that were never submitted, from arrival to the window's end.
+    /// From arrival to completion; for those that were never submitted, from arrival to the
+    /// window's end.
     pub(crate) response: Histogram<u64>,
     /// From when it could have been submitted to when it was: what the driver itself added.
     pub(crate) late: Histogram<u64>,
@@ -152,7 +154,8 @@ impl Books {
         arrival >= self.window.from && arrival < self.window.until
     }
 
-    /// The arrival that is to be submitted now, in a free slot, which it takes; `None` if none is due or no slot is free.
+    /// The arrival that is to be submitted now, in a free slot, which it takes; `None` if none is
+    /// due or no slot is free.
     #[inline]
     pub(crate) fn take(&mut self, now: u64) -> Option<u64> {
         let arrival = self.schedule.next();

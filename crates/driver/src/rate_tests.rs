@@ -25,7 +25,8 @@ fn arrivals(rate: f64, spacing: Arrivals, jobs: u16, seed: u64, until: u64) -> V
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Constant arrivals of all jobs together are as many as the rate says and evenly spaced, however many jobs there are.
+    /// Constant arrivals of all jobs together are as many as the rate says and evenly spaced,
+    /// however many jobs there are.
     #[test]
     fn constant_arrivals_are_exact(rate in 1.0_f64..50_000.0, jobs in 1_u16..9) {
         let mut all = arrivals(rate, Arrivals::Constant, jobs, 1, SECOND).concat();
@@ -52,7 +53,8 @@ proptest! {
     }
 }
 
-/// A device on a fake clock: works on one request at a time, each takes `service` ns, and stands still during `stall`.
+/// A device on a fake clock: works on one request at a time, each takes `service` ns, and stands
+/// still during `stall`.
 struct Device {
     service: u64,
     stall: std::ops::Range<u64>,
@@ -71,7 +73,12 @@ impl Device {
 }
 
 /// An open loop against the device: the books, and every service latency that counted.
-fn open_loop(rate: Rate, window: Window, depth: u16, mut device: Device) -> (OpenStats, Vec<(u64, u64)>) {
+fn open_loop(
+    rate: Rate,
+    window: Window,
+    depth: u16,
+    mut device: Device,
+) -> (OpenStats, Vec<(u64, u64)>) {
     let mut books = Books::new(Schedule::new(rate, 0, 1, 7), window, depth).unwrap();
     // Completion time, arrival, submission.
     let mut out = BTreeSet::new();
@@ -176,12 +183,14 @@ fn stall_delays_every_arrival_meanwhile() {
         "{}",
         stats.response.value_at_quantile(0.99)
     );
-    // It works off the queue at ten times the rate, so somewhat more than a tenth of all were queued.
+    // It works off the queue at ten times the rate, so somewhat more than a tenth of all were
+    // queued.
     assert!((1000..1200).contains(&stats.queued) && stats.unserved == 0, "{stats:?}");
     assert!(stats.late.max() == 0, "the fake clock is never late");
 }
 
-/// A device that is too slow: the queue grows, and what waits at the end is counted with the time that it has waited.
+/// A device that is too slow: the queue grows, and what waits at the end is counted with the time
+/// that it has waited.
 #[test]
 fn slow_devices_backlog_is_counted() {
     let device = Device { service: 2_000_000, stall: never(), free_at: 0 };

@@ -61,7 +61,8 @@ pub struct Report {
     pub sleeps_per_io: f64,
 }
 
-/// Latencies in us: from the moment a request's batch was built to the moment its batch of completions was seen.
+/// Latencies in us: from the moment a request's batch was built to the moment its batch of
+/// completions was seen.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Latency {
     /// Smallest.
@@ -101,7 +102,8 @@ impl Buckets {
     pub(crate) fn of(ns: &Histogram<u64>) -> Self {
         let Some(mut coarse) = Self::histogram() else { return Self::default() };
         for step in ns.iter_recorded() {
-            let _ = coarse.record_n(step.value_iterated_to().clamp(1, LONGEST_NS), step.count_at_value());
+            let _ = coarse
+                .record_n(step.value_iterated_to().clamp(1, LONGEST_NS), step.count_at_value());
         }
         Self::from_coarse(&coarse)
     }
@@ -135,7 +137,8 @@ impl Buckets {
         self.count.iter().sum()
     }
 
-    /// The latency in us that a share (0 to 1) of all do not exceed, to within 1 %; 0 if there are none.
+    /// The latency in us that a share (0 to 1) of all do not exceed, to within 1 %; 0 if there are
+    /// none.
     pub fn quantile_us(&self, share: f64) -> f64 {
         let wanted = share * self.total() as f64;
         let mut sum = 0.0;
@@ -322,7 +325,10 @@ mod tests {
             ns.record(n * 1000).unwrap();
         }
         let latency = Latency::of(&ns);
-        assert!((latency.p50 - 500.0).abs() < 1.0 && (latency.p99 - 990.0).abs() < 1.5, "{latency:?}");
+        assert!(
+            (latency.p50 - 500.0).abs() < 1.0 && (latency.p99 - 990.0).abs() < 1.5,
+            "{latency:?}"
+        );
         assert!((latency.mean - 500.5).abs() < 1.0 && latency.min <= 1.0 && latency.max >= 999.0);
         assert!(ByKind::of(&ns, 2.0).unwrap().iops == 500.0);
     }

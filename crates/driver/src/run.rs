@@ -61,7 +61,8 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
     })
 }
 
-/// Runs a workload on every queue of a session, which must not have been started; ends the session and returns the results.
+/// Runs a workload on every queue of a session, which must not have been started; ends the session
+/// and returns the results.
 ///
 /// `progress` is called about four times a second.
 ///
@@ -88,7 +89,8 @@ pub fn run(
 /// calmed down, then measures its process's use during `time` of quiet. The session must not have
 /// been started; it is ended afterwards.
 ///
-/// `progress` is called about four times a second, and may end it early: the time for which it was watched is returned, too.
+/// `progress` is called about four times a second, and may end it early: the time for which it was
+/// watched is returned, too.
 ///
 /// # Errors
 /// As [`run`]; [`ErrorKind::System`] if the process cannot be looked at.
@@ -103,11 +105,14 @@ pub fn idle(
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, Duration::ZERO);
     let going_on: &mut OnProgress<'_> = &mut |_| ControlFlow::Continue(());
-    first_error(load(&mut session, &mut queues, &waker, &workload, region, &plan, going_on).results)?;
+    first_error(
+        load(&mut session, &mut queues, &waker, &workload, region, &plan, going_on).results,
+    )?;
     let look = || {
         session.pid().and_then(|pid| Some((pid, Snapshot::take(pid)?))).ok_or_else(|| {
             let context = format!(
-                "{}: the back end's process cannot be looked at: it is another user's, or in another namespace",
+                "{}: the back end's process cannot be looked at: it is another user's, or in \
+                 another namespace",
                 session.socket().display()
             );
             Error::new(ErrorKind::System, context)
@@ -186,7 +191,9 @@ impl Plan {
                     total: Some(total),
                 }
             }
-            Limit::Count(count) => Self { window: Window { from: 0, until: u64::MAX, count }, total: None },
+            Limit::Count(count) => {
+                Self { window: Window { from: 0, until: u64::MAX, count }, total: None }
+            }
         }
     }
 }
@@ -223,19 +230,23 @@ pub(crate) fn drive<T: Send>(
             let (shared, clock, sender) = (&shared, &clock, sender.clone());
             let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
             threads.push(scope.spawn(move || {
-                let result = cpu.map_or(Ok(()), |cpu| pin(&[cpu])).and_then(|()| body(shared, clock));
+                let result =
+                    cpu.map_or(Ok(()), |cpu| pin(&[cpu])).and_then(|()| body(shared, clock));
                 // The receiver lives until every job has ended.
                 let _ = sender.send(result.is_err());
                 result
             }));
         }
         drop(sender);
-        let mut overseer = Overseer { session, waker, shared: &shared, clock: &clock, ended: &ended, jobs };
+        let mut overseer =
+            Overseer { session, waker, shared: &shared, clock: &clock, ended: &ended, jobs };
         let (usage, until) = overseer.watch(plan, progress);
         let results = threads
             .into_iter()
             .map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::System, "a job panicked")))
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::new(ErrorKind::System, "a job panicked")))
             })
             .collect();
         Driven { results, usage, until }
@@ -269,7 +280,8 @@ struct Overseer<'a> {
 }
 
 impl Overseer<'_> {
-    /// Watches the jobs until all have ended; returns what the back end used within the window, and when that ended.
+    /// Watches the jobs until all have ended; returns what the back end used within the window, and
+    /// when that ended.
     fn watch(&mut self, plan: &Plan, progress: &mut OnProgress<'_>) -> (Option<(i32, Usage)>, u64) {
         let look = |session: &Session| session.pid().and_then(Snapshot::take);
         let Window { from, mut until, .. } = plan.window;
@@ -300,7 +312,8 @@ impl Overseer<'_> {
             if last_tick.elapsed() >= TICK {
                 let done = self.shared.done.load(Ordering::Relaxed);
                 let iops = (done - last_done) as f64 / last_tick.elapsed().as_secs_f64();
-                let state = Progress { elapsed: Duration::from_nanos(now), total: plan.total, done, iops };
+                let state =
+                    Progress { elapsed: Duration::from_nanos(now), total: plan.total, done, iops };
                 if progress(state).is_break() {
                     until = until.min(now);
                 }
@@ -335,6 +348,49 @@ fn report(
     usage: Option<(i32, Usage)>,
     window: Window,
 ) -> Report {
+    let all = sum_of(stats);
+    let ios = all.completed;
+    let until = if window.until == u64::MAX { all.last } else { window.until };
+    let seconds = (until.saturating_sub(window.from) as f64 / 1e9).max(1e-9);
+    let mut total = all.reads.clone();
+    let _ = total.add(&all.writes);
+    let _ = total.add(&all.flushes);
+    let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
+    let jobs = session.negotiated().queues - workload.idle;
+    let slots = u64::from(session.depth()) * u64::from(jobs);
+    Report {
+        socket: session.socket().display().to_string(),
+        device: *session.config(),
+        negotiated: *session.negotiated(),
+        pattern: workload.pattern.to_string(),
+        block: workload.block,
+        depth: session.depth(),
+        jobs,
+        wait: workload.wait,
+        batch: workload.batch,
+        seconds,
+        ios,
+        iops: ios as f64 / seconds,
+        mb_per_second: all.bytes as f64 / seconds / 1e6,
+        latency: Latency::of(&total),
+        histogram: Buckets::of(&total),
+        open: all
+            .open
+            .zip(workload.rate)
+            .map(|(open, rate)| OpenReport::of(&open, rate, ios, slots)),
+        reads: ByKind::of(&all.reads, seconds),
+        writes: ByKind::of(&all.writes, seconds),
+        flushes: ByKind::of(&all.flushes, seconds),
+        errors: all.errors,
+        backend: usage.map(|(pid, usage)| BackendUse::of(pid, &usage, ios)),
+        driver_cpu_us_per_io: per_io(all.cpu.as_secs_f64() * 1e6),
+        kicks_per_io: per_io(all.kicks as f64),
+        sleeps_per_io: per_io(all.sleeps as f64),
+    }
+}
+
+/// The sum of all jobs' values.
+fn sum_of(stats: &[JobStats]) -> JobStats {
     let mut all = match JobStats::new() {
         Ok(all) => all,
         Err(_) => unreachable!("the same histograms were made before"),
@@ -365,47 +421,14 @@ fn report(
             }
         }
     }
-    let ios = all.completed;
-    let until = if window.until == u64::MAX { all.last } else { window.until };
-    let seconds = (until.saturating_sub(window.from) as f64 / 1e9).max(1e-9);
-    let mut total = all.reads.clone();
-    let _ = total.add(&all.writes);
-    let _ = total.add(&all.flushes);
-    let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
-    let jobs = session.negotiated().queues - workload.idle;
-    let slots = u64::from(session.depth()) * u64::from(jobs);
-    Report {
-        socket: session.socket().display().to_string(),
-        device: *session.config(),
-        negotiated: *session.negotiated(),
-        pattern: workload.pattern.to_string(),
-        block: workload.block,
-        depth: session.depth(),
-        jobs,
-        wait: workload.wait,
-        batch: workload.batch,
-        seconds,
-        ios,
-        iops: ios as f64 / seconds,
-        mb_per_second: all.bytes as f64 / seconds / 1e6,
-        latency: Latency::of(&total),
-        histogram: Buckets::of(&total),
-        open: all.open.zip(workload.rate).map(|(open, rate)| OpenReport::of(&open, rate, ios, slots)),
-        reads: ByKind::of(&all.reads, seconds),
-        writes: ByKind::of(&all.writes, seconds),
-        flushes: ByKind::of(&all.flushes, seconds),
-        errors: all.errors,
-        backend: usage.map(|(pid, usage)| BackendUse::of(pid, &usage, ios)),
-        driver_cpu_us_per_io: per_io(all.cpu.as_secs_f64() * 1e6),
-        kicks_per_io: per_io(all.kicks as f64),
-        sleeps_per_io: per_io(all.sleeps as f64),
-    }
+    all
 }
 
 impl BackendUse {
     /// The figures of a usage for a number of requests.
     pub fn of(pid: i32, usage: &Usage, ios: u64) -> Self {
-        // The window of the snapshots is that of the requests to within a millisecond; both are per second in effect.
+        // The window of the snapshots is that of the requests to within a millisecond; both are per
+        // second in effect.
         let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
         let cpu_seconds = usage.cpu.as_secs_f64();
         Self {

@@ -1,7 +1,8 @@
 //! A vhost-user session with a back end, from the front end's side.
 //!
-//! [`Session::connect`] negotiates and reads the device's configuration, [`Session::start`] gives the back end the memory and starts its
-//! queues, [`Session::stop`] takes them back. Dropping a session hangs up.
+//! [`Session::connect`] negotiates and reads the device's configuration, [`Session::start`] gives
+//! the back end the memory and starts its queues, [`Session::stop`] takes them back. Dropping a
+//! session hangs up.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,13 +14,16 @@ use std::time::Duration;
 use crate::ring::{Arena, BlkOptions, BlkQueue, Format, Layout};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures as Protocol,
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
+    VhostUserProtocolFeatures as Protocol,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vlane_error::counted;
 
-use crate::device::{BlkConfig, CONFIG_BYTES, CONFIG_BYTES_SHORT, Negotiated, WRITEBACK_AT, feature};
+use crate::device::{
+    BlkConfig, CONFIG_BYTES, CONFIG_BYTES_SHORT, Negotiated, WRITEBACK_AT, feature,
+};
 use crate::error::{Error, ErrorKind};
 use crate::message;
 use crate::watchdog::within;
@@ -60,7 +64,8 @@ pub struct SessionOptions {
     pub event_idx: Want,
     /// Indirect descriptors.
     pub indirect: Want,
-    /// Switches the volatile write cache on or off, as a guest does through `cache_type`; `None` leaves it.
+    /// Switches the volatile write cache on or off, as a guest does through `cache_type`; `None`
+    /// leaves it.
     pub write_cache: Option<bool>,
     /// Memory in which the back end marks its requests in flight, for the next back end.
     pub inflight: Want,
@@ -72,7 +77,8 @@ pub struct SessionOptions {
 }
 
 impl Default for SessionOptions {
-    /// One queue, one request of 4 KiB, split ring; event index and indirect descriptors if offered, as a Linux guest does.
+    /// One queue, one request of 4 KiB, split ring; event index and indirect descriptors if
+    /// offered, as a Linux guest does.
     fn default() -> Self {
         Self {
             queues: 1,
@@ -105,15 +111,19 @@ impl GuestQueue {
     /// Makes a queue in `arena`.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if there are no descriptors left, [`ErrorKind::Queue`] if the arena is too small or the options do
-    /// not fit together.
+    /// [`ErrorKind::System`] if there are no descriptors left, [`ErrorKind::Queue`] if the arena is
+    /// too small or the options do not fit together.
     fn new(arena: &Arena, options: BlkOptions) -> Result<Self, Error> {
-        let event =
-            || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"));
+        let event = || {
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(system("make an eventfd"))
+        };
         let (kick, call) = (event()?, event()?);
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, &call, epoll::EventData::new_u64(0), flags).map_err(system("watch an eventfd"))?;
+        epoll::add(&epoll, &call, epoll::EventData::new_u64(0), flags)
+            .map_err(system("watch an eventfd"))?;
         Ok(Self { blk: BlkQueue::new(arena, options)?, kick, call, epoll })
     }
 
@@ -157,7 +167,8 @@ pub(crate) struct Calls {
 impl Calls {
     /// The wait set of some queues. The queues' own [`GuestQueue::wait`] stays usable.
     pub(crate) fn of<'a>(queues: impl IntoIterator<Item = &'a GuestQueue>) -> Result<Self, Error> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         for queue in queues {
             epoll::add(&epoll, &queue.call, epoll::EventData::new_u64(0), flags)
@@ -166,7 +177,8 @@ impl Calls {
         Ok(Self { epoll })
     }
 
-    /// Waits for an interrupt of any of the queues, or from [`Waker::wake`], no longer than `most`; may return without one.
+    /// Waits for an interrupt of any of the queues, or from [`Waker::wake`], no longer than `most`;
+    /// may return without one.
     pub(crate) fn wait(&self, most: Option<Duration>) -> Result<(), Error> {
         sleep_on(&self.epoll, most)
     }
@@ -176,7 +188,8 @@ impl Calls {
 #[inline]
 fn sleep_on(epoll: &OwnedFd, most: Option<Duration>) -> Result<(), Error> {
     let mut events =
-        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) }; 16];
+        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+            16];
     let most = most.map(|time| Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: time.subsec_nanos().into(),
@@ -218,7 +231,8 @@ impl Waker {
 pub struct Session {
     socket: PathBuf,
     frontend: Frontend,
-    /// The same connection: for its hang-up, the peer's identity, and the message that the vhost crate cannot say.
+    /// The same connection: for its hang-up, the peer's identity, and the message that the vhost
+    /// crate cannot say.
     stream: UnixStream,
     pid: Option<i32>,
     config: BlkConfig,
@@ -255,7 +269,8 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Connects to the back end that listens at `socket`, agrees on features and reads the device's configuration.
+    /// Connects to the back end that listens at `socket`, agrees on features and reads the device's
+    /// configuration.
     ///
     /// # Errors
     /// [`ErrorKind::Connect`] if no back end can be reached, and [`ErrorKind::Unsupported`] if it
@@ -270,25 +285,20 @@ impl Session {
         within(options.timeout, socket, &twin, || Self::negotiate(stream, socket, options))
     }
 
-    fn negotiate(stream: UnixStream, socket: &Path, options: &SessionOptions) -> Result<Self, Error> {
-        let pid =
-            rustix::net::sockopt::socket_peercred(&stream).ok().map(|cred| cred.pid.as_raw_nonzero().get());
+    fn negotiate(
+        stream: UnixStream,
+        socket: &Path,
+        options: &SessionOptions,
+    ) -> Result<Self, Error> {
+        let pid = rustix::net::sockopt::socket_peercred(&stream)
+            .ok()
+            .map(|cred| cred.pid.as_raw_nonzero().get());
         let twin = stream
             .try_clone()
             .map_err(|e| Error::caused_by(ErrorKind::System, "cannot duplicate the socket", e))?;
         let mut frontend = Frontend::from_stream(twin, 256);
         let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
-        let lacks = |what: &str| lacks(socket, what);
-
-        frontend.set_owner().map_err(at("SET_OWNER"))?;
-        let offered = frontend.get_features().map_err(at("GET_FEATURES"))?;
-        for (bit, what) in
-            [(feature::VERSION_1, "virtio 1.0"), (feature::PROTOCOL_FEATURES, "vhost-user protocol features")]
-        {
-            if offered & bit == 0 {
-                return Err(lacks(what));
-            }
-        }
+        let offered = offered_features(&frontend, socket)?;
         let acked = protocol_features(&mut frontend, socket, options)?;
         let marks_inflight = acked.contains(Protocol::INFLIGHT_SHMFD);
         let most = match acked.contains(Protocol::MQ) {
@@ -344,7 +354,8 @@ impl Session {
     /// Switches the device's volatile write cache.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if it cannot be switched and is not as wanted; [`ErrorKind::Protocol`] if the back end refuses.
+    /// [`ErrorKind::Unsupported`] if it cannot be switched and is not as wanted;
+    /// [`ErrorKind::Protocol`] if the back end refuses.
     fn set_write_cache(&mut self, on: bool) -> Result<(), Error> {
         if self.negotiated.bits & feature::CONFIG_WCE == 0 {
             if self.negotiated.write_cache == on {
@@ -353,7 +364,8 @@ impl Session {
             let context = format!("{}: the write cache cannot be switched", self.socket.display());
             return Err(Error::new(ErrorKind::Unsupported, context));
         }
-        // No flag means "a field that the guest may write" in the protocol; the crate's WRITABLE is not that, and QEMU hangs up at it.
+        // No flag means "a field that the guest may write" in the protocol; the crate's WRITABLE is
+        // not that, and QEMU hangs up at it.
         self.frontend
             .set_config(WRITEBACK_AT, VhostUserConfigFlags::empty(), &[u8::from(on)])
             .map_err(|e| Error::protocol(&self.socket, "SET_CONFIG (write cache)", e))?;
@@ -366,7 +378,8 @@ impl Session {
         &self.socket
     }
 
-    /// The process that listens at the socket, if the system tells (it does not across process namespaces).
+    /// The process that listens at the socket, if the system tells (it does not across process
+    /// namespaces).
     pub fn pid(&self) -> Option<i32> {
         self.pid.filter(|pid| *pid > 0)
     }
@@ -394,19 +407,22 @@ impl Session {
     /// Shares the memory, makes the queues and starts them.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] if there is no memory, the kinds of [`Session::connect`] if the back end does not play along,
-    /// [`ErrorKind::Invalid`] if the session was started before.
+    /// [`ErrorKind::System`] if there is no memory, the kinds of [`Session::connect`] if the back
+    /// end does not play along, [`ErrorKind::Invalid`] if the session was started before.
     pub fn start(&mut self) -> Result<(Vec<GuestQueue>, Waker), Error> {
         if self.arena.is_some() {
             return Err(Error::new(ErrorKind::Invalid, "the session has been started already"));
         }
         let count = self.negotiated.queues;
         let arena = Arena::new(MEMORY_BASE, self.options.arena_bytes()? * usize::from(count))?;
-        let queues =
-            (0..count).map(|_| GuestQueue::new(&arena, self.options)).collect::<Result<Vec<_>, _>>()?;
-        let duplicate =
-            |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(system("duplicate an eventfd"));
-        let waker = Waker(queues.iter().map(|queue| duplicate(&queue.call)).collect::<Result<_, _>>()?);
+        let queues = (0..count)
+            .map(|_| GuestQueue::new(&arena, self.options))
+            .collect::<Result<Vec<_>, _>>()?;
+        let duplicate = |fd: &OwnedFd| {
+            rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(system("duplicate an eventfd"))
+        };
+        let waker =
+            Waker(queues.iter().map(|queue| duplicate(&queue.call)).collect::<Result<_, _>>()?);
         let started = queues.iter().map(|queue| {
             Ok(Started {
                 layout: queue.blk.layout(),
@@ -432,7 +448,8 @@ impl Session {
             let context = format!("{}: cannot send {step} to the back end", socket.display());
             move |e: io::Error| Error::caused_by(ErrorKind::Gone, context, e)
         };
-        let fd = arena.fd().ok_or_else(|| Error::new(ErrorKind::System, "the memory has no file"))?;
+        let fd =
+            arena.fd().ok_or_else(|| Error::new(ErrorKind::System, "the memory has no file"))?;
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: arena.base(),
             memory_size: arena.size(),
@@ -445,7 +462,8 @@ impl Session {
         within(self.wanted.timeout, &self.socket, stream, || {
             frontend.set_mem_table(&[region]).map_err(at("SET_MEM_TABLE"))?;
             if marks_inflight {
-                reconnect::share_marks(frontend, inflight, queues).map_err(at("the in-flight tracking"))?;
+                reconnect::share_marks(frontend, inflight, queues)
+                    .map_err(at("the in-flight tracking"))?;
             }
             for (index, queue) in (0_u16..).zip(queues) {
                 let i = usize::from(index);
@@ -485,7 +503,8 @@ impl Session {
     /// Stops the queues. Requests that are out are finished by the back end before it answers.
     ///
     /// # Errors
-    /// [`ErrorKind::Gone`], [`ErrorKind::Timeout`], [`ErrorKind::Protocol`] if it does not answer as it should.
+    /// [`ErrorKind::Gone`], [`ErrorKind::Timeout`], [`ErrorKind::Protocol`] if it does not answer
+    /// as it should.
     pub fn stop(&mut self) -> Result<(), Error> {
         let queues = std::mem::take(&mut self.started).len();
         within(self.wanted.timeout, &self.socket, &self.stream, || {
@@ -504,7 +523,12 @@ impl Session {
             tv_nsec: timeout.subsec_nanos().into(),
         };
         match poll(&mut fds, Some(&timeout)) {
-            Ok(n) => n > 0 && fds[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR),
+            Ok(n) => {
+                n > 0
+                    && fds[0]
+                        .revents()
+                        .intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+            }
             Err(_) => false,
         }
     }
@@ -521,7 +545,10 @@ fn open(socket: &Path) -> Result<UnixStream, Error> {
     };
     match std::fs::metadata(socket) {
         Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(fail("is not a socket; give the path that the back end listens on".into(), None));
+            return Err(fail(
+                "is not a socket; give the path that the back end listens on".into(),
+                None,
+            ));
         }
         _ => {}
     }
@@ -570,9 +597,28 @@ fn check_queues(wanted: u16, most: u64, config: &BlkConfig, socket: &Path) -> Re
         return Ok(());
     }
     let most = most.min(config.num_queues.into());
-    let context =
-        format!("{}: {} asked for, the back end has {most}", socket.display(), counted(wanted, "queue"));
+    let context = format!(
+        "{}: {} asked for, the back end has {most}",
+        socket.display(),
+        counted(wanted, "queue")
+    );
     Err(Error::new(ErrorKind::Invalid, context))
+}
+
+/// Takes the back end over; returns the features that it offers, the needed ones among them.
+fn offered_features(frontend: &Frontend, socket: &Path) -> Result<u64, Error> {
+    let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
+    frontend.set_owner().map_err(at("SET_OWNER"))?;
+    let offered = frontend.get_features().map_err(at("GET_FEATURES"))?;
+    for (bit, what) in [
+        (feature::VERSION_1, "virtio 1.0"),
+        (feature::PROTOCOL_FEATURES, "vhost-user protocol features"),
+    ] {
+        if offered & bit == 0 {
+            return Err(lacks(socket, what));
+        }
+    }
+    Ok(offered)
 }
 
 /// Agrees on protocol features.
@@ -618,7 +664,11 @@ fn wanted(options: &SessionOptions, offered: u64, socket: &Path) -> Result<u64, 
         | feature::PROTOCOL_FEATURES
         | choose(options.packed, feature::RING_PACKED, "packed rings (VIRTIO_F_RING_PACKED)")?
         | choose(options.event_idx, feature::EVENT_IDX, "the event index (VIRTIO_F_EVENT_IDX)")?
-        | choose(options.indirect, feature::INDIRECT_DESC, "indirect descriptors (VIRTIO_F_INDIRECT_DESC)")?
+        | choose(
+            options.indirect,
+            feature::INDIRECT_DESC,
+            "indirect descriptors (VIRTIO_F_INDIRECT_DESC)",
+        )?
         | offered
             & (feature::SIZE_MAX
                 | feature::SEG_MAX

@@ -1,7 +1,7 @@
 //! A limit on the time that a back end may take to answer.
 //!
-//! The `vhost` crate reads until it has a whole message, a receive timeout of the socket notwithstanding. So a thread cuts the connection
-//! when the time is over, and the read ends.
+//! The `vhost` crate reads until it has a whole message, a receive timeout of the socket
+//! notwithstanding. So a thread cuts the connection when the time is over, and the read ends.
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,8 @@ use crate::error::{Error, ErrorKind};
 /// The time after which a missing answer is reported.
 const TELL: Duration = Duration::from_secs(2);
 
-/// Does some work on a connection; fails with [`ErrorKind::Timeout`] if it takes longer than `timeout`.
+/// Does some work on a connection; fails with [`ErrorKind::Timeout`] if it takes longer than
+/// `timeout`.
 pub(crate) fn within<T>(
     timeout: Duration,
     socket: &Path,
@@ -33,7 +34,8 @@ pub(crate) fn within<T>(
                 return;
             }
             tracing::warn!(
-                "{}: the back end{pid} does not answer yet; it hangs, or serves another front end. Waiting for it {} s in all",
+                "{}: the back end{pid} does not answer yet; it hangs, or serves another front \
+                 end. Waiting for it {} s in all",
                 socket.display(),
                 timeout.as_secs_f64()
             );
@@ -50,7 +52,8 @@ pub(crate) fn within<T>(
         // The cause would be the connection that was cut here.
         Err(_) if fired.load(Ordering::Relaxed) => {
             let context = format!(
-                "{}: the back end{pid} has not answered for {} s: is it stopped, or does it serve another front end?",
+                "{}: the back end{pid} has not answered for {} s: is it stopped, or does it serve \
+                 another front end?",
                 socket.display(),
                 timeout.as_secs_f64()
             );

@@ -42,8 +42,9 @@ impl Pattern {
 impl FromStr for Pattern {
     type Err = String;
 
-    /// As fio names them: `read`, `write`, `rw`, `randread`, `randwrite`, `randrw`, `trim`, `randtrim`, and `zero`, `randzero`;
-    /// `rw` and `randrw` are half reads unless a percentage follows, as in `randrw:70`.
+    /// As fio names them: `read`, `write`, `rw`, `randread`, `randwrite`, `randrw`, `trim`,
+    /// `randtrim`, and `zero`, `randzero`; `rw` and `randrw` are half reads unless a percentage
+    /// follows, as in `randrw:70`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, percent) = match text.split_once(':') {
             Some((name, percent)) => (name, Some(percent)),
@@ -58,15 +59,18 @@ impl FromStr for Pattern {
             "write" => Mix::ReadPercent(0),
             "rw" => Mix::ReadPercent(match percent {
                 None => 50,
-                Some(text) => {
-                    text.parse().ok().filter(|p| *p <= 100).ok_or(format!("`{text}` is not a percentage"))?
-                }
+                Some(text) => text
+                    .parse()
+                    .ok()
+                    .filter(|p| *p <= 100)
+                    .ok_or(format!("`{text}` is not a percentage"))?,
             }),
             "trim" | "discard" => Mix::Discard,
             "zero" => Mix::WriteZeroes,
             _ => {
                 return Err(format!(
-                    "`{text}` is not a known pattern; use read, write, rw, trim or zero, with `rand` before them for random addresses"
+                    "`{text}` is not a known pattern; use read, write, rw, trim or zero, with \
+                     `rand` before them for random addresses"
                 ));
             }
         };
@@ -103,7 +107,8 @@ pub enum Limit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
-    /// Sleeps on the call eventfd, with interrupts on only while it sleeps: what a guest's kernel does.
+    /// Sleeps on the call eventfd, with interrupts on only while it sleeps: what a guest's kernel
+    /// does.
     #[default]
     Interrupt,
     /// Spins on the used ring with interrupts off.
@@ -136,8 +141,9 @@ pub struct Workload {
     pub rate: Option<Rate>,
     /// The jobs' way to wait.
     pub wait: Wait,
-    /// Most requests made visible to the back end at once; 0 is all that came back together. A guest whose tasks submit one
-    /// request per system call has 1: every one is published, and kicked for if wanted, by itself.
+    /// Most requests made visible to the back end at once; 0 is all that came back together. A
+    /// guest whose tasks submit one request per system call has 1: every one is published, and
+    /// kicked for if wanted, by itself.
     pub batch: u16,
     /// Job i runs on the CPU at place i (modulo the length); empty does not pin.
     pub cpus: Vec<usize>,
@@ -184,10 +190,14 @@ impl Workload {
     /// [`ErrorKind::Invalid`] or [`ErrorKind::Unsupported`] with what does not fit.
     pub fn check(&self, config: &BlkConfig, negotiated: &Negotiated) -> Result<Region, Error> {
         let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
-        let unsupported =
-            |what: &str| Err(Error::new(ErrorKind::Unsupported, format!("the device does not offer {what}")));
+        let unsupported = |what: &str| {
+            Err(Error::new(ErrorKind::Unsupported, format!("the device does not offer {what}")))
+        };
         if self.block == 0 || !self.block.is_multiple_of(512) {
-            return invalid(format!("a block size of {} bytes is not a multiple of 512", self.block));
+            return invalid(format!(
+                "a block size of {} bytes is not a multiple of 512",
+                self.block
+            ));
         }
         let writes = self.pattern.mix != Mix::ReadPercent(100);
         if writes && config.read_only {
@@ -207,7 +217,9 @@ impl Workload {
         }
         if let Some(Rate { per_second, .. }) = self.rate {
             if !(per_second.is_finite() && per_second > 0.0) {
-                return invalid(format!("a rate of {per_second} requests per second is impossible"));
+                return invalid(format!(
+                    "a rate of {per_second} requests per second is impossible"
+                ));
             }
             if matches!(self.limit, Limit::Count(_)) {
                 return invalid("a rate goes with a time, not with a number of requests".into());
@@ -291,7 +303,8 @@ impl Requests {
         }
     }
 
-    /// The next request of a slot, whose last one is answered: kind and byte offset. A flush follows a slot's own writes, as a task's fsync does.
+    /// The next request of a slot, whose last one is answered: kind and byte offset. A flush
+    /// follows a slot's own writes, as a task's fsync does.
     #[inline]
     pub fn next(&mut self, slot: u16) -> (Kind, u64) {
         if self.flush_every != 0 && self.is_flush_due(slot) {
@@ -338,7 +351,9 @@ mod tests {
 
     #[test]
     fn patterns_round_trip() {
-        for text in ["read", "write", "rw:70", "randread", "randwrite", "randrw:50", "trim", "randzero"] {
+        for text in
+            ["read", "write", "rw:70", "randread", "randwrite", "randrw:50", "trim", "randzero"]
+        {
             assert_eq!(text.parse::<Pattern>().unwrap().to_string(), text);
         }
         assert_eq!("randrw".parse::<Pattern>().unwrap().mix, Mix::ReadPercent(50));
@@ -351,8 +366,11 @@ mod tests {
     fn requests_cover_exactly_their_region() {
         let region = Region { offset: 8192, blocks: 7 };
         for pattern in ["rw", "randrw"] {
-            let workload =
-                Workload { pattern: pattern.parse().unwrap(), flush_every: Some(5), ..Workload::default() };
+            let workload = Workload {
+                pattern: pattern.parse().unwrap(),
+                flush_every: Some(5),
+                ..Workload::default()
+            };
             let mut requests = Requests::new(&workload, region, 1, 2);
             let (mut seen, mut writes, mut flushes) = ([0_u32; 7], 0, 0);
             for _ in 0..7000 {
@@ -377,8 +395,11 @@ mod tests {
     #[test]
     fn flush_follows_its_slots_writes() {
         let region = Region { offset: 0, blocks: 8 };
-        let workload =
-            Workload { pattern: "randwrite".parse().unwrap(), flush_every: Some(2), ..Workload::default() };
+        let workload = Workload {
+            pattern: "randwrite".parse().unwrap(),
+            flush_every: Some(2),
+            ..Workload::default()
+        };
         let mut requests = Requests::new(&workload, region, 0, 1);
         let mut kinds = |slot| (0..6).map(|_| requests.next(slot).0).collect::<Vec<_>>();
         let expected = [Kind::Write, Kind::Write, Kind::Flush].repeat(2);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing, replay};
 use vlane_driver::{
-    Arrivals, Error, ErrorKind, Limit, OnProgress, Rate, Session, SessionOptions, VerifyOptions, VerifyState,
-    Wait, Want, Workload, run, verify_check, verify_load,
+    Arrivals, Error, ErrorKind, Limit, OnProgress, Rate, Session, SessionOptions, VerifyOptions,
+    VerifyState, Wait, Want, Workload, run, verify_check, verify_load,
 };
 
 struct Daemon {
@@ -43,7 +43,8 @@ fn daemon(dir: &Path) -> Option<Daemon> {
         .arg(format!("driver=file,node-name=n,filename={}", image.display()))
         .arg("--export")
         .arg(format!(
-            "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={},writable=on,num-queues=2,iothread=t",
+            "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={},writable=on,\
+             num-queues=2,iothread=t",
             socket.display()
         ))
         .stderr(Stdio::null())
@@ -51,7 +52,9 @@ fn daemon(dir: &Path) -> Option<Daemon> {
     match child {
         Ok(child) => Some(Daemon { child, socket }),
         Err(_) => {
-            vlane_testing::skip("qemu-storage-daemon is not installed (Debian: qemu-system-common)");
+            vlane_testing::skip(
+                "qemu-storage-daemon is not installed (Debian: qemu-system-common)",
+            );
             None
         }
     }
@@ -61,7 +64,9 @@ fn connect(daemon: &Daemon, options: &SessionOptions) -> Result<Session, Error> 
     let start = Instant::now();
     loop {
         match Session::connect(&daemon.socket, options) {
-            Err(e) if e.kind() == ErrorKind::Connect && start.elapsed() < Duration::from_secs(10) => {
+            Err(e)
+                if e.kind() == ErrorKind::Connect && start.elapsed() < Duration::from_secs(10) =>
+            {
                 std::thread::sleep(Duration::from_millis(10));
             }
             result => return result,
@@ -86,7 +91,10 @@ fn broken_sockets_have_distinct_errors() {
     ] {
         let error = Session::connect(&path, &options).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Connect);
-        assert!(error.to_string().contains(says) || error.to_string().contains("socket path"), "{error}");
+        assert!(
+            error.to_string().contains(says) || error.to_string().contains("socket path"),
+            "{error}"
+        );
     }
     // A back end that accepts and stays silent.
     let silent = dir.path().join("silent");
@@ -101,11 +109,15 @@ fn unoffered_features_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let Some(daemon) = daemon(dir.path()) else { return };
     let demand = |options: SessionOptions| connect(&daemon, &options).unwrap_err().kind();
-    assert_eq!(demand(SessionOptions { packed: Want::Must, ..Default::default() }), ErrorKind::Unsupported);
+    assert_eq!(
+        demand(SessionOptions { packed: Want::Must, ..Default::default() }),
+        ErrorKind::Unsupported
+    );
     assert_eq!(demand(SessionOptions { queues: 3, ..Default::default() }), ErrorKind::Invalid);
     assert_eq!(demand(SessionOptions { segments: 1000, ..Default::default() }), ErrorKind::Invalid);
 
-    let options = SessionOptions { queues: 2, depth: 8, data: 8192, segments: 2, ..Default::default() };
+    let options =
+        SessionOptions { queues: 2, depth: 8, data: 8192, segments: 2, ..Default::default() };
     for (event_idx, indirect, wait) in [
         (Want::Must, Want::Must, Wait::Interrupt),
         (Want::No, Want::No, Wait::Interrupt),
@@ -130,8 +142,11 @@ fn unoffered_features_are_refused() {
     }
     // A run of a given time keeps to it, and may be ended before.
     let session = connect(&daemon, &options).unwrap();
-    let workload =
-        Workload { limit: Limit::Time(Duration::from_secs(60)), ramp: Duration::ZERO, ..Workload::default() };
+    let workload = Workload {
+        limit: Limit::Time(Duration::from_secs(60)),
+        ramp: Duration::ZERO,
+        ..Workload::default()
+    };
     let stop: &mut OnProgress<'_> = &mut |_| ControlFlow::Break(());
     let report = run(session, &workload, stop).unwrap();
     assert!(report.seconds < 5.0 && report.ios > 0, "{} s", report.seconds);
@@ -141,7 +156,8 @@ fn unoffered_features_are_refused() {
 fn flushed_data_survives_a_kill() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut victim) = daemon(dir.path()) else { return };
-    let options = SessionOptions { queues: 2, depth: 16, write_cache: Some(true), ..Default::default() };
+    let options =
+        SessionOptions { queues: 2, depth: 16, write_cache: Some(true), ..Default::default() };
     let load = VerifyOptions {
         size: Some(4 << 20),
         limit: Limit::Time(Duration::from_secs(30)),
@@ -169,11 +185,13 @@ fn flushed_data_survives_a_kill() {
     }
     // And a back end that does lose data is found out.
     drop(victim);
-    let image = std::fs::File::options().read(true).write(true).open(dir.path().join("image")).unwrap();
+    let image =
+        std::fs::File::options().read(true).write(true).open(dir.path().join("image")).unwrap();
     // A block that was never written has no data to lose: on a slow machine there are such.
     let mut content = vec![0; 4 << 20];
     image.read_exact_at(&mut content, 0).unwrap();
-    let mut written = (0..content.len()).step_by(4096).filter(|at| content[*at..][..512] != [0; 512]);
+    let mut written =
+        (0..content.len()).step_by(4096).filter(|at| content[*at..][..512] != [0; 512]);
     let [moved, lost, damaged] = std::array::from_fn(|_| written.next().unwrap());
     image.write_all_at(&content[moved + 512..][..512], moved as u64).unwrap();
     image.write_all_at(&[0; 512], lost as u64).unwrap();
@@ -194,7 +212,8 @@ fn flushed_data_survives_a_kill() {
 fn given_rate_accounts_for_every_arrival() {
     let dir = tempfile::tempdir().unwrap();
     let Some(daemon) = daemon(dir.path()) else { return };
-    for (arrivals, wait) in [(Arrivals::Constant, Wait::Interrupt), (Arrivals::Poisson, Wait::Poll)] {
+    for (arrivals, wait) in [(Arrivals::Constant, Wait::Interrupt), (Arrivals::Poisson, Wait::Poll)]
+    {
         let options = SessionOptions { queues: 2, depth: 4, ..Default::default() };
         let session = connect(&daemon, &options).unwrap();
         let workload = Workload {
@@ -212,7 +231,8 @@ fn given_rate_accounts_for_every_arrival() {
         assert!(expected.contains(&open.arrived), "{open:?}");
         assert_eq!(open.response_histogram.total(), open.arrived);
         assert_eq!(report.histogram.total() + open.unserved, open.arrived);
-        // No response is shorter than its service, so no quantile is (histograms round by a thousandth).
+        // No response is shorter than its service, so no quantile is (histograms round by a
+        // thousandth).
         for (response, service) in [
             (open.response.p50, report.latency.p50),
             (open.response.p99, report.latency.p99),
@@ -231,14 +251,18 @@ fn given_rate_accounts_for_every_arrival() {
     };
     let report = run(session, &workload, &mut going_on).unwrap();
     let open = report.open.unwrap();
-    assert!(!open.kept_up && open.unserved > 0 && open.response.p50 > report.latency.p50, "{open:?}");
+    assert!(
+        !open.kept_up && open.unserved > 0 && open.response.p50 > report.latency.p50,
+        "{open:?}"
+    );
 }
 
 /// A trace of all kinds of requests on two queues, with places that are written again and again.
 fn trace() -> Vec<ReplayRequest> {
     let mut state = 7_u64;
     let mut next = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     (0..4000_u64)
@@ -279,7 +303,11 @@ fn replay_contents_ignore_timing_and_depth() {
         let session = connect(&daemon, &plan.session_options(depth).unwrap()).unwrap();
         let options = ReplayOptions { timing, wait, cpu: None };
         let report = replay(session, &plan, &options, &mut going_on).unwrap();
-        assert_eq!((report.ios, report.in_trace, report.errors.total()), (4000, 4000, 0), "{report:?}");
+        assert_eq!(
+            (report.ios, report.in_trace, report.errors.total()),
+            (4000, 4000, 0),
+            "{report:?}"
+        );
         match timing {
             // Not faster than asked for: the last request is due after half the trace's time.
             Timing::Original { .. } => {
@@ -287,7 +315,10 @@ fn replay_contents_ignore_timing_and_depth() {
             }
             Timing::AsFast => assert!(report.late.is_none()),
         }
-        assert!(report.held_by_order > 0, "the trace has flushes and writes to one place: {report:?}");
+        assert!(
+            report.held_by_order > 0,
+            "the trace has flushes and writes to one place: {report:?}"
+        );
         drop(daemon);
         let image = std::fs::read(dir.path().join("image")).unwrap();
         assert!(image[..1_000_000.min(image.len())].iter().any(|byte| *byte != 0));

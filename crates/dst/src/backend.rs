@@ -10,7 +10,9 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use vlane_engine::Engine;
 use vlane_engine::file::{FileEngine, Simulated, SimulatedSyncs};
 use vlane_lane::simulated::Threads;
-use vlane_lane::{ClassBoard, Counters, EventReceiver, LaneConfig, LaneError, Stopped, event_channel};
+use vlane_lane::{
+    ClassBoard, Counters, EventReceiver, LaneConfig, LaneError, Stopped, event_channel,
+};
 
 use crate::guest::Guest;
 use crate::kernel::{Files, Kernel};
@@ -64,8 +66,18 @@ fn engine(plan: &Plan, sectors: u64, kernel: &Rc<RefCell<Kernel>>) -> Given<Arc<
     kernel.open();
     let (cache, block, memory) = (plan.cache, plan.block, usize::try_from(plan.memory)?);
     let Plan { is_device, pieces, turns, .. } = *plan;
-    let engine =
-        Simulated { cache, direct, buffered, witness, block, memory, sectors, is_device, pieces, turns };
+    let engine = Simulated {
+        cache,
+        direct,
+        buffered,
+        witness,
+        block,
+        memory,
+        sectors,
+        is_device,
+        pieces,
+        turns,
+    };
     Ok(Arc::new(FileEngine::simulated(engine)))
 }
 
@@ -153,7 +165,8 @@ impl Backend {
     }
 
     pub(crate) fn set_write_through(&mut self, queues: u16, on: bool) {
-        self.switches = (0..queues).map(|index| self.threads.set_write_through(index, on)).collect();
+        self.switches =
+            (0..queues).map(|index| self.threads.set_write_through(index, on)).collect();
     }
 
     pub(crate) fn set_sectors(&mut self, queues: u16, sectors: u64) {

@@ -83,7 +83,8 @@ impl Disk {
     /// An image of `size` sectors, that can grow to `most`.
     pub(crate) fn new(size: u64, most: u64) -> Disk {
         let durable = |sector| if sector < size { INITIAL } else { ZERO };
-        let sectors = (0..most).map(|at| Sector { durable: durable(at), since: Vec::new() }).collect();
+        let sectors =
+            (0..most).map(|at| Sector { durable: durable(at), since: Vec::new() }).collect();
         Disk { sectors, size, writes: 0, failures: 0, told: BTreeMap::new(), is_told: true }
     }
 
@@ -168,7 +169,8 @@ impl Disk {
     pub(crate) fn cut(&mut self, rng: &mut Rng) {
         for sector in &mut self.sectors {
             let at = rng.usize(0..=sector.since.len());
-            sector.durable = at.checked_sub(1).map_or(sector.durable, |at| sector.since[at].version);
+            sector.durable =
+                at.checked_sub(1).map_or(sector.durable, |at| sector.since[at].version);
             sector.since.clear();
         }
         self.failures = 0;

@@ -74,7 +74,8 @@ fn eventfds() -> Given<(OwnedFd, OwnedFd)> {
     Ok((eventfd(0, flags)?, eventfd(0, flags)?))
 }
 
-/// Memory that guests have parts of, one after the other, and none twice: to map anew costs more than a run does.
+/// Memory that guests have parts of, one after the other, and none twice: to map anew costs more
+/// than a run does.
 #[derive(Debug)]
 struct Machine {
     arena: Arena,
@@ -92,7 +93,12 @@ thread_local! {
 impl Machine {
     fn new(bytes: usize) -> Given<Rc<Machine>> {
         let arena = Arena::new(0x8000_0000, bytes)?;
-        let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+        let spec = RegionSpec {
+            guest: arena.base(),
+            size: arena.size(),
+            user: arena.user_addr(),
+            offset: 0,
+        };
         let file = arena.fd().ok_or("no file behind the memory")?.try_clone_to_owned()?;
         let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file.into())?])?);
         Ok(Rc::new(Machine { arena, memory, left: Cell::new(bytes) }))
@@ -114,7 +120,8 @@ impl Machine {
 
 fn marks(shape: BlkOptions, queues: u16) -> Given<Arc<InflightRegion>> {
     let size = shape.queue_size()?;
-    let (bytes, file) = (InflightRegion::bytes(queues, size)?, InflightRegion::create(queues, size)?);
+    let (bytes, file) =
+        (InflightRegion::bytes(queues, size)?, InflightRegion::create(queues, size)?);
     Ok(InflightRegion::map(&file, 0, bytes, queues, size)?)
 }
 
@@ -226,7 +233,10 @@ impl Guest {
             }
             Action::Write => {
                 for index in 0..count {
-                    data.copy_in(usize::try_from(index)? * SECTOR, &contents(sector + index, version))?;
+                    data.copy_in(
+                        usize::try_from(index)? * SECTOR,
+                        &contents(sector + index, version),
+                    )?;
                 }
                 (Kind::Write, sector, len)
             }
@@ -309,7 +319,9 @@ impl Guest {
         let _ = rustix::io::read(&at.call, &mut [0; 8]);
         at.sleeps = !at.driver.enable_interrupts();
         let sleeps = at.sleeps;
-        self.log.say(&[14, queue.into(), sleeps.into()], || format!("guest: queue {queue} sleeps: {sleeps}"));
+        self.log.say(&[14, queue.into(), sleeps.into()], || {
+            format!("guest: queue {queue} sleeps: {sleeps}")
+        });
     }
 
     /// Looks at what was answered.
@@ -343,7 +355,8 @@ impl Guest {
             _ => self.log.fail(|| format!("{version} has the status {status}")),
         }
         if status != 0 && terms.is_sound && is_within {
-            self.log.fail(|| format!("{version} ({:?}) failed, and nothing was wrong", record.action));
+            self.log
+                .fail(|| format!("{version} ({:?}) failed, and nothing was wrong", record.action));
         }
         if status == 0 && record.action == Action::Flush {
             self.flushes += 1;
@@ -366,7 +379,9 @@ impl Guest {
             let sector = record.sector + index;
             match version_of(sector, &bytes) {
                 Some(found) => history.found(version, sector, found),
-                None => self.log.fail(|| format!("{version} found what nobody wrote in sector {sector}")),
+                None => self
+                    .log
+                    .fail(|| format!("{version} found what nobody wrote in sector {sector}")),
             }
         }
     }
@@ -385,13 +400,15 @@ impl Guest {
         (is_last && is_split).then_some(u32::try_from(answered & 0xffff).unwrap_or(0))
     }
 
-    /// All queues anew, in other memory, with the requests that are out: what a driver does after a reset of its device.
+    /// All queues anew, in other memory, with the requests that are out: what a driver does after a
+    /// reset of its device.
     pub(crate) fn reset(&mut self) -> Given<()> {
         let count = u16::try_from(self.queues.len())?;
         let machine = Machine::with_room(self.shape, count)?;
         for at in &mut self.queues {
             let mut driver = BlkQueue::new(&machine.arena, self.shape)?;
-            let mut out: Vec<usize> = (0..at.slots.len()).filter(|slot| at.slots[*slot].is_some()).collect();
+            let mut out: Vec<usize> =
+                (0..at.slots.len()).filter(|slot| at.slots[*slot].is_some()).collect();
             out.sort_by_key(|slot| at.slots[*slot].as_ref().map(|out| out.position));
             for (position, slot) in (0..).zip(&out) {
                 let Some(out) = &mut at.slots[*slot] else { continue };

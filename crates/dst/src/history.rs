@@ -118,7 +118,9 @@ impl History {
         });
         if matches!(action, Action::Write | Action::Zero | Action::Discard) {
             for sector in sector..sector + count {
-                if let Some(changes) = usize::try_from(sector).ok().and_then(|at| self.changes.get_mut(at)) {
+                if let Some(changes) =
+                    usize::try_from(sector).ok().and_then(|at| self.changes.get_mut(at))
+                {
                     changes.push(version);
                 }
             }
@@ -130,8 +132,15 @@ impl History {
         &self.records[self.index(version)]
     }
 
-    /// A request is answered; `durable_since`: when it became so that answers are durable, if they are.
-    pub(crate) fn end(&mut self, now: u64, version: Version, is_ok: bool, durable_since: Option<u64>) {
+    /// A request is answered; `durable_since`: when it became so that answers are durable, if they
+    /// are.
+    pub(crate) fn end(
+        &mut self,
+        now: u64,
+        version: Version,
+        is_ok: bool,
+        durable_since: Option<u64>,
+    ) {
         let at = self.index(version);
         let record = &mut self.records[at];
         record.end = Some(now);
@@ -141,8 +150,11 @@ impl History {
         if record.action == Action::Flush && is_ok {
             self.flushed = self.flushed.max(record.begin);
         }
-        // The guest is not going to flush what was answered before: the first write after pays for it.
-        if let Some(since) = durable_since.filter(|since| record.is_durable && record.begin > *since) {
+        // The guest is not going to flush what was answered before: the first write after pays for
+        // it.
+        if let Some(since) =
+            durable_since.filter(|since| record.is_durable && record.begin > *since)
+        {
             self.flushed = self.flushed.max(since);
         }
     }
@@ -168,7 +180,8 @@ impl History {
             Action::Zero | Action::Discard => true,
             _ => record.count > PART,
         };
-        for record in self.records.iter_mut().filter(|record| record.end.is_none()).filter(is_long) {
+        for record in self.records.iter_mut().filter(|record| record.end.is_none()).filter(is_long)
+        {
             record.died.get_or_insert(now);
         }
     }
@@ -177,7 +190,9 @@ impl History {
     /// durability are no promise any more.
     pub(crate) fn forgives(&mut self) {
         let flushed = self.flushed;
-        for record in self.records.iter_mut().filter(|record| record.end.is_some_and(|end| end >= flushed)) {
+        for record in
+            self.records.iter_mut().filter(|record| record.end.is_some_and(|end| end >= flushed))
+        {
             record.is_void |= !record.is_durable;
         }
     }
@@ -218,14 +233,16 @@ impl History {
     pub(crate) fn check_cut(&self, sector: u64, version: Version) -> Result<(), String> {
         let at = usize::try_from(sector).unwrap_or(usize::MAX);
         let Some(latest) = self.latest(at, version) else {
-            return Err(format!("sector {sector} holds {version} on the disk, which nobody wrote there"));
+            return Err(format!(
+                "sector {sector} holds {version} on the disk, which nobody wrote there"
+            ));
         };
         let mut newer = self.changes[at].iter().map(|version| (version, self.record(*version)));
         match newer.rfind(|(_, record)| record.begin > latest && self.must_last(record)) {
             None => Ok(()),
             Some((newer, record)) => Err(format!(
-                "sector {sector} may hold {version} after a power cut, although {newer} (begun at {}, answered at {}) was durable (flushes: {}, \
-                 by itself: {})",
+                "sector {sector} may hold {version} after a power cut, although {newer} (begun at \
+                 {}, answered at {}) was durable (flushes: {}, by itself: {})",
                 record.begin,
                 record.end.unwrap_or(0),
                 self.flushed,
@@ -244,7 +261,8 @@ impl History {
         for read in &self.reads[sector] {
             let Read { begin, end, version } = *read;
             let writes = self.candidates(sector, version);
-            let possible = |(begins, ends): &(u64, u64)| *begins < end && !self.is_over(sector, *ends, begin);
+            let possible =
+                |(begins, ends): &(u64, u64)| *begins < end && !self.is_over(sector, *ends, begin);
             let mut possible = writes.into_iter().filter(|(_, written)| possible(written));
             let Some((writer, _)) = possible.next() else {
                 return Err(format!("sector {sector}: {}", self.unexplained(sector, read)));
@@ -271,13 +289,17 @@ impl History {
     /// The requests that can have written a value to a sector, and their times.
     fn candidates(&self, sector: usize, version: Version) -> Vec<(Version, (u64, u64))> {
         if version != ZERO {
-            return self.written(sector, version).map(|written| (version, written)).into_iter().collect();
+            return self
+                .written(sector, version)
+                .map(|written| (version, written))
+                .into_iter()
+                .collect();
         }
         let initial = (self.initial[sector] == ZERO).then_some((ZERO, (0, 0)));
         let zeroes = self.changes[sector].iter().map(|version| (*version, self.record(*version)));
         let zeroes = zeroes.filter(|(_, record)| record.action != Action::Write);
-        let zeroes =
-            zeroes.map(|(version, record)| (version, (record.begin, record.end.unwrap_or(u64::MAX))));
+        let zeroes = zeroes
+            .map(|(version, record)| (version, (record.begin, record.end.unwrap_or(u64::MAX))));
         initial.into_iter().chain(zeroes).collect()
     }
 
@@ -293,7 +315,8 @@ impl History {
     /// first result.
     fn is_early(&self, writer: Version, begin: u64) -> bool {
         let record = self.records.get(self.index(writer));
-        record.is_some_and(|record| record.died.is_some() && record.end.is_none_or(|end| begin < end))
+        record
+            .is_some_and(|record| record.died.is_some() && record.end.is_none_or(|end| begin < end))
     }
 
     /// Returns true if a write of the sector was being repeated at the time: begun by a back end
@@ -325,7 +348,10 @@ impl History {
         let changes = self.changes[sector].iter().map(|version| {
             let Record { action, begin, end, is_ok, .. } = *self.record(*version);
             let how = if is_ok { "" } else { " failed" };
-            format!("{version} {action:?}{how} {begin}..{}", end.map_or("".to_owned(), |end| end.to_string()))
+            format!(
+                "{version} {action:?}{how} {begin}..{}",
+                end.map_or("".to_owned(), |end| end.to_string())
+            )
         });
         let changes: Vec<String> = changes.collect();
         format!("a read from {begin} to {end} found {version}; there were {}", changes.join(", "))
@@ -342,13 +368,19 @@ fn check_order(zones: &mut [Zone]) -> Result<(), String> {
         if let Some(last) = last.filter(|last| zone.first_end < last.last_begin) {
             return Err(format!(
                 "{} was there from {} to {}, and {} from {} to {}",
-                last.version, last.first_end, last.last_begin, zone.version, zone.first_end, zone.last_begin
+                last.version,
+                last.first_end,
+                last.last_begin,
+                zone.version,
+                zone.first_end,
+                zone.last_begin
             ));
         }
         last = Some(*zone);
     }
     for inner in zones.iter().filter(|zone| zone.first_end >= zone.last_begin) {
-        let holds = |zone: &&Zone| zone.first_end < inner.last_begin && inner.first_end < zone.last_begin;
+        let holds =
+            |zone: &&Zone| zone.first_end < inner.last_begin && inner.first_end < zone.last_begin;
         if let Some(outer) = zones.iter().find(holds) {
             return Err(format!(
                 "{} was there from {} to {}, and {} was written between {} and {}",
@@ -409,7 +441,8 @@ mod tests {
         assert!(history(&[steps[0], steps[1], steps[3]]).check().is_ok());
         // Two at a time: their order is open until a read has seen it.
         let both = [(Write, 1, 10, 0), (Write, 2, 9, 0)];
-        let after = |first, second| [both[0], both[1], (Read, 11, 12, first), (Read, 13, 14, second)];
+        let after =
+            |first, second| [both[0], both[1], (Read, 11, 12, first), (Read, 13, 14, second)];
         assert!(history(&after(2, 2)).check().is_ok() && history(&after(3, 3)).check().is_ok());
         assert!(history(&after(2, 3)).check().is_err());
     }
@@ -417,7 +450,8 @@ mod tests {
     #[test]
     fn flushed_data_survives() {
         use Action::{Flush, Write};
-        let history = history(&[(Write, 1, 2, 0), (Write, 3, 6, 0), (Flush, 5, 7, 0), (Write, 8, 9, 0)]);
+        let history =
+            history(&[(Write, 1, 2, 0), (Write, 3, 6, 0), (Flush, 5, 7, 0), (Write, 8, 9, 0)]);
         assert!(history.check_cut(0, INITIAL).is_err());
         for version in [2, 3, 5] {
             assert_eq!(history.check_cut(0, version), Ok(()), "{version}");
@@ -432,7 +466,8 @@ mod tests {
         assert!(history(&[(Zero, 1, 2, 0), (Read, 3, 4, ZERO)]).check().is_ok());
         assert!(history(&[(Zero, 1, 2, 0), (Write, 3, 4, 0), (Read, 5, 6, ZERO)]).check().is_err());
         // A discard may have no effect, or its full one.
-        let discarded = |found| history(&[(Write, 1, 2, 0), (Discard, 3, 4, 0), (Read, 5, 6, found)]);
+        let discarded =
+            |found| history(&[(Write, 1, 2, 0), (Discard, 3, 4, 0), (Read, 5, 6, found)]);
         assert!(discarded(ZERO).check().is_ok() && discarded(2).check().is_ok());
         assert!(discarded(INITIAL).check().is_err());
     }

@@ -59,7 +59,8 @@ struct Progress {
     fate: Fate,
     /// Sectors of its extent that are to be moved.
     left: Vec<u64>,
-    /// For a sync, and for a durable write: what was written before it began; after it, with its own.
+    /// For a sync, and for a durable write: what was written before it began; after it, with its
+    /// own.
     covers: u64,
 }
 
@@ -199,7 +200,8 @@ impl Kernel {
 
     fn fate(&mut self, call: &Call) -> Fate {
         let sectors = call.len / SECTOR as u64;
-        let unit = if Some(call.fd) == self.files.direct { self.files.block / SECTOR as u64 } else { 1 };
+        let unit =
+            if Some(call.fd) == self.files.direct { self.files.block / SECTOR as u64 } else { 1 };
         let is_transfer = matches!(call.what, CallKind::Read | CallKind::Write);
         // An operation that a worker does waits for its needs.
         let may_be_refused = !call.patient || self.rng.u32(0..4) == 0;
@@ -210,12 +212,17 @@ impl Kernel {
         if is_transfer && sectors > unit && self.happens(self.faults.short) {
             return Fate::Short(unit * self.rng.u64(1..sectors.div_ceil(unit)));
         }
-        if matches!(call.what, CallKind::Clear | CallKind::Discard) && self.happens(self.faults.momentary) {
+        if matches!(call.what, CallKind::Clear | CallKind::Discard)
+            && self.happens(self.faults.momentary)
+        {
             return Fate::Refused(libc::EOPNOTSUPP);
         }
         if call.what != CallKind::Sync && self.happens(self.faults.fails) {
-            let errnos =
-                if call.what == CallKind::Read { &[libc::EIO][..] } else { &[libc::EIO, libc::ENOSPC] };
+            let errnos = if call.what == CallKind::Read {
+                &[libc::EIO][..]
+            } else {
+                &[libc::EIO, libc::ENOSPC]
+            };
             return Fate::Fails(errnos[self.rng.usize(0..errnos.len())]);
         }
         Fate::Whole
@@ -227,7 +234,8 @@ impl Kernel {
         let is_transfer = matches!(call.what, CallKind::Read | CallKind::Write);
         is_transfer
             && Some(call.fd) == direct
-            && ((call.offset | call.lengths) & (block - 1) != 0 || call.addresses & (memory - 1) != 0)
+            && ((call.offset | call.lengths) & (block - 1) != 0
+                || call.addresses & (memory - 1) != 0)
     }
 
     fn begin(&mut self, number: u64, call: &Call) {
@@ -237,7 +245,8 @@ impl Kernel {
             fate = Fate::Refused(libc::EINVAL);
         }
         let asked = if call.what == CallKind::Sync { 0 } else { call.len / SECTOR as u64 };
-        let there = if call.what == CallKind::Read { self.disk.size.saturating_sub(first) } else { asked };
+        let there =
+            if call.what == CallKind::Read { self.disk.size.saturating_sub(first) } else { asked };
         let count = match fate {
             Fate::Whole | Fate::Fails(_) => asked.min(there),
             Fate::Short(count) => count.min(there),
@@ -264,7 +273,11 @@ impl Kernel {
             self.log.say(&[22, number, offset, len], || {
                 let (way, how) =
                     (if is_direct { "direct " } else { "" }, if durable { " durably" } else { "" });
-                format!("kernel: {number} begins: {way}{what:?} {}+{}{how}", offset / 512, len / 512)
+                format!(
+                    "kernel: {number} begins: {way}{what:?} {}+{}{how}",
+                    offset / 512,
+                    len / 512
+                )
             });
             if what == CallKind::Sync {
                 return;
@@ -283,7 +296,8 @@ impl Kernel {
         let now = self.disk.now();
         let Some(progress) = self.progress.get_mut(&number) else { return };
         progress.covers = now;
-        self.log.say(&[23, number, part.len() as u64], || format!("kernel: {number} moves {part:?}"));
+        self.log
+            .say(&[23, number, part.len() as u64], || format!("kernel: {number} moves {part:?}"));
         if progress.left.is_empty() && self.rng.bool() {
             self.end(number, call);
         }
@@ -314,10 +328,12 @@ impl Kernel {
                     self.stale.push((sector, version));
                 }
             }
-            Some(_) => self.log.fail(|| format!("a write of sector {sector}, which is beyond the image")),
-            None => {
-                self.log.fail(|| format!("a write of sector {sector} with contents that nobody wrote there"))
+            Some(_) => {
+                self.log.fail(|| format!("a write of sector {sector}, which is beyond the image"))
             }
+            None => self.log.fail(|| {
+                format!("a write of sector {sector} with contents that nobody wrote there")
+            }),
         }
     }
 
@@ -333,7 +349,9 @@ impl Kernel {
             (_, Fate::Refused(errno) | Fate::Fails(errno)) => -errno,
             (CallKind::Sync, _) => self.sync(call.fd, covers),
             (CallKind::Clear | CallKind::Discard, _) => 0,
-            (_, Fate::Short(count)) => moved.min(i32::try_from(count * SECTOR as u64).unwrap_or(i32::MAX)),
+            (_, Fate::Short(count)) => {
+                moved.min(i32::try_from(count * SECTOR as u64).unwrap_or(i32::MAX))
+            }
             (_, Fate::Whole) => moved,
         };
         if call.durable && result > 0 {
@@ -395,7 +413,9 @@ impl Kernel {
         for (sector, bytes) in (first..).zip(bytes.chunks(SECTOR)).take(count) {
             self.put(sector, bytes);
         }
-        self.log.say(&[26, first, count as u64], || format!("kernel: pwritev {first}+{count} of {sectors}"));
+        self.log.say(&[26, first, count as u64], || {
+            format!("kernel: pwritev {first}+{count} of {sectors}")
+        });
         Ok(count * SECTOR)
     }
 
@@ -417,9 +437,9 @@ impl Kernel {
                     match version_of(first + index, &bytes) {
                         _ if call.what != CallKind::Write => orphan.push((first + index, ZERO)),
                         Some(version) => orphan.push((first + index, version)),
-                        None => self
-                            .log
-                            .fail(|| format!("a write of sector {} with other contents", first + index)),
+                        None => self.log.fail(|| {
+                            format!("a write of sector {} with other contents", first + index)
+                        }),
                     }
                 }
                 if !orphan.is_empty() {
@@ -440,8 +460,9 @@ impl Kernel {
             self.orphans.swap_remove(at);
             return;
         };
-        self.log
-            .say(&[27, sector, version], || format!("device: sector {sector} is {version}, of one who died"));
+        self.log.say(&[27, sector, version], || {
+            format!("device: sector {sector} is {version}, of one who died")
+        });
         self.disk.write(sector, version);
     }
 

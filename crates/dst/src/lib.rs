@@ -1,4 +1,5 @@
-//! Deterministic simulation: the real lanes, rings and file engine against a model of guest, kernel and disk, in one thread, from one seed.
+//! Deterministic simulation: the real lanes, rings and file engine against a model of guest, kernel
+//! and disk, in one thread, from one seed.
 //!
 //! vlane-lane, vlane-engine and vlane-io are compiled a second time for it (`io`, `engine`, `lane`
 //! beside this crate's `src`). A kernel that takes no step by itself replaces the system's

@@ -27,7 +27,9 @@ impl Log {
 
     /// An event: in numbers, and in words.
     pub(crate) fn say(&self, numbers: &[u64], words: impl FnOnce() -> String) {
-        let mix = |sum: u64, number: &u64| (sum.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
+        let mix = |sum: u64, number: &u64| {
+            (sum.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95)
+        };
         self.0.sum.set(numbers.iter().fold(self.0.sum.get(), mix));
         if let Some(steps) = &self.0.steps {
             steps.borrow_mut().push(format!("{:>6} {}", self.0.clock.get(), words()));

@@ -58,7 +58,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Faults,
     pub(crate) rates: Rates,
     pub(crate) steps: u32,
-    /// Of a hundred requests, how many are reads, and how many flushes; the rest are writes and zeroes.
+    /// Of a hundred requests, how many are reads, and how many flushes; the rest are writes and
+    /// zeroes.
     pub(crate) reads: u32,
     pub(crate) flushes: u32,
     pub(crate) zeroes: u32,
@@ -82,7 +83,9 @@ impl Plan {
             size: None,
             depth,
             // A chain has its longest shape when it is made.
-            data: u32::try_from(largest * 512).unwrap_or(8192).next_multiple_of(u32::from(segments) * 512),
+            data: u32::try_from(largest * 512)
+                .unwrap_or(8192)
+                .next_multiple_of(u32::from(segments) * 512),
             segments,
             indirect: rng.bool(),
             event_idx: rng.bool(),
@@ -139,7 +142,8 @@ impl Plan {
 
 /// Limits that a volume is given for a while.
 pub(crate) fn limits(rng: &mut Rng) -> Limits {
-    let rate = |rng: &mut Rng, most: u64| rng.bool().then(|| NonZeroU64::new(rng.u64(1..most))).flatten();
+    let rate =
+        |rng: &mut Rng, most: u64| rng.bool().then(|| NonZeroU64::new(rng.u64(1..most))).flatten();
     Limits {
         iops: rate(rng, 20_000),
         bandwidth: rate(rng, 10 << 20),

@@ -122,7 +122,10 @@ impl World {
             let Record { action, sector, count, .. } = *self.history.record(version);
             self.log.fail(|| {
                 let held = in_words(held);
-                format!("queue {queue}: {version}, {action:?} {sector}+{count}, waits for a stranger, {held}")
+                format!(
+                    "queue {queue}: {version}, {action:?} {sector}+{count}, waits for a stranger, \
+                     {held}"
+                )
             });
         }
     }
@@ -131,6 +134,8 @@ impl World {
     fn is_change(&self, record: &Record) -> bool {
         let block = self.plan.block / 512;
         let is_part = !record.sector.is_multiple_of(block) || !record.count.is_multiple_of(block);
-        self.plan.cache == Cache::None && is_part && matches!(record.action, Action::Write | Action::Zero)
+        self.plan.cache == Cache::None
+            && is_part
+            && matches!(record.action, Action::Write | Action::Zero)
     }
 }

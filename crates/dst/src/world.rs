@@ -55,8 +55,19 @@ pub struct Tally {
 impl Tally {
     /// Adds another run's.
     pub fn add(&mut self, other: Tally) {
-        let Tally { steps, answers, flushes, errors, kills, cuts, stops, changes, resumed, held, slow } =
-            other;
+        let Tally {
+            steps,
+            answers,
+            flushes,
+            errors,
+            kills,
+            cuts,
+            stops,
+            changes,
+            resumed,
+            held,
+            slow,
+        } = other;
         self.steps += steps;
         self.answers += answers;
         self.flushes += flushes;
@@ -105,7 +116,13 @@ impl World {
         let mut rng = Rng::with_seed(seed);
         let plan = Plan::new(&mut rng, bug);
         log.say(&[seed], || format!("seed {seed}: {plan:?}"));
-        let none = Files { direct: None, buffered: -1, witness: -1, block: plan.block, memory: plan.memory };
+        let none = Files {
+            direct: None,
+            buffered: -1,
+            witness: -1,
+            block: plan.block,
+            memory: plan.memory,
+        };
         let disk = Disk::new(plan.size, plan.most);
         let initial = (0..plan.most).map(|sector| disk.read(sector)).collect();
         let kernel = Kernel::new(disk, none, plan.faults, bug, rng.fork(), log.clone());
@@ -178,7 +195,11 @@ impl World {
 
     fn terms(&self) -> Terms {
         Terms {
-            durable_since: if self.plan.cache == Cache::WriteThrough { Some(0) } else { self.cache.in_force },
+            durable_since: if self.plan.cache == Cache::WriteThrough {
+                Some(0)
+            } else {
+                self.cache.in_force
+            },
             is_sound: self.kernel.borrow().failures == self.failures_before,
         }
     }
@@ -343,12 +364,14 @@ impl World {
                 self.log.say(&[32, on.into()], || format!("control: write-through {on}"));
             }
             1 => {
-                let limits = if self.rng.bool() { limits(&mut self.rng) } else { Default::default() };
+                let limits =
+                    if self.rng.bool() { limits(&mut self.rng) } else { Default::default() };
                 backend.threads.set_limits(limits);
                 self.log.say(&[33], || format!("control: {limits:?}"));
             }
             2 => {
-                let (queue, thread) = (self.rng.u16(0..queues), self.rng.usize(0..backend.threads.count()));
+                let (queue, thread) =
+                    (self.rng.u16(0..queues), self.rng.usize(0..backend.threads.count()));
                 backend.threads.move_lane(queue, thread);
                 self.log.say(&[34, queue.into(), thread as u64], || {
                     format!("control: queue {queue} to thread {thread}")
@@ -369,8 +392,9 @@ impl World {
         if !backend.is_asked() {
             let suspends = self.rng.bool();
             backend.stop(self.plan.queues, suspends);
-            self.log
-                .say(&[36, suspends.into()], || format!("control: the lanes stop, suspended: {suspends}"));
+            self.log.say(&[36, suspends.into()], || {
+                format!("control: the lanes stop, suspended: {suspends}")
+            });
         }
     }
 
@@ -386,14 +410,22 @@ impl World {
         self.misplace(&mut bases);
         let write_through = self.cache.is_off;
         let same = self.rng.bool();
-        self.log
-            .say(&[37, same.into()], || format!("control: lanes start at {bases:x?}, same engine: {same}"));
+        self.log.say(&[37, same.into()], || {
+            format!("control: lanes start at {bases:x?}, same engine: {same}")
+        });
         let next = match same {
             true => backend.goes_on(&self.plan, &self.guest, &bases, write_through)?,
             false => {
                 backend.die();
                 self.opens_anew();
-                Backend::new(&self.plan, self.disk_size(), &self.kernel, &self.guest, &bases, write_through)?
+                Backend::new(
+                    &self.plan,
+                    self.disk_size(),
+                    &self.kernel,
+                    &self.guest,
+                    &bases,
+                    write_through,
+                )?
             }
         };
         self.backend = Some(next);
@@ -425,7 +457,9 @@ impl World {
         } else {
             let calls = self.rng.u32(0..12);
             self.kernel.borrow_mut().dies_after = Some(calls);
-            self.log.say(&[38, calls.into()], || format!("the back end dies after {calls} system calls"));
+            self.log.say(&[38, calls.into()], || {
+                format!("the back end dies after {calls} system calls")
+            });
         }
         Ok(())
     }
@@ -468,7 +502,8 @@ impl World {
         if !self.plan.tracks {
             self.reap_all();
         }
-        let bases: Option<Vec<u32>> = (0..self.plan.queues).map(|queue| self.guest.base(queue)).collect();
+        let bases: Option<Vec<u32>> =
+            (0..self.plan.queues).map(|queue| self.guest.base(queue)).collect();
         let mut bases = match bases.filter(|_| self.rng.u32(0..4) > 0) {
             Some(bases) => {
                 self.tally.resumed += u64::from(self.guest.out() > 0);
@@ -485,11 +520,15 @@ impl World {
 
     fn start(&mut self, bases: &[u32]) -> Given<()> {
         let write_through = self.cache.is_off;
-        self.log.say(&[40], || format!("a back end starts at {bases:x?}, write-through: {write_through}"));
+        self.log.say(&[40], || {
+            format!("a back end starts at {bases:x?}, write-through: {write_through}")
+        });
         self.size = self.disk_size();
-        let backend = Backend::new(&self.plan, self.size, &self.kernel, &self.guest, bases, write_through)?;
+        let backend =
+            Backend::new(&self.plan, self.size, &self.kernel, &self.guest, bases, write_through)?;
         self.backend = Some(backend);
-        self.cache.in_force = write_through.then(|| self.cache.in_force.unwrap_or_else(|| self.log.tick()));
+        self.cache.in_force =
+            write_through.then(|| self.cache.in_force.unwrap_or_else(|| self.log.tick()));
         Ok(())
     }
 
@@ -588,7 +627,8 @@ impl World {
             if out > 0 && backend.threads.of_lane(queue) != Some(held) {
                 self.log.fail(|| {
                     format!(
-                        "{out} requests of queue {queue} are never answered while thread {held} stands still"
+                        "{out} requests of queue {queue} are never answered while thread {held} \
+                         stands still"
                     )
                 });
             }
@@ -621,7 +661,9 @@ impl World {
         for thread in (0..backend.threads.count()).filter(awake) {
             if backend.threads.can_step(thread) {
                 let step = backend.threads.step(thread);
-                self.log.say(&[30, thread as u64, step.number()], || format!("thread {thread} {step:?}"));
+                self.log.say(&[30, thread as u64, step.number()], || {
+                    format!("thread {thread} {step:?}")
+                });
                 any = true;
             }
         }
@@ -629,7 +671,9 @@ impl World {
             let threads = (0..backend.threads.count()).filter(awake);
             let deadline = threads.filter_map(|thread| backend.threads.deadline(thread)).min();
             if let Some(deadline) = deadline {
-                system::pass(deadline.saturating_duration_since(Instant::now()) + Duration::from_nanos(1));
+                system::pass(
+                    deadline.saturating_duration_since(Instant::now()) + Duration::from_nanos(1),
+                );
                 any = true;
             }
         }
@@ -641,7 +685,8 @@ impl World {
     fn check_rest(&mut self) {
         for queue in 0..self.plan.queues {
             if self.guest.sleeps(queue) && self.guest.has_answers(queue) {
-                self.log.fail(|| format!("queue {queue} has answers, and the guest was not signalled"));
+                self.log
+                    .fail(|| format!("queue {queue} has answers, and the guest was not signalled"));
             }
         }
         let out = self.guest.out();

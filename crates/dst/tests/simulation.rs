@@ -1,4 +1,5 @@
-//! Runs of the simulator, from one seed each. `VLANE_DST_TIME=1h` runs for an hour, `VLANE_DST_SEED=N` one seed, with its steps.
+//! Runs of the simulator, from one seed each. `VLANE_DST_TIME=1h` runs for an hour,
+//! `VLANE_DST_SEED=N` one seed, with its steps.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -21,7 +22,8 @@ fn options(bug: Option<Bug>, keeps_steps: bool) -> Options {
 fn tell(seed: u64, failure: &str) -> String {
     let Report { steps, .. } = run(seed, options(None, true)).unwrap();
     format!(
-        "{}\n\nseed {seed}: {failure}\nTo repeat it: VLANE_DST_SEED={seed} cargo test -p vlane-dst --test simulation every_seed\n",
+        "{}\n\nseed {seed}: {failure}\nTo repeat it: VLANE_DST_SEED={seed} cargo test -p \
+         vlane-dst --test simulation every_seed\n",
         steps.join("\n")
     )
 }
@@ -106,7 +108,19 @@ fn every_seed_finds_a_correct_disk() {
     let (runs, tally) = sum.into_inner().unwrap();
     println!("{runs} runs in {:.1?}: {tally:?}", begin.elapsed());
     if is_sample {
-        let Tally { answers, flushes, errors, kills, cuts, stops, changes, resumed, held, slow, .. } = tally;
+        let Tally {
+            answers,
+            flushes,
+            errors,
+            kills,
+            cuts,
+            stops,
+            changes,
+            resumed,
+            held,
+            slow,
+            ..
+        } = tally;
         // An event that never occurs is not tested.
         for (what, count) in [
             ("answers", answers / 10),

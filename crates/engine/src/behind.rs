@@ -1,8 +1,9 @@
-//! An engine behind the model of a device: real data, and the times of the model. For experiments: a guest with real programs on a drive that
-//! this machine has not got.
+//! An engine behind the model of a device: real data, and the times of the model. For experiments:
+//! a guest with real programs on a drive that this machine has not got.
 //!
-//! A request waits until the model has served it, and then goes to the engine, whose time is added. So the engine should be quick: an
-//! image in the page cache, or in memory. A flush does not wait in the model.
+//! A request waits until the model has served it, and then goes to the engine, whose time is added.
+//! So the engine should be quick: an image in the page cache, or in memory. A flush does not wait
+//! in the model.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,8 +13,8 @@ use vlane_ring::Kind;
 
 use crate::model::{Model, ModelConfig, Port};
 use crate::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Instant, LostWrite,
-    Operation, Outcome, Request, Slot, StorageFile, file,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Instant,
+    LostWrite, Operation, Outcome, Request, Slot, StorageFile, file,
 };
 
 /// See the [module](self).

@@ -6,21 +6,24 @@
 //! | [`behind::Behind`] | another engine's | that engine's, after the model of a device has served the request |
 //! | [`file::FileEngine`] | a regular file or a block device | io_uring; inline where that is cheaper |
 //!
-//! An [`Engine`] is the volume: one per volume, shared, asked rarely. A [`Channel`] is one lane's way into it: owned
-//! by the lane's thread, asked for every request, never shared. So no engine needs a lock on the data path.
+//! An [`Engine`] is the volume: one per volume, shared, asked rarely. A [`Channel`] is one lane's
+//! way into it: owned by the lane's thread, asked for every request, never shared. So no engine
+//! needs a lock on the data path.
 //!
 //! # The contract
 //! * **I/O model.** [`Channel::begin`] either answers the request ([`Outcome::Done`]) or takes it
-//!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::finished`], when an [`Operation`] that it asked for
-//!   completes, or from [`Channel::go_on`]. It does not block for longer than a memory copy of a
-//!   few MiB takes: longer work is done in parts ([`Outcome::Continue`]).
+//!   ([`Outcome::Pending`]) and answers it once later: from [`Channel::finished`], when an
+//!   [`Operation`] that it asked for completes, or from [`Channel::go_on`]. It does not block for
+//!   longer than a memory copy of a few MiB takes: longer work is done in parts
+//!   ([`Outcome::Continue`]).
 //! * **Decisions.** The decisions made for a request when it was taken ([`Decisions`]) come with
 //!   each call for it, and stay the same. There is one exception: a request that was not to be
 //!   durable becomes so at the moment at which the guest switches its write cache off.
 //! * **Lifetime.** A request's buffers stay mapped until it is answered. The submitter of
-//!   operations ([`vlane_io::InflightQueue`]) lets no request be answered while the kernel works on its memory.
-//! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a channel
-//!   must still not panic for any request.
+//!   operations ([`vlane_io::InflightQueue`]) lets no request be answered while the kernel works on
+//!   its memory.
+//! * **Bad requests.** The lane has checked that the request lies inside [`Geometry::sectors`]; a
+//!   channel must still not panic for any request.
 //! * **Errors.** A failed request is answered with [`Status::IoErr`], and counted in
 //!   [`Channel::stats`]. Other requests are not affected.
 //! * **Durability.** All writes answered before a flush was submitted are on stable storage when
@@ -49,8 +52,8 @@ pub use lost::{LostWrite, Writeback};
 pub use recorder::StorageRecorder;
 pub use stats::{ChannelStats, IoErrorKind};
 pub use vlane_io::{
-    Class, Completion, Decisions, Instant, Memory, Operation, OperationKind, Piece, Placement, StorageFile,
-    ZEROES,
+    Class, Completion, Decisions, Instant, Memory, Operation, OperationKind, Piece, Placement,
+    StorageFile, ZEROES,
 };
 pub use vlane_ring::{Request, Slot, Status};
 
@@ -59,7 +62,8 @@ pub use vlane_ring::{Request, Slot, Status};
 pub struct Geometry {
     /// Size in sectors of 512 bytes.
     pub sectors: u64,
-    /// Logical block size, bytes: the unit below which requests cost more. A power of two, at least 512.
+    /// Logical block size, bytes: the unit below which requests cost more. A power of two, at least
+    /// 512.
     pub block_size: u32,
     /// Logical blocks per physical block, as a power of two.
     pub physical_exponent: u8,
@@ -87,7 +91,8 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Writes everything that was answered to stable storage; blocks. For the end, not for the data path.
+    /// Writes everything that was answered to stable storage; blocks. For the end, not for the data
+    /// path.
     ///
     /// # Errors
     /// The storage's error; after a loss, always the first one.
@@ -132,7 +137,8 @@ pub trait Engine: Send + Sync + fmt::Debug {
 ///
 /// Requests may be up to 1 GiB large. One that is larger than this is worked on in parts, one after
 /// the other. No Linux guest sends such ones.
-pub const PART: u64 = if cfg!(vlane_simulated) { 4096 } else { vlane_ring::limits::SIZE_MAX as u64 };
+pub const PART: u64 =
+    if cfg!(vlane_simulated) { 4096 } else { vlane_ring::limits::SIZE_MAX as u64 };
 
 /// The state of a request after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,16 +204,16 @@ pub trait Channel: Send + fmt::Debug {
         Outcome::Done(Status::IoErr)
     }
 
-    /// The request was put back into its ring, unanswered, and none of its operations is under way: its slot is as it was before
-    /// [`Channel::begin`], and a wait of its ends.
+    /// The request was put back into its ring, unanswered, and none of its operations is under way:
+    /// its slot is as it was before [`Channel::begin`], and a wait of its ends.
     fn forget(&mut self, _slot: Slot) {}
 
     /// Names requests that wait for others of this channel to end, and have no operation under way:
     /// the lane may [forget](Channel::forget) any of them.
     fn waiting(&self, _slots: &mut Vec<Slot>) {}
 
-    /// Names the requests that can go on. The lane asks when the [doorbell](Channel::doorbell) was rung, and at the
-    /// [deadline](Channel::deadline).
+    /// Names the requests that can go on. The lane asks when the [doorbell](Channel::doorbell) was
+    /// rung, and at the [deadline](Channel::deadline).
     fn poll(&mut self, _now: Instant, _ready: &mut Vec<Slot>) {}
 
     /// An eventfd that another thread writes when [`Channel::poll`] has a request. It stays the
@@ -221,8 +227,9 @@ pub trait Channel: Send + fmt::Debug {
         None
     }
 
-    /// From now on, express requests may go to the submission queue of another thread, if that is shorter; or no longer. For channels that
-    /// have such queues themselves; operations are submitted by the lane.
+    /// From now on, express requests may go to the submission queue of another thread, if that is
+    /// shorter; or no longer. For channels that have such queues themselves; operations are
+    /// submitted by the lane.
     fn set_shortest(&mut self, _on: bool) {}
 
     /// From now on, answer writes only when they are durable; or no longer.
@@ -275,7 +282,11 @@ pub struct EngineError {
 }
 
 impl EngineError {
-    pub(crate) fn new(kind: ErrorKind, path: Option<&Path>, context: impl Into<String>) -> EngineError {
+    pub(crate) fn new(
+        kind: ErrorKind,
+        path: Option<&Path>,
+        context: impl Into<String>,
+    ) -> EngineError {
         EngineError { kind, path: path.map(Path::to_owned), context: context.into(), source: None }
     }
 

@@ -1,4 +1,5 @@
-//! A file's pages in the page cache: how many there are, and dropping them. Both by a descriptor that is open for reading.
+//! A file's pages in the page cache: how many there are, and dropping them. Both by a descriptor
+//! that is open for reading.
 
 use std::fs::File;
 use std::io;
@@ -64,13 +65,20 @@ pub fn count(file: &File, range: &Range<u64>) -> Option<Pages> {
     let mut counts = [0u64; 5];
     // SAFETY: the call reads two and writes five words; both arrays are that long.
     let code = unsafe {
-        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), asked.as_ptr(), counts.as_mut_ptr(), 0 as libc::c_uint)
+        libc::syscall(
+            SYS_CACHESTAT,
+            file.as_raw_fd(),
+            asked.as_ptr(),
+            counts.as_mut_ptr(),
+            0 as libc::c_uint,
+        )
     };
     let [cached, dirty, writeback, ..] = counts;
     (code == 0).then_some(Pages { cached, dirty, writeback })
 }
 
-/// Asks the system to drop a range's pages. It drops clean ones, of whole folios; for dirty ones it begins to write them back.
+/// Asks the system to drop a range's pages. It drops clean ones, of whole folios; for dirty ones it
+/// begins to write them back.
 pub(crate) fn drop(file: &File, range: &Range<u64>) {
     if let Some(len) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
         // Advice.
@@ -122,7 +130,8 @@ mod tests {
     #[test]
     fn pages_of_a_range_are_counted() {
         // In memory: its pages are never dropped.
-        let memory = rustix::fs::memfd_create("vlane-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let memory =
+            rustix::fs::memfd_create("vlane-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let mut file = File::from(memory);
         file.write_all(&vec![1; 1 << 20]).unwrap();
         let page = u64::try_from(rustix::param::page_size()).unwrap();

@@ -2,10 +2,10 @@
 //! [`vlane_trace::storage`].
 //!
 //! Each thread that changes the storage by a system call, or makes it durable, reports the call
-//! before and after: [`RecordedCall`]. The entries of all lanes and threads go through one queue, which
-//! gives them their order; a thread of its own writes them. When it cannot follow, the lanes wait
-//! for it: no entry is left out. So a volume that is recorded is slower, and one that is not pays a
-//! branch at calls that cost a thousand times as much.
+//! before and after: [`RecordedCall`]. The entries of all lanes and threads go through one queue,
+//! which gives them their order; a thread of its own writes them. When it cannot follow, the lanes
+//! wait for it: no entry is left out. So a volume that is recorded is slower, and one that is not
+//! pays a branch at calls that cost a thousand times as much.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -142,7 +142,8 @@ pub(crate) fn data(request: &Request, from: u64, len: u64) -> Data {
 pub(crate) struct RecordedCall<'a>(Option<(&'a StorageRecorder, u64)>);
 
 impl<'a> RecordedCall<'a> {
-    /// A call is about to write `len` bytes of a request's data, from byte `from` on, which is not durable then.
+    /// A call is about to write `len` bytes of a request's data, from byte `from` on, which is not
+    /// durable then.
     #[inline]
     pub(crate) fn write(
         recorder: Option<&'a Arc<StorageRecorder>>,
@@ -164,7 +165,9 @@ impl<'a> RecordedCall<'a> {
         len: u64,
     ) -> RecordedCall<'a> {
         RecordedCall(
-            recorder.map(|recorder| (&**recorder, recorder.submitted(What::Clear { how, offset, len }))),
+            recorder.map(|recorder| {
+                (&**recorder, recorder.submitted(What::Clear { how, offset, len }))
+            }),
         )
     }
 
@@ -191,7 +194,10 @@ impl<'a> RecordedCall<'a> {
 }
 
 /// The thread.
-fn write<W: Write>(mut writer: Writer<W>, entries: &Receiver<Entry>) -> Result<(), vlane_trace::Error> {
+fn write<W: Write>(
+    mut writer: Writer<W>,
+    entries: &Receiver<Entry>,
+) -> Result<(), vlane_trace::Error> {
     let mut failed = None;
     for entry in entries {
         match (entry, &failed) {
@@ -206,7 +212,9 @@ fn write<W: Write>(mut writer: Writer<W>, entries: &Receiver<Entry>) -> Result<(
             (entry, None) => {
                 failed = writer.write(&entry).err();
                 if let Some(error) = &failed {
-                    tracing::error!("the record of the storage's writes cannot be written: {error}");
+                    tracing::error!(
+                        "the record of the storage's writes cannot be written: {error}"
+                    );
                 }
             }
         }

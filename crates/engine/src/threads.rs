@@ -8,7 +8,10 @@ use std::thread::{Builder, JoinHandle};
 ///
 /// # Errors
 /// When the system gives no thread.
-pub(crate) fn start(builder: Builder, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub(crate) fn start(
+    builder: Builder,
+    body: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     builder.spawn(move || {
         // The first thread of the process is never pinned by vlane. A refusal leaves all as it is.
         let first = Some(rustix::process::getpid());

@@ -1,4 +1,5 @@
-//! An image behind the model of a device: its data, the model's times. No test looks at the clock: times are compared with each other.
+//! An image behind the model of a device: its data, the model's times. No test looks at the clock:
+//! times are compared with each other.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -5,7 +5,8 @@
 //! With `--cache pdc` the same lanes go through the page cache, while the supposed journal changes
 //! at random and its pages are dropped.
 //!
-//! The model tests make more requests with `VLANE_COHERENCE=1000000`, and others with `VLANE_COHERENCE_SEED=N`.
+//! The model tests make more requests with `VLANE_COHERENCE=1000000`, and others with
+//! `VLANE_COHERENCE_SEED=N`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -18,7 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, Mount, cached, drop_cache, image, in_memory, on_disk, open, open_with, skip};
+use common::places::{
+    Loop, Mount, cached, drop_cache, image, in_memory, on_disk, open, open_with, skip,
+};
 use common::{Answer, DATA, Op, PLACES, Rig, bytes};
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
@@ -116,10 +119,15 @@ impl Place {
         if self.direct.is_some() {
             return open_with(
                 &self.path,
-                FileOptions { cache: self.cache, journal: JournalWay::Direct, ..FileOptions::default() },
+                FileOptions {
+                    cache: self.cache,
+                    journal: JournalWay::Direct,
+                    ..FileOptions::default()
+                },
             );
         }
-        let engine = open(&self.path, if self.cache == Cache::None { Cache::Auto } else { self.cache });
+        let engine =
+            open(&self.path, if self.cache == Cache::None { Cache::Auto } else { self.cache });
         assert_eq!(engine.cache(), self.cache);
         if self.is_old {
             engine.pretend_old_kernel();
@@ -151,7 +159,8 @@ fn direct_volume_leaves_page_cache_empty() {
             model[sector as usize * 512..][..len].copy_from_slice(&data);
             rig.ok(Op::Write { sector, pieces, data });
         };
-        // Part of a block; over its end; several, with parts at both ends, in one buffer and in crooked ones; the last sector.
+        // Part of a block; over its end; several, with parts at both ends, in one buffer and in
+        // crooked ones; the last sector.
         write(&mut rig, 3, vec![(0, 512)]);
         write(&mut rig, 15, vec![(0, 1024)]);
         write(&mut rig, 33, vec![(0, 100 * 512)]);
@@ -222,21 +231,37 @@ fn beside_a_change(place: &Place, is_one_lane: bool, other: Op) -> Vec<u8> {
 fn partial_block_change_undoes_no_write() {
     for place in places() {
         for is_one_lane in [false, true] {
-            let whole = beside_a_change(&place, is_one_lane, Op::write(0, vec![0xee; 2 * BLOCK as usize]));
-            assert!(whole[..512].iter().chain(&whole[1024..]).all(|byte| *byte == 0xee), "an aligned write");
-            let crooked =
-                Op::Write { sector: 0, pieces: vec![(1, BLOCK as usize)], data: vec![0xee; BLOCK as usize] };
+            let whole =
+                beside_a_change(&place, is_one_lane, Op::write(0, vec![0xee; 2 * BLOCK as usize]));
+            assert!(
+                whole[..512].iter().chain(&whole[1024..]).all(|byte| *byte == 0xee),
+                "an aligned write"
+            );
+            let crooked = Op::Write {
+                sector: 0,
+                pieces: vec![(1, BLOCK as usize)],
+                data: vec![0xee; BLOCK as usize],
+            };
             let whole = beside_a_change(&place, is_one_lane, crooked);
-            assert!(whole[..512].iter().chain(&whole[1024..]).all(|byte| *byte == 0xee), "a bounced write");
+            assert!(
+                whole[..512].iter().chain(&whole[1024..]).all(|byte| *byte == 0xee),
+                "a bounced write"
+            );
             for unmap in [false, true] {
                 let zeroes = Op::WriteZeroes { ranges: vec![(0, 16)], unmap };
                 let zeroed = beside_a_change(&place, is_one_lane, zeroes);
-                assert!(zeroed[..512].iter().chain(&zeroed[1024..]).all(|byte| *byte == 0), "zeroes");
+                assert!(
+                    zeroed[..512].iter().chain(&zeroed[1024..]).all(|byte| *byte == 0),
+                    "zeroes"
+                );
             }
             let both = beside_a_change(&place, is_one_lane, Op::write(2, vec![0xaa; 512]));
             assert!(both[512..1024].iter().all(|byte| *byte == 0xcc), "the first of two changes");
             assert!(both[1024..1536].iter().all(|byte| *byte == 0xaa), "the second of two changes");
-            assert!(both[..512].iter().chain(&both[1536..]).all(|byte| *byte == 0x0d), "their neighbours");
+            assert!(
+                both[..512].iter().chain(&both[1536..]).all(|byte| *byte == 0x0d),
+                "their neighbours"
+            );
             let zeroes = Op::WriteZeroes { ranges: vec![(3, 2)], unmap: true };
             let both = beside_a_change(&place, is_one_lane, zeroes);
             assert!(both[512..1024].iter().all(|byte| *byte == 0xcc), "a change beside zeroes");
@@ -378,9 +403,14 @@ impl Model {
         for (sector, found) in (sector..).zip(found.chunks(512)) {
             let id = u64::from_le_bytes(found[..8].try_into().unwrap());
             let history = &self.sectors[sector as usize];
-            let is_possible =
-                history.iter().any(|w| w.id == id && !history.iter().any(|later| w.is_gone(later, since)));
-            assert!(is_possible, "sector {sector} has what write {id} wrote; {}\n{history:?}", context());
+            let is_possible = history
+                .iter()
+                .any(|w| w.id == id && !history.iter().any(|later| w.is_gone(later, since)));
+            assert!(
+                is_possible,
+                "sector {sector} has what write {id} wrote; {}\n{history:?}",
+                context()
+            );
             assert!(found == content(id, sector), "sector {sector} is torn; {}", context());
         }
     }
@@ -420,7 +450,8 @@ impl Random {
         (self.0 >> 16) % n
     }
 
-    /// Sectors that often meet others': mostly few, mostly in few blocks. Of a volume with folios, near the borders of those.
+    /// Sectors that often meet others': mostly few, mostly in few blocks. Of a volume with folios,
+    /// near the borders of those.
     fn extent(&mut self, volume: u64) -> (u64, u64) {
         let (room, longest) = match self.below(20) {
             0 => (volume, 700),
@@ -463,14 +494,22 @@ enum Out {
     Flush,
 }
 
-/// One lane's guest: makes requests as long as there are some to be made, and looks at every answer.
-fn guest(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: &AtomicU64, seed: u64) {
+/// One lane's guest: makes requests as long as there are some to be made, and looks at every
+/// answer.
+fn guest(
+    engine: &Arc<FileEngine>,
+    model: &Mutex<Model>,
+    left: &AtomicU64,
+    ids: &AtomicU64,
+    seed: u64,
+) {
     let mut rig = lane(engine);
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut out: HashMap<usize, Out> = HashMap::new();
     let mut last = Instant::now();
     loop {
-        // The guest has no write cache any more, or has one again: what was begun meanwhile is as it was.
+        // The guest has no write cache any more, or has one again: what was begun meanwhile is as
+        // it was.
         if random.below(64) == 0 {
             rig.set_write_through(random.below(2) == 0);
         }
@@ -498,7 +537,8 @@ fn guest(engine: &Arc<FileEngine>, model: &Mutex<Model>, left: &AtomicU64, ids: 
                 Out::Read { number, since, sector } => {
                     model.reads.remove(&number);
                     model.end(READS + number);
-                    model.check(since, sector, &data, &|| format!("seed {seed}, {:?}", rig.stats()));
+                    model
+                        .check(since, sector, &data, &|| format!("seed {seed}, {:?}", rig.stats()));
                 }
                 Out::Write { changes } => {
                     changes.into_iter().for_each(|(begun, extent)| model.end_write(begun, extent));
@@ -523,7 +563,8 @@ fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, O
             80..97 if random.below(3) == 0 => vec![(sector, count), random.extent(volume)],
             _ => vec![(sector, count)],
         };
-        let (number, pieces) = (ids.fetch_add(1, Ordering::Relaxed), random.pieces(count as usize * 512));
+        let (number, pieces) =
+            (ids.fetch_add(1, Ordering::Relaxed), random.pieces(count as usize * 512));
         let mut model = model.lock().unwrap();
         if kind < 97 && !model.may(&extents, kind >= 40, kind >= 80) {
             continue;
@@ -539,7 +580,8 @@ fn request(random: &mut Random, model: &Mutex<Model>, ids: &AtomicU64) -> (Op, O
                 model.begin_write(number, (sector, count), number, true);
                 let changes = vec![(model.clock, (sector, count))];
                 drop(model);
-                let data = (sector..sector + count).flat_map(|sector| content(number, sector)).collect();
+                let data =
+                    (sector..sector + count).flat_map(|sector| content(number, sector)).collect();
                 return (Op::Write { sector, pieces, data }, Out::Write { changes });
             }
             80..97 => {
@@ -573,8 +615,13 @@ fn model(place: &Place) {
     let first = Written { id: 0, begun: 0, answered: 0, certain: true };
     let sectors = vec![vec![first]; place.size() as usize / 512];
     let busy = (place.cache != Cache::None).then(HashMap::new);
-    let model =
-        Mutex::new(Model { clock: 0, sectors, reads: HashMap::new(), busy, is_fine: place.direct.is_some() });
+    let model = Mutex::new(Model {
+        clock: 0,
+        sectors,
+        reads: HashMap::new(),
+        busy,
+        is_fine: place.direct.is_some(),
+    });
     let requests = from_environment("VLANE_COHERENCE", 600);
     let (seed, ids) = (from_environment("VLANE_COHERENCE_SEED", 1), AtomicU64::new(1));
     let mut changes = 0;
@@ -599,8 +646,9 @@ fn model(place: &Place) {
     let engine = place.open();
     let mut rig = lane(&engine);
     let parts = (0..place.size()).step_by(DATA);
-    let found: Vec<u8> =
-        parts.flat_map(|at| rig.ok(Op::read(at / 512, DATA.min((place.size() - at) as usize)))).collect();
+    let found: Vec<u8> = parts
+        .flat_map(|at| rig.ok(Op::read(at / 512, DATA.min((place.size() - at) as usize))))
+        .collect();
     let mut model = model.into_inner().expect("nobody failed");
     let now = model.tick();
     model.check(now, 0, &found, &|| "at the end".to_owned());
@@ -643,7 +691,8 @@ fn lanes(
             .map(|lane| threads.spawn(move || guest(engine, model, left, ids, seed * LANES + lane)))
             .collect();
         if engine.cache() == Cache::Pdc {
-            let (mut random, is_done) = (Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1), &is_done);
+            let (mut random, is_done) =
+                (Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1), &is_done);
             threads.spawn(move || {
                 while !is_done.load(Ordering::Relaxed) {
                     engine.pretend_layout(verdict(&mut random, size));
@@ -664,7 +713,8 @@ fn lanes(
 /// Any journals: parts of blocks, overlapping, all of the volume and more, none.
 fn verdict(random: &mut Random, size: u64) -> JournalLayout {
     let journals = (0..random.below(4)).map(|_| {
-        let (filesystem, kind) = (FileSystem::Unknown, [Kind::Journal, Kind::Log][random.below(2) as usize]);
+        let (filesystem, kind) =
+            (FileSystem::Unknown, [Kind::Journal, Kind::Log][random.below(2) as usize]);
         let way = [Way::Layout, Way::Content, Way::Layout, Way::Pattern][random.below(4) as usize];
         let ranges = (0..1 + random.below(5)).map(|_| {
             let begin = random.below(size + 4096);

@@ -35,7 +35,9 @@ fn only_flush_reaches_device_in_writeback() {
         let mut rig = Rig::new(open(&device.device, cache));
         let mut write = |at| flushes(device, || drop(rig.ok(Op::write(at, bytes(at, 4096)))));
         match cache {
-            Cache::WriteThrough => assert!(write(0) >= 1 && write(64) >= 1, "each write is durable"),
+            Cache::WriteThrough => {
+                assert!(write(0) >= 1 && write(64) >= 1, "each write is durable")
+            }
             _ => assert_eq!((write(0), write(64)), (0, 0), "{cache:?}"),
         }
         assert!(flushes(device, || drop(rig.ok(Op::Flush))) >= 1, "{cache:?}");
@@ -44,8 +46,8 @@ fn only_flush_reaches_device_in_writeback() {
 
 #[test]
 //= virtio 5.2.6.2, test
-//# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to it, before
-//# reporting completion of the write (cases 1 and 2) or the flush (case 3).
+//# If the device is backed by persistent storage, the device MUST ensure that stable writes are
+//# committed to it, before reporting completion of the write (cases 1 and 2) or the flush (case 3).
 fn flushed_data_is_on_the_device() {
     on_device(|device, cache| {
         let mut rig = Rig::new(open(&device.device, cache));
@@ -56,8 +58,8 @@ fn flushed_data_is_on_the_device() {
         rig.ok(Op::Flush);
         // The backing file is another file than the device: it has what the device was given.
         let backing = device.device.file_name().and_then(|name| name.to_str()).expect("name");
-        let backing =
-            std::fs::read_to_string(format!("/sys/block/{backing}/loop/backing_file")).expect("backing");
+        let backing = std::fs::read_to_string(format!("/sys/block/{backing}/loop/backing_file"))
+            .expect("backing");
         let found = std::fs::read(backing.trim()).expect("read");
         assert!(found[65536..131_072] == data, "{cache:?}");
         assert!(found[301 * 512..302 * 512] == bytes(10, 512), "{cache:?}");
@@ -66,8 +68,8 @@ fn flushed_data_is_on_the_device() {
 
 #[test]
 //= virtio 5.2.6.2, test
-//# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to it, before
-//# reporting completion of the write (cases 1 and 2) or the flush (case 3).
+//# If the device is backed by persistent storage, the device MUST ensure that stable writes are
+//# committed to it, before reporting completion of the write (cases 1 and 2) or the flush (case 3).
 /// Earlier writes become durable, too.
 fn write_cache_off_makes_all_writes_durable() {
     on_device(|device, cache| {
@@ -77,9 +79,12 @@ fn write_cache_off_makes_all_writes_durable() {
         assert!(flushes(device, || drop(rig.ok(Op::write(1024, bytes(2, 512))))) >= 1);
         // The write before the switch: the guest is never going to flush it.
         let name = device.device.file_name().and_then(|name| name.to_str()).expect("name");
-        let backing =
-            std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file")).expect("backing");
-        assert!(std::fs::read(backing.trim()).expect("read")[..65536] == bytes(1, 65536), "{cache:?}");
+        let backing = std::fs::read_to_string(format!("/sys/block/{name}/loop/backing_file"))
+            .expect("backing");
+        assert!(
+            std::fs::read(backing.trim()).expect("read")[..65536] == bytes(1, 65536),
+            "{cache:?}"
+        );
         // Zeroes are writes.
         let zeroes = Op::WriteZeroes { ranges: vec![(0, 8)], unmap: false };
         assert!(flushes(device, || drop(rig.ok(zeroes))) >= 1, "{cache:?}");

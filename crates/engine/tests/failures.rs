@@ -98,7 +98,11 @@ fn broken_device_fails_only_requests_touching_it() {
         Err(why) => return skip(why),
     };
     for cache in [Cache::None, Cache::Writeback] {
-        OpenOptions::new().write(true).open(&backing).and_then(|file| file.set_len(1 << 20)).expect("grow");
+        OpenOptions::new()
+            .write(true)
+            .open(&backing)
+            .and_then(|file| file.set_len(1 << 20))
+            .expect("grow");
         let mut rig = Rig::new(open(&device.device, cache));
         rig.ok(Op::write(0, bytes(1, 65536)));
         rig.ok(Op::Flush);
@@ -150,7 +154,11 @@ fn truncated(path: &std::path::Path, cache: Cache) {
     let data = bytes(5, 1 << 20);
     rig.ok(Op::write(0, data.clone()));
     rig.ok(Op::Flush);
-    OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(512 << 10)).expect("truncate");
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|file| file.set_len(512 << 10))
+        .expect("truncate");
     // Before the end, across it, beyond it; aligned and not.
     assert!(rig.ok(Op::read(0, 65536)) == data[..65536]);
     for (errors, op) in [
@@ -163,7 +171,12 @@ fn truncated(path: &std::path::Path, cache: Cache) {
     .enumerate()
     {
         assert_eq!(rig.run(op.clone()).status, Status::IoErr, "{cache:?} {op:?}");
-        assert_eq!(rig.stats().short_errors, errors as u64 + 1, "{cache:?} {op:?} {:?}", rig.stats());
+        assert_eq!(
+            rig.stats().short_errors,
+            errors as u64 + 1,
+            "{cache:?} {op:?} {:?}",
+            rig.stats()
+        );
     }
     assert_eq!(rig.stats().device_errors, 0);
     assert!(rig.ok(Op::read(512, 65536)) == data[512 * 512..512 * 512 + 65536]);
@@ -198,9 +211,11 @@ fn out_of_bounds_requests_are_refused() {
     let path = image(dir.path(), 1 << 20);
     let memory = in_memory();
     let in_memory = memory.as_ref().map(|dir| image(dir.path(), 1 << 20));
-    for (path, cache) in
-        [(Some(&path), Cache::Writeback), (Some(&path), Cache::Auto), (in_memory.as_ref(), Cache::Auto)]
-    {
+    for (path, cache) in [
+        (Some(&path), Cache::Writeback),
+        (Some(&path), Cache::Auto),
+        (in_memory.as_ref(), Cache::Auto),
+    ] {
         let Some(path) = path else { continue };
         let mut rig = Rig::new(open(path, cache));
         // The lane would have refused them; the engine must not panic, nor write what it cannot.

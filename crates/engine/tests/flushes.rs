@@ -78,7 +78,11 @@ fn start(rig: &mut Rig, op: Op) {
 fn flush_syncs_only_after_new_answers() {
     volumes(|engine| {
         let (mut one, mut other) = (lane(engine), lane(engine));
-        assert_eq!(fdatasyncs(&mut one, Op::Flush), 1, "of what was there before the volume was opened");
+        assert_eq!(
+            fdatasyncs(&mut one, Op::Flush),
+            1,
+            "of what was there before the volume was opened"
+        );
         assert_eq!(fdatasyncs(&mut one, Op::Flush), 0);
         assert_eq!(fdatasyncs(&mut other, Op::Flush), 0, "the other lane's did as well");
         for op in [write(), Op::Discard(vec![(0, 64)]), zeroes(), Op::write(0, bytes(2, 1 << 20))] {
@@ -243,7 +247,8 @@ fn threaded_lanes_get_all_their_flushes() {
                             // A lane ends, and another one takes its place; here while no flush
                             // waits.
                             let stats = rig.stats();
-                            let all = stats.fdatasyncs + stats.flushes_shared + stats.flushes_skipped;
+                            let all =
+                                stats.fdatasyncs + stats.flushes_shared + stats.flushes_skipped;
                             assert_eq!(all, 20, "{stats:?}");
                             rig = lane(&engine);
                         }
@@ -258,7 +263,8 @@ fn threaded_lanes_get_all_their_flushes() {
 #[test]
 fn read_only_and_memory_flushes_skip_fdatasync() {
     let dir = on_disk();
-    let options = FileOptions { cache: Cache::Writeback, read_only: true, ..FileOptions::default() };
+    let options =
+        FileOptions { cache: Cache::Writeback, read_only: true, ..FileOptions::default() };
     let engine = FileEngine::open(&image(dir.path(), SIZE), options).expect("open");
     assert_eq!(fdatasyncs(&mut lane(&Arc::new(engine)), Op::Flush), 0, "read-only");
     let Some(dir) = in_memory() else { return skip("no /dev/shm") };
@@ -270,7 +276,11 @@ fn read_only_and_memory_flushes_skip_fdatasync() {
 #[test]
 fn delayed_flush_delays_no_other_request() {
     let dir = on_disk();
-    let with = |flush_delay| FileOptions { cache: Cache::Writeback, flush_delay, ..FileOptions::default() };
+    let with = |flush_delay| FileOptions {
+        cache: Cache::Writeback,
+        flush_delay,
+        ..FileOptions::default()
+    };
     let delay = Duration::from_millis(30);
     let engine = common::places::open_with(&image(dir.path(), SIZE), with(delay));
     let mut rig = lane(&engine);
@@ -279,7 +289,8 @@ fn delayed_flush_delays_no_other_request() {
     assert!(begin.elapsed() >= delay);
     drop((rig, engine));
 
-    let engine = common::places::open_with(&image(dir.path(), SIZE), with(Duration::from_secs(3600)));
+    let engine =
+        common::places::open_with(&image(dir.path(), SIZE), with(Duration::from_secs(3600)));
     let (mut one, mut other) = (lane(&engine), lane(&engine));
     start(&mut one, Op::Flush);
     start(&mut other, Op::Flush);

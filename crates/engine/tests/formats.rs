@@ -1,4 +1,5 @@
-//! Images that are not raw are refused before anything else is said of them, and images that a loop device writes to as well.
+//! Images that are not raw are refused before anything else is said of them, and images that a loop
+//! device writes to as well.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests may")]
 
@@ -57,14 +58,20 @@ fn image_of_another_format_is_refused() {
     for (format, at, mark) in marks {
         for size in SIZES {
             let path = image(dir.path(), size);
-            put(&path, size.checked_add_signed(at).filter(|_| at < 0).unwrap_or(at.unsigned_abs()), mark);
+            put(
+                &path,
+                size.checked_add_signed(at).filter(|_| at < 0).unwrap_or(at.unsigned_abs()),
+                mark,
+            );
             for read_only in [false, true] {
                 let error = open_unused(&path, FileOptions { read_only, ..FileOptions::default() })
                     .expect_err(format);
                 assert_eq!(error.kind, ErrorKind::Format, "{error}");
                 let text = error.to_string();
                 assert!(
-                    text.contains(format) && text.contains("--format raw") && !text.contains("truncate"),
+                    text.contains(format)
+                        && text.contains("--format raw")
+                        && !text.contains("truncate"),
                     "{text}"
                 );
             }
@@ -144,12 +151,16 @@ fn packed_image_is_refused_and_unchanged() {
             file.set_len(length).unwrap();
             let before = std::fs::read(&packed).unwrap();
             for read_only in [false, true] {
-                let error = open_unused(&packed, FileOptions { read_only, ..FileOptions::default() })
-                    .expect_err(name);
+                let error =
+                    open_unused(&packed, FileOptions { read_only, ..FileOptions::default() })
+                        .expect_err(name);
                 assert_eq!(error.kind, ErrorKind::Format, "{error}");
                 let text = error.to_string();
                 let parts = [name, "unpack it first", packed.to_str().unwrap(), "--format raw"];
-                assert!(parts.iter().all(|part| text.contains(part)) && !text.contains("truncate"), "{text}");
+                assert!(
+                    parts.iter().all(|part| text.contains(part)) && !text.contains("truncate"),
+                    "{text}"
+                );
             }
             let raw = open_unused(&packed, FileOptions { raw: true, ..FileOptions::default() });
             assert_eq!(raw.is_ok(), length.is_multiple_of(512), "{name}: {raw:?}");
@@ -176,7 +187,10 @@ fn disk_beginning_like_archive_is_served() {
         let path = image(dir.path(), 1 << 20);
         put(&path, 0, &[0xf6; 512]);
         put(&path, 0, magic);
-        drop(open_unused(&path, FileOptions::default()).unwrap_or_else(|error| panic!("{magic:?}: {error}")));
+        drop(
+            open_unused(&path, FileOptions::default())
+                .unwrap_or_else(|error| panic!("{magic:?}: {error}")),
+        );
     }
 }
 
@@ -229,8 +243,14 @@ fn image_with_mounted_loop_is_read_only() {
     let place = mounted.0.path().to_str().unwrap();
     assert!(text.contains(node) && text.contains(place) && text.contains("--read-only"), "{text}");
     // And the device itself.
-    assert_eq!(open(&device.device, FileOptions::default()).expect_err("mounted").kind, ErrorKind::Locked);
-    drop(open(&path, FileOptions { read_only: true, ..FileOptions::default() }).expect("for readers"));
+    assert_eq!(
+        open(&device.device, FileOptions::default()).expect_err("mounted").kind,
+        ErrorKind::Locked
+    );
+    drop(
+        open(&path, FileOptions { read_only: true, ..FileOptions::default() })
+            .expect("for readers"),
+    );
     drop(mounted);
     drop(open(&path, FileOptions::default()).expect("free again"));
     drop(device);
@@ -248,7 +268,8 @@ fn loop_device_and_its_image_exclude_writers() {
     };
     let below = open(&path, FileOptions::default()).expect("the image");
     assert!(user_of(&path).unwrap().is_some_and(|user| user.contains("locked")));
-    let error = open(&device.device, FileOptions::default()).expect_err("the image below is served");
+    let error =
+        open(&device.device, FileOptions::default()).expect_err("the image below is served");
     assert_eq!(error.kind, ErrorKind::Locked, "{error}");
     drop(below);
     let above = open(&device.device, FileOptions::default()).expect("the device");
@@ -283,7 +304,8 @@ fn loop_partition_counts_as_its_device() {
     }
     // The test uses its own node: it may make none in /dev here.
     let name = node.trim_start_matches("/dev/");
-    let number = std::fs::read_to_string(format!("/sys/block/{name}/{name}p1/dev")).expect("a partition");
+    let number =
+        std::fs::read_to_string(format!("/sys/block/{name}/{name}p1/dev")).expect("a partition");
     let (major, minor) = number.trim().split_once(':').unwrap();
     let partition = dir.path().join("partition").to_str().unwrap().to_owned();
     if let Err(why) = command("mknod", &[&partition, "b", major, minor]) {

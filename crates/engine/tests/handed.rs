@@ -27,8 +27,9 @@ fn handed_image_keeps_locks_size_and_cache() {
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
         file.set_len((1 << 20) + 3).unwrap();
-        let locked =
-            || FileEngine::open(&path, options(cache)).expect_err("locked").kind == ErrorKind::Locked;
+        let locked = || {
+            FileEngine::open(&path, options(cache)).expect_err("locked").kind == ErrorKind::Locked
+        };
         let mut files = first.hand_over().unwrap();
         drop(first);
         file.set_len(1 << 20).unwrap();
@@ -46,7 +47,10 @@ fn handed_image_keeps_locks_size_and_cache() {
         file.write_all_at(&[0; 8], 0).unwrap();
         assert!(locked(), "{cache:?}");
         drop(files);
-        assert!(!FileEngine::open(&path, options(cache)).is_err_and(|error| error.kind == ErrorKind::Locked));
+        assert!(
+            !FileEngine::open(&path, options(cache))
+                .is_err_and(|error| error.kind == ErrorKind::Locked)
+        );
     }
 }
 
@@ -61,6 +65,7 @@ fn replaced_image_is_not_taken_over() {
     image(place.path(), 1 << 20);
     assert!(first.hand_over().expect_err("another one").to_string().contains("replaced"));
     let files = HandedFiles { image: open, cached, witness, sectors };
-    let error = FileEngine::take_over(&path, options(Cache::Writeback), files).expect_err("another one");
+    let error =
+        FileEngine::take_over(&path, options(Cache::Writeback), files).expect_err("another one");
     assert!(error.to_string().contains("replaced"), "{error}");
 }

@@ -31,7 +31,8 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn layout(ranges: Vec<Range<u64>>) -> JournalLayout {
-    let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    let journal =
+        Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
     JournalLayout { journals: vec![journal], watched: Vec::new() }
 }
 
@@ -52,7 +53,8 @@ fn report(engine: &FileEngine) -> JournalReport {
     panic!("the journal thread does not answer: {report:?}");
 }
 
-/// Writes round a journal as a guest's file system does, with a flush after each 16 KiB; between them other data, which is there before.
+/// Writes round a journal as a guest's file system does, with a flush after each 16 KiB; between
+/// them other data, which is there before.
 fn commits(rig: &mut Rig, count: u64) {
     let mut at = JOURNAL.start;
     for number in 0..count {
@@ -71,7 +73,8 @@ fn commits(rig: &mut Rig, count: u64) {
 /// Returns the cached bytes after a round of the journal and a half: pages of the journal. Most
 /// others are.
 ///
-/// A host may drop clean pages whenever it likes, and some do so long before memory runs short: so no test counts on all of them.
+/// A host may drop clean pages whenever it likes, and some do so long before memory runs short: so
+/// no test counts on all of them.
 fn cached_after_commits(path: &Path, cache: Cache) -> usize {
     let engine = open(path, cache);
     engine.pretend_layout(layout(vec![JOURNAL]));
@@ -194,7 +197,8 @@ fn read_only_and_memory_images_seek_no_journal() {
 
 /// An engine whose journal is known, and whose flushes write only that, or everything.
 fn flushing(path: &Path, danger_flush_journal_only: bool) -> FileEngine {
-    let options = FileOptions { cache: Cache::Pdc, danger_flush_journal_only, ..FileOptions::default() };
+    let options =
+        FileOptions { cache: Cache::Pdc, danger_flush_journal_only, ..FileOptions::default() };
     FileEngine::open(path, options).expect("open")
 }
 
@@ -205,7 +209,8 @@ fn journal_only_flush_leaves_other_pages_dirty() {
     let dir = on_disk();
     let path = image(dir.path(), SIZE);
     let file = std::fs::File::open(&path).expect("open");
-    let dirty = |range: Range<u64>| pages::count(&file, &range).map(|pages| pages.dirty + pages.writeback);
+    let dirty =
+        |range: Range<u64>| pages::count(&file, &range).map(|pages| pages.dirty + pages.writeback);
     let others = 30 * MIB..38 * MIB;
     if dirty(0..4096).is_none() {
         return skip("no cachestat here (before Linux 6.5, or forbidden)");
@@ -242,8 +247,9 @@ fn record_shows_journal_only_flush_breaks_promise() {
         let path = image(dir.path(), SIZE);
         let record = dir.path().join("record");
         let engine = flushing(&path, is_journal_only);
-        let engine =
-            Arc::new(engine.recorded(std::fs::File::create(&record).expect("record")).expect("record"));
+        let engine = Arc::new(
+            engine.recorded(std::fs::File::create(&record).expect("record")).expect("record"),
+        );
         engine.pretend_layout(layout(vec![JOURNAL]));
         let recorder = Arc::clone(engine.recorder().expect("recorder"));
         let mut rig = rig(&engine);
@@ -265,7 +271,8 @@ fn switches() -> u64 {
         let read = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
         if read("comm").trim() == "journal" {
             let status = read("status");
-            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            let line =
+                status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
             sum += line.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or(0);
         }
     }
@@ -319,7 +326,8 @@ fn fast_guest_loses_only_journal_events() {
     let mut rig = rig(&engine);
     // A block with a magic number each KiB: as many events as a write can have.
     let mut data = vec![0; 1 << 20];
-    data.chunks_mut(1024).for_each(|block| block[..4].copy_from_slice(&0xc03b_3998_u32.to_be_bytes()));
+    data.chunks_mut(1024)
+        .for_each(|block| block[..4].copy_from_slice(&0xc03b_3998_u32.to_be_bytes()));
     for number in 0..200u64 {
         data[8..16].copy_from_slice(&number.to_le_bytes());
         assert_eq!(rig.run(Op::write(JOURNAL.start / 512, data.clone())).status, Status::Ok);
@@ -360,7 +368,8 @@ fn dropping_begins_no_other_writeback() {
     let engine = open(&path, Cache::Pdc);
     engine.pretend_layout(layout(vec![JOURNAL]));
     let mut rig = rig(&engine);
-    // In one folio with what is to be dropped: the system would have to wait for the disk to write it.
+    // In one folio with what is to be dropped: the system would have to wait for the disk to write
+    // it.
     let dirty = 12 * MIB - 65536..12 * MIB;
     let file = std::fs::File::options().read(true).write(true).open(&path).expect("open");
     rig.set_write_through(true);
@@ -378,8 +387,13 @@ fn dropping_begins_no_other_writeback() {
         rounds += 1;
         // Dirty bytes keep their neighbours in the cache, and not all of their folio. Less than a
         // MiB waits to be dropped.
-        if let Some(folio) = pages::cached(&file, &(10 * MIB..12 * MIB)).filter(|_| pages.dirty == 16) {
-            assert!(folio <= 256 + 32, "{folio} pages are in the page cache beside 16 that are dirty");
+        if let Some(folio) =
+            pages::cached(&file, &(10 * MIB..12 * MIB)).filter(|_| pages.dirty == 16)
+        {
+            assert!(
+                folio <= 256 + 32,
+                "{folio} pages are in the page cache beside 16 that are dirty"
+            );
         }
         written_back += u64::from(pages.dirty < 16);
         assert!(before > 0, "nothing is dropped");

@@ -112,7 +112,11 @@ fn gibibyte_descriptor_is_read_in_parts() {
             before += guest.turn();
             std::thread::yield_now();
         }
-        assert_eq!(guest.status(large), None, "{cache:?}: the small one waited for all of the large one");
+        assert_eq!(
+            guest.status(large),
+            None,
+            "{cache:?}: the small one waited for all of the large one"
+        );
         let operations = before + guest.drain();
         assert_eq!(
             (guest.status(large), guest.status(small)),
@@ -137,7 +141,8 @@ fn large_transfers_keep_bytes_in_any_layout() {
     let _one = one_at_a_time();
     const LEN: u64 = 33 * MIB + 4096;
     for (_dir, path, cache) in places(64 * MIB) {
-        // In one buffer; in a few that end anywhere in a part; not aligned to anything, which direct I/O bounces.
+        // In one buffer; in a few that end anywhere in a part; not aligned to anything, which
+        // direct I/O bounces.
         for (shift, cuts) in
             [(0, vec![]), (0, vec![PART - 4096, 20 * MIB]), (512, vec![7 * MIB + 1, 8 * MIB + 3])]
         {
@@ -165,8 +170,16 @@ fn large_transfers_keep_bytes_in_any_layout() {
                 guest.begin(slot);
                 guest.drain();
                 let after = ALLOCATED.load(Ordering::Relaxed);
-                assert_eq!(guest.status(number), Some(Status::Ok), "{cache:?} {shift} {cuts:?} type {kind}");
-                assert!(after < before + 4 * 1024 * 1024, "{cache:?}: {} bytes more", after - before);
+                assert_eq!(
+                    guest.status(number),
+                    Some(Status::Ok),
+                    "{cache:?} {shift} {cuts:?} type {kind}"
+                );
+                assert!(
+                    after < before + 4 * 1024 * 1024,
+                    "{cache:?}: {} bytes more",
+                    after - before
+                );
             }
             assert!(guest.get(to, data.len()) == data, "{cache:?} {shift} {cuts:?}");
         }
@@ -186,8 +199,9 @@ fn memory_image_is_zeroed_in_parts() {
             file.write_all_at(&bytes(1, 512), *at).expect("write");
         }
         let mut guest = Apart::new(&engine, 2, MIB);
-        let range =
-            |sector: u64, sectors: u32| [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &[0; 4]].concat();
+        let range = |sector: u64, sectors: u32| {
+            [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &[0; 4]].concat()
+        };
         let sectors = u32::try_from(100 * MIB / 512).unwrap();
         guest.put(0, &[range(0, sectors), range(0, 0), range(100 * MIB / 512, sectors)].concat());
         let number = guest.offer(kind, 0, &[(0, 48)]);
@@ -208,26 +222,32 @@ fn many_buffer_request_gives_memory_back() {
     for (_dir, path, cache) in places(16 * MIB) {
         let Some(engine) = engine(&path, cache) else { continue };
         let mut guest = Apart::new(&engine, 2 * SLOTS, 4 * MIB);
-        // Each in a slot of its own: all are taken before the first is begun. Not aligned: direct I/O has lists of its own for them.
+        // Each in a slot of its own: all are taken before the first is begun. Not aligned: direct
+        // I/O has lists of its own for them.
         let many = |guest: &mut Apart, buffers: u64| {
             for chunk in 0..SLOTS / 10 {
                 let numbers: Vec<usize> = (0..10)
                     .map(|n| {
-                        let pieces: Vec<(u64, u32)> = (0..buffers).map(|i| (1 + 512 * i, 512)).collect();
+                        let pieces: Vec<(u64, u32)> =
+                            (0..buffers).map(|i| (1 + 512 * i, 512)).collect();
                         guest.offer(0, (chunk * 10 + n) as u64 % 8, &pieces)
                     })
                     .collect();
                 let slots: Vec<_> = numbers.iter().map(|_| guest.take()).collect();
                 slots.into_iter().for_each(|slot| guest.begin(slot));
                 guest.drain();
-                assert!(numbers.iter().all(|number| guest.status(*number) == Some(Status::Ok)), "{cache:?}");
+                assert!(
+                    numbers.iter().all(|number| guest.status(*number) == Some(Status::Ok)),
+                    "{cache:?}"
+                );
             }
         };
         many(&mut guest, 1);
         let before = ALLOCATED.load(Ordering::Relaxed);
         many(&mut guest, 1000);
         let grown = ALLOCATED.load(Ordering::Relaxed).saturating_sub(before);
-        // Ten slots that keep a thousand buffers take 160 KiB, twice that with lists of their own. Bounce buffers are kept, some.
+        // Ten slots that keep a thousand buffers take 160 KiB, twice that with lists of their own.
+        // Bounce buffers are kept, some.
         let bounces = if cache == Cache::None { 9 << 20 } else { 0 };
         assert!(grown < bounces + (100 << 10), "{cache:?}: {grown} bytes are kept");
     }
@@ -247,7 +267,8 @@ fn requests_beyond_bounce_buffers_wait_and_finish() {
         let before = ALLOCATED.load(Ordering::Relaxed);
         let at = |n: usize| n as u64 * MIB + 1;
         let sector = |n: usize| n as u64 % 32 * 32 + 1;
-        let numbers: Vec<usize> = (0..REQUESTS).map(|n| guest.offer(0, sector(n), &[(at(n), len)])).collect();
+        let numbers: Vec<usize> =
+            (0..REQUESTS).map(|n| guest.offer(0, sector(n), &[(at(n), len)])).collect();
         let slots: Vec<_> = numbers.iter().map(|_| guest.take()).collect();
         slots.into_iter().for_each(|slot| guest.begin(slot));
         let taken = ALLOCATED.load(Ordering::Relaxed).saturating_sub(before);
@@ -256,7 +277,10 @@ fn requests_beyond_bounce_buffers_wait_and_finish() {
         for (n, number) in numbers.into_iter().enumerate() {
             assert_eq!(guest.status(number), Some(Status::Ok), "{len}: request {n}");
             let from = usize::try_from(sector(n)).unwrap() * 512;
-            assert!(guest.get(at(n), len as usize) == data[from..from + len as usize], "{len}: request {n}");
+            assert!(
+                guest.get(at(n), len as usize) == data[from..from + len as usize],
+                "{len}: request {n}"
+            );
         }
     }
 }

@@ -158,8 +158,8 @@ fn hold(path: &Path, byte: i64) -> File {
 fn lock_bytes_mean_the_same_as_qemu_s() {
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
-    // (byte, whether it stops a writer, whether it stops a reader): reads consistently, writes, writes what is there
-    // already, resizes; forbids others the same.
+    // (byte, whether it stops a writer, whether it stops a reader): reads consistently, writes,
+    // writes what is there already, resizes; forbids others the same.
     for (byte, writer, reader) in [
         (100, false, false),
         (101, true, true),
@@ -176,7 +176,8 @@ fn lock_bytes_mean_the_same_as_qemu_s() {
     }
 }
 
-/// The descriptors of this process through which the image can be written, and those of them that have a writer's locks.
+/// The descriptors of this process through which the image can be written, and those of them that
+/// have a writer's locks.
 fn writing(path: &Path) -> (Vec<String>, Vec<String>) {
     let path = path.canonicalize().expect("path");
     let descriptors = std::fs::read_dir("/proc/self/fd").expect("fd").flatten();
@@ -189,7 +190,8 @@ fn writing(path: &Path) -> (Vec<String>, Vec<String>) {
         let line = info.lines().find_map(|line| line.strip_prefix("flags:"));
         u32::from_str_radix(line.expect("flags").trim(), 8).expect("octal")
     };
-    let writable: Vec<String> = ours.map(|fd| info(&fd)).filter(|info| flags(info) & 3 != 0).collect();
+    let writable: Vec<String> =
+        ours.map(|fd| info(&fd)).filter(|info| flags(info) & 3 != 0).collect();
     let locked = |info: &&String| ["100 101", "201 201"].iter().all(|byte| info.contains(byte));
     let with_locks = writable.iter().filter(locked).cloned().collect();
     (writable, with_locks)

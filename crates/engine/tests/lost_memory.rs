@@ -21,7 +21,11 @@ const SIZE: usize = 4 << 20;
 fn write_with_lost_data_leaves_disk_unchanged() {
     let memory = in_memory();
     let disk = on_disk();
-    let dirs = [(Some(&disk), Cache::Writeback), (Some(&disk), Cache::None), (memory.as_ref(), Cache::Auto)];
+    let dirs = [
+        (Some(&disk), Cache::Writeback),
+        (Some(&disk), Cache::None),
+        (memory.as_ref(), Cache::Auto),
+    ];
     for (dir, cache) in dirs {
         let Some(dir) = dir else { return skip("no /dev/shm") };
         // Where the data lies: aligned, and as direct I/O cannot take it.

@@ -82,7 +82,9 @@ fn is_lost(engine: &Arc<FileEngine>, rig: &mut Rig) {
     assert!([libc::EIO, libc::ENOSPC].contains(&lost.errno), "{lost}");
     let mut other = lane(engine);
     for rig in [&mut *rig, &mut other] {
-        for op in [Op::Flush, Op::write(REGION.start / 512, vec![1; 4096]), Op::write(0, vec![1; 512])] {
+        for op in
+            [Op::Flush, Op::write(REGION.start / 512, vec![1; 4096]), Op::write(0, vec![1; 512])]
+        {
             assert_eq!(rig.run(op).status, Status::IoErr);
         }
     }
@@ -225,7 +227,10 @@ fn failed_region_write_is_not_lost() {
     until("cached", &mut [&mut rig], || direct(&engine).ranges.is_empty());
     for (at, status) in (region.start..region.end).step_by(PIECE as usize).zip(statuses) {
         if status == Status::Ok {
-            assert!(rig.ok(Op::read(at / 512, PIECE as usize)) == bytes(at, PIECE as usize), "{at}");
+            assert!(
+                rig.ok(Op::read(at / 512, PIECE as usize)) == bytes(at, PIECE as usize),
+                "{at}"
+            );
         }
     }
     rig.ok(Op::write(region.start / 512, bytes(1, 4096)));

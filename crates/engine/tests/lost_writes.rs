@@ -38,7 +38,11 @@ fn failed_writeback_fails_all_later_flushes() {
     overfill(&mut first);
     assert_eq!(engine.lost_write(), None, "what is not known yet");
     for flush in 0..3 {
-        assert_eq!(first.run(Op::Flush).status, Status::IoErr, "flush {flush} of the lane that wrote");
+        assert_eq!(
+            first.run(Op::Flush).status,
+            Status::IoErr,
+            "flush {flush} of the lane that wrote"
+        );
         assert_eq!(second.run(Op::Flush).status, Status::IoErr, "flush {flush} of another lane");
     }
     // Nor one of a lane that begins later, as that of a new session does.
@@ -54,7 +58,12 @@ fn failed_writeback_fails_all_later_flushes() {
     }
     let lost = engine.lost_write().expect("a loss that can be told");
     assert!([libc::EIO, libc::ENOSPC].contains(&lost.errno), "{lost}");
-    assert_eq!((lost.during, first.stats().errors()), (Writeback::Flush, 6), "{lost}; {:?}", first.stats());
+    assert_eq!(
+        (lost.during, first.stats().errors()),
+        (Writeback::Flush, 6),
+        "{lost}; {:?}",
+        first.stats()
+    );
     assert_eq!(third.stats().lost_errors, 4);
     assert!(engine.sync().is_err(), "the sync at the end");
 
@@ -148,8 +157,10 @@ fn answered_write_through_write_is_durable() {
             }
             for (which, rig) in lanes.iter_mut().enumerate() {
                 for answer in rig.drain() {
-                    let (_, _, at) =
-                        places.iter().find(|(w, place, _)| (*w, *place) == (which, answer.place)).unwrap();
+                    let (_, _, at) = places
+                        .iter()
+                        .find(|(w, place, _)| (*w, *place) == (which, answer.place))
+                        .unwrap();
                     match answer.status {
                         Status::Ok => answered.push(*at),
                         _ => failed += 1,
@@ -161,7 +172,10 @@ fn answered_write_through_write_is_durable() {
         let content = storage.content();
         for at in answered {
             let at = usize::try_from(at).unwrap();
-            assert!(content[at..at + PIECE / 2] == bytes(at as u64, PIECE / 2), "the write at {at} is lost");
+            assert!(
+                content[at..at + PIECE / 2] == bytes(at as u64, PIECE / 2),
+                "the write at {at} is lost"
+            );
         }
         // A failed durable write may have got the error of others' losses.
         for rig in &mut lanes {
@@ -200,7 +214,8 @@ fn final_sync_keeps_failing_after_a_loss() {
     assert_eq!(rig.run(Op::Flush).status, Status::IoErr);
 }
 
-/// Direct writes are answered when the device has answered: those that fail say so, and no other is lost with them.
+/// Direct writes are answered when the device has answered: those that fail say so, and no other is
+/// lost with them.
 #[test]
 fn reported_failed_write_is_not_lost() {
     let Some(storage) = TooSmall::new() else { return };

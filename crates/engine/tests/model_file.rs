@@ -73,7 +73,8 @@ fn any_extent(longest: u64) -> BoxedStrategy<(u64, u64)> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let cut = || prop_oneof![Just(Cut::Whole), Just(Cut::Pages), Just(Cut::Sectors), Just(Cut::Odd)];
+    let cut =
+        || prop_oneof![Just(Cut::Whole), Just(Cut::Pages), Just(Cut::Sectors), Just(Cut::Odd)];
     let ranges = || {
         let range = any_extent(400).prop_map(|(sector, sectors)| (sector, sectors as u32));
         proptest::collection::vec(range, 1..4)
@@ -122,7 +123,8 @@ impl Model {
             let collides = out.iter().any(|(_, other, _)| {
                 let (theirs, they_change) = other.touches();
                 let overlap = |a: &(u64, u64), b: &(u64, u64)| a.0 < b.0 + b.1 && b.0 < a.0 + a.1;
-                (changes || they_change) && touched.iter().any(|a| theirs.iter().any(|b| overlap(a, b)))
+                (changes || they_change)
+                    && touched.iter().any(|a| theirs.iter().any(|b| overlap(a, b)))
             });
             if collides || out.len() == PLACES {
                 self.settle(rig, &mut out);
@@ -135,7 +137,10 @@ impl Model {
                 }
                 Step::Read { sector, sectors, cut: how } => {
                     let expected = self.data[span(*sector, *sectors)].to_vec();
-                    (Op::Read { sector: *sector, pieces: cut(*how, expected.len(), seed) }, expected)
+                    (
+                        Op::Read { sector: *sector, pieces: cut(*how, expected.len(), seed) },
+                        expected,
+                    )
                 }
                 Step::Write { sector, sectors, cut: how } => {
                     let data = bytes(seed + 1, *sectors as usize * 512);
@@ -197,7 +202,8 @@ impl Model {
     }
 }
 
-/// Random requests to an image that `path` names, opened in the way given, and its contents at the end.
+/// Random requests to an image that `path` names, opened in the way given, and its contents at the
+/// end.
 fn model(path: &Path, cache: Cache, cases: u32, mapped: bool) {
     model_of(path, || open(path, cache), cases, mapped);
 }
@@ -233,7 +239,8 @@ fn memory_image_matches_model() {
 
 #[test]
 //= virtio 5.2.6.2, test
-//# After a write zeroes command is completed, reads of the specified ranges of sectors MUST return zeroes.
+//# After a write zeroes command is completed, reads of the specified ranges of sectors MUST return
+//# zeroes.
 fn direct_image_matches_model() {
     let dir = on_disk();
     let path = image(dir.path(), SECTORS * 512);
@@ -310,18 +317,22 @@ fn read_only_image_never_changes() {
     let data = bytes(77, SECTORS as usize * 512);
     std::fs::write(&path, &data).expect("write");
     for cache in [Cache::Auto, Cache::Writeback] {
-        let engine =
-            FileEngine::open(&path, FileOptions { cache, read_only: true, ..FileOptions::default() })
-                .expect("open");
+        let engine = FileEngine::open(
+            &path,
+            FileOptions { cache, read_only: true, ..FileOptions::default() },
+        )
+        .expect("open");
         let geometry = engine.geometry();
         assert!(geometry.read_only && !geometry.discard && !geometry.write_zeroes);
         let engine: Arc<dyn Engine> = Arc::new(engine);
         let config = Config { cases: 10, failure_persistence: None, ..Config::default() };
-        let result = TestRunner::new(config).run(&proptest::collection::vec(step(), 1..40), |steps| {
-            let mut model = Model { data: data.clone(), discards_vaguely: false, writable: false };
-            model.check(&mut Rig::new(Arc::clone(&engine)), &steps);
-            Ok(())
-        });
+        let result =
+            TestRunner::new(config).run(&proptest::collection::vec(step(), 1..40), |steps| {
+                let mut model =
+                    Model { data: data.clone(), discards_vaguely: false, writable: false };
+                model.check(&mut Rig::new(Arc::clone(&engine)), &steps);
+                Ok(())
+            });
         if let Err(error) = result {
             panic!("{error}");
         }

@@ -1,5 +1,5 @@
-//! The null device: at once, or as a device of a given latency and parallelism. No test looks at the clock: times are
-//! compared with each other.
+//! The null device: at once, or as a device of a given latency and parallelism. No test looks at
+//! the clock: times are compared with each other.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -15,19 +15,28 @@ use vlane_engine::{Engine, ErrorKind, Status};
 const LATENCY: Duration = Duration::from_secs(3600);
 
 fn null(latency: Option<Duration>, parallelism: usize) -> Arc<NullEngine> {
-    Arc::new(NullEngine::new(NullConfig { size: 1 << 30, latency, parallelism }).expect("a null device"))
+    Arc::new(
+        NullEngine::new(NullConfig { size: 1 << 30, latency, parallelism }).expect("a null device"),
+    )
 }
 
 /// Collects the answers due at `now`: the places, in order.
 fn due(rig: &mut Rig, now: Instant) -> Vec<usize> {
     rig.reap(now);
-    rig.collect().into_iter().inspect(|a| assert_eq!(a.status, Status::Ok)).map(|a| a.place).collect()
+    rig.collect()
+        .into_iter()
+        .inspect(|a| assert_eq!(a.status, Status::Ok))
+        .map(|a| a.place)
+        .collect()
 }
 
 #[test]
 fn null_device_answers_without_touching_memory() {
     let mut rig = Rig::new(null(None, 1));
-    assert!(rig.ok(Op::read(0, 4096)).iter().all(|byte| *byte == 0xa5), "the guest's buffer is as it was");
+    assert!(
+        rig.ok(Op::read(0, 4096)).iter().all(|byte| *byte == 0xa5),
+        "the guest's buffer is as it was"
+    );
     for op in [
         Op::write(8, vec![1; 512]),
         Op::Flush,

@@ -36,7 +36,8 @@ fn refused_image_error_names_the_action() {
     resize(&path, 1000);
     let (kind, text) = refusal(&path);
     assert_eq!(kind, ErrorKind::OddSize);
-    let advice = format!("is it a disk image? If so, round it up: `truncate -s 1024 {}`", path.display());
+    let advice =
+        format!("is it a disk image? If so, round it up: `truncate -s 1024 {}`", path.display());
     assert!(text.ends_with(&advice), "{text}");
 }
 
@@ -53,7 +54,10 @@ fn image_file_has_512_byte_sectors() {
     ] {
         let Some(dir) = dir else { continue };
         let geometry = open(&image(dir.path(), 1 << 20), cache).geometry();
-        assert_eq!((geometry.sectors, geometry.block_size, geometry.physical_exponent), (2048, 512, 3));
+        assert_eq!(
+            (geometry.sectors, geometry.block_size, geometry.physical_exponent),
+            (2048, 512, 3)
+        );
         assert_eq!(geometry.write_cache, cache != Cache::WriteThrough);
         assert!(geometry.discard && geometry.write_zeroes && !geometry.read_only);
     }
@@ -101,7 +105,8 @@ fn file_with_partial_last_block_avoids_direct_writes() {
     let error = FileEngine::open(&path, common::places::options(Cache::None)).expect_err("refused");
     assert_eq!(error.kind, ErrorKind::OddSize);
     assert!(
-        error.to_string().contains("multiple of the 4096") && error.to_string().contains("--cache writeback"),
+        error.to_string().contains("multiple of the 4096")
+            && error.to_string().contains("--cache writeback"),
         "{error}"
     );
     let read_only = FileOptions { read_only: true, ..common::places::options(Cache::None) };
@@ -230,7 +235,11 @@ fn keep_and_off_modes_keep_space() {
             let full = blocks(&mut rig);
             rig.ok(Op::Discard(vec![(1024, 512), (1536, 512)]));
             rig.ok(Op::WriteZeroes { ranges: vec![(0, 512)], unmap: true });
-            assert!(blocks(&mut rig) >= full, "{discard:?}, {cache:?}: {} of {full}", blocks(&mut rig));
+            assert!(
+                blocks(&mut rig) >= full,
+                "{discard:?}, {cache:?}: {} of {full}",
+                blocks(&mut rig)
+            );
             assert!(rig.ok(Op::read(0, 512 * 512)).iter().all(|byte| *byte == 0));
             let discarded = rig.ok(Op::read(1024, 1024 * 512));
             assert_eq!(

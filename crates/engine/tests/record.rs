@@ -41,9 +41,13 @@ impl Place {
     fn device(cache: Cache, is_old: bool) -> Option<Place> {
         let dir = on_disk();
         match Loop::new(&image(dir.path(), SIZE), 4096) {
-            Ok(device) => {
-                Some(Place { path: device.device.clone(), cache, is_old, _device: Some(device), _dir: dir })
-            }
+            Ok(device) => Some(Place {
+                path: device.device.clone(),
+                cache,
+                is_old,
+                _device: Some(device),
+                _dir: dir,
+            }),
             Err(why) => {
                 skip(why);
                 None
@@ -86,7 +90,8 @@ fn change_regions(engine: &FileEngine, round: u64) {
     const FOLIO: u64 = 2 << 20;
     let range = [FOLIO..SIZE, 0..FOLIO, 0..0, 0..SIZE][round as usize / 5 % 4].clone();
     let ranges = Vec::from_iter((!range.is_empty()).then_some(range));
-    let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    let journal =
+        Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
     engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
 }
 
@@ -110,7 +115,10 @@ fn any_op(seed: u64, share: u64) -> Op {
     match dice[4] % 8 {
         0 => Op::Flush,
         1 => Op::Discard(vec![(sector, sectors as u32), (base + SHARE - 64, 64)]),
-        2 | 3 => Op::WriteZeroes { ranges: vec![(sector, sectors as u32)], unmap: dice[5].is_multiple_of(2) },
+        2 | 3 => Op::WriteZeroes {
+            ranges: vec![(sector, sectors as u32)],
+            unmap: dice[5].is_multiple_of(2),
+        },
         4 => Op::read(sector, sectors as usize * 512),
         _ => Op::write(sector, bytes(seed + 1, sectors as usize * 512)),
     }
@@ -174,16 +182,23 @@ fn replayed_record_equals_image_and_flushes_hold() {
         let history = read(&path);
         let found = std::fs::read(&place.path).unwrap();
         let expected = replayed(&history);
-        let differs = (0..SECTORS as usize).find(|n| found[n * 512..][..512] != expected[n * 512..][..512]);
+        let differs =
+            (0..SECTORS as usize).find(|n| found[n * 512..][..512] != expected[n * 512..][..512]);
         assert_eq!(differs, None, "{what}: the first sector whose content is not in the record");
         assert!(history.operations.iter().all(|operation| operation.end.is_some()), "{what}");
-        assert!(history.requests.iter().all(|request| matches!(request.answer, Some((_, 0)))), "{what}");
+        assert!(
+            history.requests.iter().all(|request| matches!(request.answer, Some((_, 0)))),
+            "{what}"
+        );
         // Where parts of it are direct, writes have gone both ways.
         match direct {
-            Some(direct) if direct.refusal.is_some() => skip(format!("no direct regions: {direct:?}")),
+            Some(direct) if direct.refusal.is_some() => {
+                skip(format!("no direct regions: {direct:?}"))
+            }
             Some(direct) => {
                 let ways = [0, 1].map(|way| {
-                    let is_it = |what: &What| matches!(what, What::Write { file, .. } if *file == way);
+                    let is_it =
+                        |what: &What| matches!(what, What::Write { file, .. } if *file == way);
                     history.operations.iter().filter(|operation| is_it(&operation.what)).count()
                 });
                 assert!(
@@ -291,7 +306,8 @@ impl Write for Full {
 fn record_write_error_appears_at_end() {
     let place = Place::file(on_disk(), Cache::Writeback);
     let full = Full(Arc::new(Mutex::new(100_000)));
-    let engine = FileEngine::open(&place.path, options(place.cache)).unwrap().recorded(full).unwrap();
+    let engine =
+        FileEngine::open(&place.path, options(place.cache)).unwrap().recorded(full).unwrap();
     let recorder = Arc::clone(engine.recorder().unwrap());
     let mut rig = Rig::new(Arc::new(engine) as Arc<dyn Engine>);
     for round in 0..200 {

@@ -99,7 +99,8 @@ fn requests_across_region_borders_keep_data() {
         let data = bytes(number as u64 + 9, len);
         model[sector as usize * 512..][..len].copy_from_slice(&data);
         rig.ok(Op::Write { sector, pieces: pieces.clone(), data });
-        let found = rig.ok(Op::Read { sector: sector - 5, pieces: vec![(number % 3, len + 5 * 512)] });
+        let found =
+            rig.ok(Op::Read { sector: sector - 5, pieces: vec![(number % 3, len + 5 * 512)] });
         assert!(found == model[(sector as usize - 5) * 512..][..len + 5 * 512], "request {number}");
         for unmap in [false, true] {
             let (from, count) = (border - 30 + 3 * number as u64, 31 + u64::from(unmap));
@@ -144,9 +145,10 @@ fn lanes_changing_one_region_block_lose_none() {
                     let sector = first + round % 4 * 8 + number * 2;
                     let value = if round >= 56 { number as u8 + 1 } else { round as u8 };
                     match round % 3 {
-                        0 if round < 56 => {
-                            rig.ok(Op::WriteZeroes { ranges: vec![(sector, 2)], unmap: round % 2 == 0 })
-                        }
+                        0 if round < 56 => rig.ok(Op::WriteZeroes {
+                            ranges: vec![(sector, 2)],
+                            unmap: round % 2 == 0,
+                        }),
                         _ => rig.ok(Op::Write {
                             sector,
                             pieces: vec![(round as usize % 2, 1024)],
@@ -159,7 +161,8 @@ fn lanes_changing_one_region_block_lose_none() {
     });
     let mut rig = lane(&engine);
     let found = rig.ok(Op::read(first, 4 * 4096));
-    let expected: Vec<u8> = (1..=4).flat_map(|number| [number; 1024]).collect::<Vec<u8>>().repeat(4);
+    let expected: Vec<u8> =
+        (1..=4).flat_map(|number| [number; 1024]).collect::<Vec<u8>>().repeat(4);
     assert!(found == expected);
     assert_eq!(cached(&engine), 0);
 }
@@ -205,7 +208,8 @@ fn only_requests_in_changing_region_are_held() {
     other.ok(Op::write(0, vec![2; 4096]));
     other.ok(Op::Flush);
     assert!(ranges(&engine).is_empty(), "nothing has changed while a request is under way");
-    for op in [Op::read(REGION.start / 512, 4096), Op::write(REGION.start / 512 - 1, vec![3; 1024])] {
+    for op in [Op::read(REGION.start / 512, 4096), Op::write(REGION.start / 512 - 1, vec![3; 1024])]
+    {
         other.start(op);
     }
     other.begin();
@@ -223,7 +227,9 @@ fn only_requests_in_changing_region_are_held() {
     assert!(early.iter().chain(&answers).all(|answer| answer.status == Status::Ok));
     until("direct", &mut [&mut stuck, &mut other], || ranges(&engine) == [REGION]);
     let found = other.ok(Op::read(REGION.start / 512 - 1, 1536));
-    assert!(found[..1024].iter().all(|byte| *byte == 3) && found[1024..].iter().all(|byte| *byte == 1));
+    assert!(
+        found[..1024].iter().all(|byte| *byte == 3) && found[1024..].iter().all(|byte| *byte == 1)
+    );
 }
 
 /// A held request can be put back into its ring.
@@ -238,7 +244,9 @@ fn slow_region_change_is_put_off() {
     other.lane.put_back(slot);
     // The old map stays in force, so it continues although the first one is still under way.
     assert_eq!(other.drain().len(), 1);
-    until("put off", &mut [&mut other], || engine.journal().is_some_and(|report| report.direct.put_off > 0));
+    until("put off", &mut [&mut other], || {
+        engine.journal().is_some_and(|report| report.direct.put_off > 0)
+    });
     assert!(ranges(&engine).is_empty());
     // And a lane that goes is not waited for.
     assert_eq!(stuck.drain().len(), 1);
@@ -252,7 +260,8 @@ struct Mapped(*mut libc::c_void);
 impl Mapped {
     fn new(path: &Path, offset: u64) -> Mapped {
         let file = std::fs::File::open(path).expect("open");
-        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is longer; read within, and gone with this.
+        // SAFETY: a new mapping at an address of the kernel's choice, of a file that is longer;
+        // read within, and gone with this.
         unsafe {
             let at = libc::mmap(
                 std::ptr::null_mut(),
@@ -294,7 +303,9 @@ fn reader_leaves_region_that_refills() {
     for _ in 0..4 {
         engine.sync().expect("sync");
     }
-    until("put off", &mut [&mut rig], || engine.journal().is_some_and(|report| report.direct.put_off > 0));
+    until("put off", &mut [&mut rig], || {
+        engine.journal().is_some_and(|report| report.direct.put_off > 0)
+    });
     assert_eq!(ranges(&engine), [REGION]);
     rig.ok(Op::write(REGION.start / 512, vec![2; 4096]));
     assert!(rig.ok(Op::read(REGION.start / 512, 4096)).iter().all(|byte| *byte == 2));
@@ -336,8 +347,10 @@ fn stale_device_pages_go_before_first_read() {
     let left = |options: Option<FileOptions>| {
         let _ = std::fs::read(&device.device).expect("read");
         let engine = options.map(|options| open_with(&device.device, options));
-        let refusal =
-            engine.as_ref().and_then(|engine| engine.journal()).and_then(|report| report.direct.refusal);
+        let refusal = engine
+            .as_ref()
+            .and_then(|engine| engine.journal())
+            .and_then(|report| report.direct.refusal);
         (vlane_engine::pages::cached(&other, &(0..SIZE)), refusal)
     };
     let (Some(before), _) = left(None) else {
@@ -350,7 +363,10 @@ fn stale_device_pages_go_before_first_read() {
     for cache in [Cache::Writeback, Cache::WriteThrough, Cache::Pdc, Cache::None] {
         for read_only in [false, true] {
             let (after, _) = left(Some(FileOptions { cache, read_only, ..FileOptions::default() }));
-            assert!(after.is_some_and(|after| after < before / 4), "{cache:?}: {after:?} of {before} pages");
+            assert!(
+                after.is_some_and(|after| after < before / 4),
+                "{cache:?}: {after:?} of {before} pages"
+            );
         }
     }
 }

@@ -46,7 +46,11 @@ fn watch_reports_every_signal_until_removed() {
     assert_eq!(events(&mut uring), []);
     for _ in 0..3 {
         signal(&one);
-        assert_eq!(events(&mut uring), [Event::Wake { token: 1, armed: true }], "without anybody reading it");
+        assert_eq!(
+            events(&mut uring),
+            [Event::Wake { token: 1, armed: true }],
+            "without anybody reading it"
+        );
     }
     uring.unwatch(1);
     assert_eq!(events(&mut uring), []);
@@ -166,7 +170,8 @@ fn many_buffers_make_one_request() {
     }
 }
 
-/// Runs `check` in a thread that a seccomp filter lets everything but io_uring_setup, which gets `errno`.
+/// Runs `check` in a thread that a seccomp filter lets everything but io_uring_setup, which gets
+/// `errno`.
 fn where_io_uring_gives(errno: i32, check: impl FnOnce() + Send + 'static) -> bool {
     where_call_gives(libc::SYS_io_uring_setup, errno, || (), |()| check())
 }
@@ -194,10 +199,12 @@ fn where_call_gives<T>(
             step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-        // SAFETY: the documented arguments; the filter lives until the call ends, and is for this thread only.
+        // SAFETY: the documented arguments; the filter lives until the call ends, and is for this
+        // thread only.
         let installed = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+                    == 0
         };
         if installed {
             check(made);
@@ -239,16 +246,17 @@ fn forbidden_io_uring_error_names_the_setting() {
 fn short_kernel_is_retried_at_bounded_rate() {
     for errno in [libc::EAGAIN, libc::EBUSY, libc::ENOMEM] {
         let make = || (event(), Uring::new(64).expect("io_uring"));
-        let ran = where_call_gives(libc::SYS_io_uring_enter, errno, make, move |(event, mut uring)| {
-            uring.watch(event.as_fd(), 1);
-            let (begin, mut asked) = (std::time::Instant::now(), 0);
-            while begin.elapsed() < Duration::from_millis(200) {
-                uring.submit().expect("a shortage passes");
-                asked += 1;
-            }
-            // A pause is 50 us at first and 2 ms at last: about 105 of them fit.
-            assert!((2..200).contains(&asked), "asked {asked} times in 200 ms");
-        });
+        let ran =
+            where_call_gives(libc::SYS_io_uring_enter, errno, make, move |(event, mut uring)| {
+                uring.watch(event.as_fd(), 1);
+                let (begin, mut asked) = (std::time::Instant::now(), 0);
+                while begin.elapsed() < Duration::from_millis(200) {
+                    uring.submit().expect("a shortage passes");
+                    asked += 1;
+                }
+                // A pause is 50 us at first and 2 ms at last: about 105 of them fit.
+                assert!((2..200).contains(&asked), "asked {asked} times in 200 ms");
+            });
         if !ran {
             return skip("no seccomp filters here");
         }

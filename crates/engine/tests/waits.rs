@@ -49,7 +49,8 @@ impl Drop for Frozen {
 fn until_it_stands_still(thread: u32) {
     let begin = Instant::now();
     loop {
-        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("a thread");
+        let stat =
+            std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("a thread");
         if stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('D')) {
             return;
         }
@@ -103,7 +104,8 @@ fn held_write_delays_only_writes() {
         let held = std::thread::spawn(move || {
             let mut rig = Rig::new(of);
             rig.start(Op::write(1024, bytes(3, 4096)));
-            said.send(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()).expect("heard");
+            said.send(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned())
+                .expect("heard");
             rig.begin();
             rig.drain().into_iter().map(|answer| answer.status).collect::<Vec<_>>()
         });

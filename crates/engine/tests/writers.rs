@@ -40,8 +40,8 @@ fn loop_devices_conflict_where_they_overlap() {
     let dir = on_disk();
     let path = image(dir.path(), 32 * MIB);
     let made = || {
-        let parts =
-            [(0, 32), (0, 8), (8, 8), (12, 8)].map(|(at, len)| Loop::part(&path, at * MIB, len * MIB));
+        let parts = [(0, 32), (0, 8), (8, 8), (12, 8)]
+            .map(|(at, len)| Loop::part(&path, at * MIB, len * MIB));
         parts.into_iter().collect::<Result<Vec<_>, _>>()
     };
     let loops = match made() {
@@ -59,7 +59,8 @@ fn loop_devices_conflict_where_they_overlap() {
     go_together(first, second);
     go_together(first, across);
     // Readers are served in parallel.
-    let reader = || FileEngine::open(whole, FileOptions { read_only: true, ..FileOptions::default() });
+    let reader =
+        || FileEngine::open(whole, FileOptions { read_only: true, ..FileOptions::default() });
     let served = open(first).unwrap();
     drop(reader().expect("a reader"));
     drop(served);
@@ -102,13 +103,18 @@ fn loop_of_mounted_file_is_refused() {
     let node = mounted.device.to_str().unwrap();
     let place = tempfile::tempdir().unwrap();
     let at = place.path().to_str().unwrap();
-    if let Err(why) = command("mkfs.ext4", &["-q", node]).and_then(|_| command("mount", &[node, at])) {
+    if let Err(why) =
+        command("mkfs.ext4", &["-q", node]).and_then(|_| command("mount", &[node, at]))
+    {
         return skip(why);
     }
     let opened = open(&served.device);
     command("umount", &[at]).unwrap();
     let error = opened.expect_err("its bytes are mounted").to_string();
-    assert!([node, at, "mounted at", "--read-only"].iter().all(|part| error.contains(part)), "{error}");
+    assert!(
+        [node, at, "mounted at", "--read-only"].iter().all(|part| error.contains(part)),
+        "{error}"
+    );
     drop(open(&served.device).expect("free again"));
 }
 
@@ -120,7 +126,13 @@ struct Partition {
 }
 
 impl Partition {
-    fn new(dir: &Path, disk: &Loop, number: u32, start: u64, len: u64) -> Result<Partition, String> {
+    fn new(
+        dir: &Path,
+        disk: &Loop,
+        number: u32,
+        start: u64,
+        len: u64,
+    ) -> Result<Partition, String> {
         let disk = disk.device.to_str().unwrap().to_owned();
         let number = number.to_string();
         // A loop device keeps partitions that were made like this when it is detached, for its next

@@ -1,9 +1,11 @@
-//! The error of a crate: a kind to match on, a context that says what failed, on what and what to do, and the cause.
+//! The error of a crate: a kind to match on, a context that says what failed, on what and what to
+//! do, and the cause.
 //!
 //! Beside it stands what every program of ours does first: [`raise_descriptor_limit`].
 //!
-//! Each crate has kinds of its own, so each has a type of its own; [`error!`] makes it. A type with the kind as its parameter would be foreign to
-//! the crates, which could not convert each other's errors into it.
+//! Each crate has kinds of its own, so each has a type of its own; [`error!`] makes it. A type with
+//! the kind as its parameter would be foreign to the crates, which could not convert each other's
+//! errors into it.
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +18,8 @@ pub use limit::raise_descriptor_limit;
 ///
 /// ```
 /// use vlane_error::counted;
-/// assert_eq!((counted(1, "thread"), counted(0, "flush")), ("1 thread".into(), "0 flushes".into()));
+/// assert_eq!(counted(1, "thread"), "1 thread");
+/// assert_eq!(counted(0, "flush"), "0 flushes");
 /// ```
 pub fn counted(number: impl std::fmt::Display, one: &str) -> String {
     let number = number.to_string();
@@ -39,15 +42,16 @@ pub fn counted(number: impl std::fmt::Display, one: &str) -> String {
 ///
 /// vlane_error::error!(ErrorKind);
 ///
-/// let cause = std::io::Error::other("no");
-/// let error = Error::caused_by(ErrorKind::Io, "disk.raw: cannot read it", cause);
-/// assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Io, "disk.raw: cannot read it"));
+/// let cause = std::io::Error::other("no"); let error = Error::caused_by(ErrorKind::Io, "disk.raw:
+/// cannot read it", cause); assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Io,
+/// "disk.raw: cannot read it"));
 /// assert_eq!(std::error::Error::source(&error).map(ToString::to_string).as_deref(), Some("no"));
 /// ```
 #[macro_export]
 macro_rules! error {
     ($kind:ty) => {
-        /// An error of this crate. The text never repeats the source's text: print the whole chain to see both.
+        /// An error of this crate. The text never repeats the source's text: print the whole chain
+        /// to see both.
         #[derive(Debug)]
         pub struct Error {
             kind: $kind,

@@ -1,4 +1,5 @@
-//! The error of programs and of what measures: kinds that decide the exit status, and conversions that keep an error's words.
+//! The error of programs and of what measures: kinds that decide the exit status, and conversions
+//! that keep an error's words.
 
 use std::error::Error as StdError;
 
@@ -10,7 +11,8 @@ pub enum ErrorKind {
     Missing,
     /// The request makes no sense, or cannot be done here (too little disk, too few CPUs).
     Invalid,
-    /// An option says what makes no sense on any machine: a mistake in the command line. The context names the option.
+    /// An option says what makes no sense on any machine: a mistake in the command line. The
+    /// context names the option.
     Usage,
     /// The user ended it (SIGINT, SIGTERM).
     Interrupted,
@@ -28,7 +30,8 @@ pub enum ErrorKind {
 crate::error!(ErrorKind);
 
 impl Error {
-    /// Another crate's error with this kind: its text stays the context, and the text of its causes the source.
+    /// Another crate's error with this kind: its text stays the context, and the text of its causes
+    /// the source.
     pub fn converted(kind: ErrorKind, error: &dyn StdError) -> Self {
         Self { kind, context: error.to_string(), source: sources(error) }
     }

@@ -31,7 +31,8 @@ fn main() {
     idle("looking every 200 ms", &["--no-events"]);
     command_lines();
     println!(
-        "from the moment that a terminal has another foreground group until its values are set, {TIMES} times each, in ms"
+        "from the moment that a terminal has another foreground group until its values are set, \
+         {TIMES} times each, in ms"
     );
     println!("{:30} {:20} {:>7} {:>7} {:>7}", "", "", "median", "90th", "last");
     late("hook", &[&["--no-events"], &NEVER[..]].concat(), true);
@@ -108,7 +109,9 @@ fn late(way: &str, options: &[&str], hooked: bool) {
         ends.push(until_it_has(me, RAISED));
         std::thread::sleep(PAUSE);
     }
-    for (what, mut times) in [("started with &", behind), ("fg of a job", fg), ("the job ends", ends)] {
+    for (what, mut times) in
+        [("started with &", behind), ("fg of a job", fg), ("the job ends", ends)]
+    {
         if times.is_empty() {
             continue;
         }

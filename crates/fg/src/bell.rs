@@ -23,8 +23,9 @@ impl Bell {
     /// Makes the file, and watches it.
     pub fn hang(dir: &Dir) -> Result<Self> {
         let file = dir.file("bell")?;
-        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
-            .context("inotify; the limit of instances is raised with sysctl fs.inotify.max_user_instances")?;
+        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC).context(
+            "inotify; the limit of instances is raised with sysctl fs.inotify.max_user_instances",
+        )?;
         // By the file that is open: its name could be another one's by now.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         inotify::add_watch(&inotify, path, WatchFlags::OPEN).context("watching the bell")?;

@@ -60,7 +60,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let (signal, from_signal) = UnixStream::pair()?;
     for number in [libc::SIGTERM, libc::SIGINT] {
-        signal_hook::low_level::pipe::register(number, from_signal.try_clone()?).context("signals")?;
+        signal_hook::low_level::pipe::register(number, from_signal.try_clone()?)
+            .context("signals")?;
     }
     // There is no configuration to read again, and a terminal that goes is no reason to end.
     let ignored = Arc::new(AtomicBool::new(false));
@@ -123,7 +124,8 @@ fn wait_for_withdrawal() {
         return;
     }
     let users = std::fs::read_dir("/run/user").into_iter().flatten().flatten();
-    let dirs: Vec<Dir> = users.filter_map(|user| Dir::open(&user.path().join("vlane-fg")).ok()).collect();
+    let dirs: Vec<Dir> =
+        users.filter_map(|user| Dir::open(&user.path().join("vlane-fg")).ok()).collect();
     let until = Instant::now() + WITHDRAWAL;
     while dirs.iter().any(|dir| About::of_living(dir).is_some()) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(50));
@@ -234,7 +236,11 @@ impl Daemon {
         let mut fds = vec![PollFd::from_borrowed_fd(self.signal.as_fd(), PollFlags::IN)];
         if !deaf {
             fds.push(PollFd::from_borrowed_fd(self.bell.fd(), PollFlags::IN));
-            fds.extend(self.events.iter().map(|events| PollFd::from_borrowed_fd(events.fd(), PollFlags::IN)));
+            fds.extend(
+                self.events
+                    .iter()
+                    .map(|events| PollFd::from_borrowed_fd(events.fd(), PollFlags::IN)),
+            );
         }
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[0].revents().is_empty()),

@@ -1,4 +1,5 @@
-//! The directory of a daemon: its bell, its record, its lock. Only its owner can write there, and no link is followed.
+//! The directory of a daemon: its bell, its record, its lock. Only its owner can write there, and
+//! no link is followed.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -41,7 +42,8 @@ pub struct Dir {
 }
 
 impl Dir {
-    /// Opens it for its owner, makes it if it is not there, and takes away what others may do there.
+    /// Opens it for its owner, makes it if it is not there, and takes away what others may do
+    /// there.
     pub fn make(path: &Path) -> Result<Self> {
         let what = || format!("the state directory {}", path.display());
         let public = rustix::process::geteuid().is_root();
@@ -63,7 +65,8 @@ impl Dir {
             );
         }
         // For any umask.
-        fs::fchmod(&dir.fd, Mode::from_raw_mode(if public { 0o755 } else { 0o700 })).with_context(what)?;
+        fs::fchmod(&dir.fd, Mode::from_raw_mode(if public { 0o755 } else { 0o700 }))
+            .with_context(what)?;
         Ok(Self { public, ..dir })
     }
 
@@ -83,29 +86,38 @@ impl Dir {
     /// A file of it that is made if it is not there, readable by those who may enter.
     pub fn file(&self, name: &str) -> Result<File> {
         let what = || format!("{}/{name}", self.path.display());
-        let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::RDONLY;
-        let fd = fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o400)).with_context(what)?;
+        let flags =
+            OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::RDONLY;
+        let fd =
+            fs::openat(&self.fd, name, flags, Mode::from_raw_mode(0o400)).with_context(what)?;
         self.check(&fd, name)?;
-        fs::fchmod(&fd, Mode::from_raw_mode(if self.public { 0o444 } else { 0o400 })).with_context(what)?;
+        fs::fchmod(&fd, Mode::from_raw_mode(if self.public { 0o444 } else { 0o400 }))
+            .with_context(what)?;
         Ok(fd.into())
     }
 
     fn check(&self, fd: impl AsFd, name: &str) -> Result<()> {
         let what = || format!("{}/{name}", self.path.display());
-        let (stat, dir) = (fs::fstat(fd).with_context(what)?, fs::fstat(&self.fd).with_context(what)?);
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_uid != dir.st_uid {
+        let (stat, dir) =
+            (fs::fstat(fd).with_context(what)?, fs::fstat(&self.fd).with_context(what)?);
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile
+            || stat.st_uid != dir.st_uid
+        {
             bail!("{} is no file of the directory's owner: remove it", what());
         }
         Ok(())
     }
 
-    /// Takes the lock that one program at a time holds; none if another one does. It ends with the file, or the process.
+    /// Takes the lock that one program at a time holds; none if another one does. It ends with the
+    /// file, or the process.
     pub fn lock(&self) -> Result<Option<File>> {
         let file = self.file("lock")?;
         match fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Some(file)),
             Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("locking {}/lock", self.path.display())),
+            Err(error) => {
+                Err(error).with_context(|| format!("locking {}/lock", self.path.display()))
+            }
         }
     }
 
@@ -117,9 +129,12 @@ impl Dir {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error).with_context(what),
         }
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::WRONLY;
-        let fd = fs::openat(&self.fd, &new, flags, Mode::from_raw_mode(0o600)).with_context(what)?;
-        fs::fchmod(&fd, Mode::from_raw_mode(if self.public { 0o644 } else { 0o600 })).with_context(what)?;
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::WRONLY;
+        let fd =
+            fs::openat(&self.fd, &new, flags, Mode::from_raw_mode(0o600)).with_context(what)?;
+        fs::fchmod(&fd, Mode::from_raw_mode(if self.public { 0o644 } else { 0o600 }))
+            .with_context(what)?;
         File::from(fd).write_all(content).with_context(what)?;
         fs::renameat(&self.fd, &new, &self.fd, name).with_context(what)
     }
@@ -138,7 +153,10 @@ impl Dir {
         // Not its size: it may grow while it is read.
         File::from(fd).take(most + 1).read_to_string(&mut content).with_context(what)?;
         if content.len() as u64 > most {
-            bail!("{}: it has more than {most} bytes: not a file of this program; remove it", what());
+            bail!(
+                "{}: it has more than {most} bytes: not a file of this program; remove it",
+                what()
+            );
         }
         Ok(Some(content))
     }
@@ -167,7 +185,9 @@ mod tests {
         for name in ["bell", "lock", "record"] {
             symlink("/etc/passwd", target.join(name)).unwrap();
         }
-        assert!(dir.file("bell").is_err() && dir.lock().is_err() && dir.read("record", 10).is_err());
+        assert!(
+            dir.file("bell").is_err() && dir.lock().is_err() && dir.read("record", 10).is_err()
+        );
         dir.write("record", b"new").unwrap();
         assert_eq!(dir.read("record", 3).unwrap().unwrap(), "new");
     }
@@ -194,7 +214,11 @@ mod tests {
         let dir = Dir::make(&path).unwrap();
         dir.file("bell").unwrap();
         for path in [path.clone(), path.join("bell")] {
-            assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o022, 0, "{path:?}");
+            assert_eq!(
+                std::fs::metadata(&path).unwrap().permissions().mode() & 0o022,
+                0,
+                "{path:?}"
+            );
         }
     }
 

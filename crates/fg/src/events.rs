@@ -93,8 +93,9 @@ impl Events {
     /// Listens. Says why there are none, if that is so.
     pub fn listen() -> Result<Self, String> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))
-            .map_err(|error| format!("the kernel has none (CONFIG_PROC_EVENTS): {error}"))?;
+        let socket =
+            socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(netlink::CONNECTOR))
+                .map_err(|error| format!("the kernel has none (CONFIG_PROC_EVENTS): {error}"))?;
         // CN_IDX_PROC, the group 1.
         bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 1))
             .map_err(|error| format!("CAP_NET_ADMIN is missing: {error}"))?;
@@ -112,7 +113,9 @@ impl Events {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err("the kernel does not answer: not in the machine's first namespaces".to_owned());
+                return Err(
+                    "the kernel does not answer: not in the machine's first namespaces".to_owned()
+                );
             }
             let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
             let timeout = Timespec::try_from(left).map_err(|error| error.to_string())?;
@@ -175,7 +178,10 @@ mod tests {
 
     #[test]
     fn messages_are_read_threads_skipped() {
-        assert_eq!(parse(&message(FORK, &[9, 8, 20, 20])), Some(Event::Fork { parent: 8, child: 20 }));
+        assert_eq!(
+            parse(&message(FORK, &[9, 8, 20, 20])),
+            Some(Event::Fork { parent: 8, child: 20 })
+        );
         assert_eq!(parse(&message(FORK, &[8, 8, 21, 20])), None, "a thread");
         assert_eq!(parse(&message(EXEC, &[5, 5])), Some(Event::Exec(5)));
         assert_eq!(parse(&message(EXIT, &[6, 5, 0, 17])), None, "a thread");

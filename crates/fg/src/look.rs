@@ -51,7 +51,8 @@ pub struct Looker {
     terminals: Vec<i32>,
     last: LastId,
     last_id: Option<i32>,
-    /// Ids that were given out, with no process: a process has its id for a while before it can be seen.
+    /// Ids that were given out, with no process: a process has its id for a while before it can be
+    /// seen.
     promised: Vec<(i32, u64)>,
     leaders: BTreeMap<i32, Leader>,
     marks: HashMap<i32, (i32, i32, i32, i32, u32, u64)>,
@@ -151,7 +152,10 @@ impl Looker {
         for (pid, known) in &memory.known {
             for (tid, entry) in known.entries() {
                 let why = entry.stuck.as_deref().unwrap_or("it changes as fast as it is restored");
-                stuck.push(format!("{pid} ({}), thread {tid}: had {}: {why}", known.name, entry.old));
+                stuck.push(format!(
+                    "{pid} ({}), thread {tid}: had {}: {why}",
+                    known.name, entry.old
+                ));
             }
         }
         if stuck.is_empty() {
@@ -162,7 +166,8 @@ impl Looker {
         Ok(stuck)
     }
 
-    /// All processes are looked at: for the first time they are all to be read, then those that have changed, and what is raised.
+    /// All processes are looked at: for the first time they are all to be read, then those that
+    /// have changed, and what is raised.
     fn all(&mut self) -> Result<()> {
         let is_first = self.everything.replace(Instant::now()).is_none();
         self.new_ids()?;
@@ -202,7 +207,9 @@ impl Looker {
             let from = match self.last_id {
                 Some(before) if to > before && to - before <= NEW_IDS => before,
                 _ => {
-                    self.dirty.extend(proc::processes()?.into_iter().filter(|pid| !self.policy.knows(*pid)));
+                    self.dirty.extend(
+                        proc::processes()?.into_iter().filter(|pid| !self.policy.knows(*pid)),
+                    );
                     (to - NEW_IDS / 4).max(0)
                 }
             };
@@ -222,7 +229,8 @@ impl Looker {
         Ok(())
     }
 
-    /// The foreground of which terminals is another one now; and which of those processes have changed themselves.
+    /// The foreground of which terminals is another one now; and which of those processes have
+    /// changed themselves.
     fn changed_leaders(&mut self) {
         let mut changed = Vec::new();
         self.leaders.retain(|pid, leader| match leader.file.read() {
@@ -319,7 +327,8 @@ impl Looker {
         Ok(())
     }
 
-    /// Writes what was found out since the last change; what matters for it was written before the change was made.
+    /// Writes what was found out since the last change; what matters for it was written before the
+    /// change was made.
     pub fn write_rest(&mut self) -> Result<()> {
         if self.unwritten { self.write() } else { Ok(()) }
     }
@@ -349,7 +358,8 @@ impl Looker {
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
                 Err(error) => {
                     self.dirty.extend(read);
-                    return Err(error).with_context(|| format!("process {pid} cannot be looked at"));
+                    return Err(error)
+                        .with_context(|| format!("process {pid} cannot be looked at"));
                 }
             };
             let parent = one.stat.parent;
@@ -358,7 +368,9 @@ impl Looker {
             }
             self.note(&one.stat);
             // The other processes of a terminal that has just been found.
-            pids.extend(std::mem::take(&mut self.dirty).into_iter().filter(|pid| read.insert(*pid)));
+            pids.extend(
+                std::mem::take(&mut self.dirty).into_iter().filter(|pid| read.insert(*pid)),
+            );
             seen.push(one);
         }
         Ok(seen)
@@ -394,7 +406,8 @@ impl Looker {
         self.marks.insert(stat.pid, stat.mark());
         let leads = stat.pid == stat.session && stat.terminal != 0;
         if leads && !self.leaders.contains_key(&stat.pid) {
-            let user = proc::owner(stat.pid).map(|owner| user_of(&owner).to_owned()).unwrap_or_default();
+            let user =
+                proc::owner(stat.pid).map(|owner| user_of(&owner).to_owned()).unwrap_or_default();
             let same = self.leaders.values().filter(|leader| leader.user == user).count();
             if same >= LEADERS && user != ROOT {
                 return;

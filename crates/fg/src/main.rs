@@ -1,7 +1,8 @@
 //! `vlane-fg` runs in a guest: it raises the programs that a person waits for, the foreground
 //! process group of each terminal.
 //!
-//! See `docs/src/vlane-fg.md`. [`policy`] decides, without a system call; [`look`] reads and has its decisions made; [`daemon`] knows when.
+//! See `docs/src/vlane-fg.md`. [`policy`] decides, without a system call; [`look`] reads and has
+//! its decisions made; [`daemon`] knows when.
 
 #![deny(unsafe_code)]
 

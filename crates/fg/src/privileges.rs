@@ -15,7 +15,8 @@ pub struct Possible {
     pub lacks: Vec<String>,
 }
 
-/// Tries it. This program has the nice value afterwards that it gives to others: it must not wait behind them.
+/// Tries it. This program has the nice value afterwards that it gives to others: it must not wait
+/// behind them.
 pub fn try_out(asked: Raise) -> Result<Possible> {
     let (mut raise, mut lacks) = (asked, Vec::new());
     if let Some(io) = asked.io {
@@ -46,14 +47,16 @@ pub fn try_out(asked: Raise) -> Result<Possible> {
             "not at all".to_owned()
         };
         lacks.push(format!(
-            "nice values are raised {rest}: {:+} takes CAP_SYS_NICE (root), or RLIMIT_NICE of {} (it is {limit}; \
-             limits.conf(5)): {error}",
+            "nice values are raised {rest}: {:+} takes CAP_SYS_NICE (root), or RLIMIT_NICE of {} \
+             (it is {limit}; limits.conf(5)): {error}",
             asked.nice,
             20 - wanted
         ));
     }
     if !rustix::process::geteuid().is_root() {
-        lacks.push("only this user's processes are raised: other users' take CAP_SYS_NICE".to_owned());
+        lacks.push(
+            "only this user's processes are raised: other users' take CAP_SYS_NICE".to_owned(),
+        );
     }
     Ok(Possible { raise, lacks })
 }
@@ -62,8 +65,9 @@ pub fn try_out(asked: Raise) -> Result<Possible> {
 pub fn autogroup() -> Option<String> {
     let on = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").ok()?;
     (on.trim() == "1").then(|| {
-        "SCHED_AUTOGROUP is on: a nice value counts among the processes of one session only, not against other \
-         sessions' (sysctl kernel.sched_autogroup_enabled=0 switches it off); I/O priorities count everywhere"
+        "SCHED_AUTOGROUP is on: a nice value counts among the processes of one session only, not \
+         against other sessions' (sysctl kernel.sched_autogroup_enabled=0 switches it off); I/O \
+         priorities count everywhere"
             .to_owned()
     })
 }
@@ -71,6 +75,9 @@ pub fn autogroup() -> Option<String> {
 /// The warning about real-time I/O priorities.
 pub fn warning(raise: Raise) -> Option<String> {
     raise.io.filter(|io| io.is_real_time()).map(|io| {
-        format!("{io} goes before everything else of the machine, and can starve it: a foreground job that reads without end")
+        format!(
+            "{io} goes before everything else of the machine, and can starve it: a foreground job \
+             that reads without end"
+        )
     })
 }

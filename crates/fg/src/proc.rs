@@ -116,7 +116,8 @@ fn parse(line: &[u8]) -> io::Result<Stat> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no line of /proc/PID/stat"))
 }
 
-/// A stat file that is kept open: reading it again is one system call. It fails when its process is gone.
+/// A stat file that is kept open: reading it again is one system call. It fails when its process is
+/// gone.
 #[derive(Debug)]
 pub struct OpenStat(File);
 
@@ -156,7 +157,9 @@ pub fn process(pid: i32, known: &[i32]) -> io::Result<Option<(Stat, Vec<Thread>)
     let Some(mut before) = stat_of(pid)?.filter(|stat| !stat.is_dead()) else { return Ok(None) };
     for reading in 1..=READINGS {
         let Some(threads) = threads(pid, known)? else { return Ok(None) };
-        let Some(after) = stat_of(pid)?.filter(|after| after.start == before.start) else { return Ok(None) };
+        let Some(after) = stat_of(pid)?.filter(|after| after.start == before.start) else {
+            return Ok(None);
+        };
         if reading == READINGS || (after.mark(), &after.name) == (before.mark(), &before.name) {
             return Ok(Some((after, threads)));
         }
@@ -166,7 +169,9 @@ pub fn process(pid: i32, known: &[i32]) -> io::Result<Option<(Stat, Vec<Thread>)
 }
 
 fn threads(pid: i32, known: &[i32]) -> io::Result<Option<Vec<Thread>>> {
-    let Some(entries) = if_there(fs::read_dir(format!("/proc/{pid}/task")))? else { return Ok(None) };
+    let Some(entries) = if_there(fs::read_dir(format!("/proc/{pid}/task")))? else {
+        return Ok(None);
+    };
     let listed: Vec<i32> = entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str().and_then(|name| name.parse().ok()))
@@ -178,7 +183,8 @@ fn threads(pid: i32, known: &[i32]) -> io::Result<Option<Vec<Thread>>> {
     Ok(Some(threads))
 }
 
-/// The kernel finds its place in the listing by counting: where others end meanwhile, it passes over some that live.
+/// The kernel finds its place in the listing by counting: where others end meanwhile, it passes
+/// over some that live.
 fn all_of(listed: &[i32], known: &[i32]) -> Vec<i32> {
     let missing = known.iter().filter(|tid| !listed.contains(tid));
     listed.iter().chain(missing).copied().collect()
@@ -203,8 +209,11 @@ pub fn owner(pid: i32) -> Option<String> {
         .to_owned();
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     // The group of the second version, or the first of the first.
-    let group =
-        groups.lines().find(|line| line.starts_with("0::")).or(groups.lines().next()).unwrap_or_default();
+    let group = groups
+        .lines()
+        .find(|line| line.starts_with("0::"))
+        .or(groups.lines().next())
+        .unwrap_or_default();
     Some(format!("{uid} {group}"))
 }
 
@@ -253,13 +262,16 @@ pub fn terminal_name(number: i32) -> String {
 mod tests {
     use super::*;
 
-    const LINE: &str =
-        "77 (a) S (b) c) T 1 70 60 34817 70 4194304 1 2 3 4 5 6 7 8 20 -10 3 0 900 1 2 3 4 5 140 6 7";
+    const LINE: &str = "77 (a) S (b) c) T 1 70 60 34817 70 4194304 1 2 3 4 5 6 7 8 20 -10 3 0 900 \
+                        1 2 3 4 5 140 6 7";
 
     #[test]
     fn name_with_brackets_and_spaces_is_read() {
         let stat = Stat::parse(LINE).unwrap();
-        assert_eq!((stat.pid, stat.name.as_str(), stat.state, stat.parent), (77, "a) S (b) c", 'T', 1));
+        assert_eq!(
+            (stat.pid, stat.name.as_str(), stat.state, stat.parent),
+            (77, "a) S (b) c", 'T', 1)
+        );
         assert_eq!((stat.group, stat.session, stat.foreground, stat.nice), (70, 60, 70, -10));
         assert_eq!((stat.threads, stat.start, stat.stack), (3, 900, 140));
         assert!(stat.is_foreground());
@@ -268,8 +280,9 @@ mod tests {
 
     #[test]
     fn process_without_main_thread_is_alive() {
-        let ended =
-            |threads: &str| Stat::parse(&LINE.replace(" T ", " Z ").replace(" 3 0 900", threads)).unwrap();
+        let ended = |threads: &str| {
+            Stat::parse(&LINE.replace(" T ", " Z ").replace(" 3 0 900", threads)).unwrap()
+        };
         assert!(!ended(" 2 0 900").is_dead());
         assert!(ended(" 1 0 900").is_dead());
     }

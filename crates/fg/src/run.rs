@@ -25,7 +25,9 @@ pub fn run(raise: Raise, command: &[OsString]) -> Result<()> {
     for said in privileges::autogroup().into_iter().chain(privileges::warning(raise)) {
         say(&said);
     }
-    let Some((program, arguments)) = command.split_first() else { return Err(anyhow!("no command")) };
+    let Some((program, arguments)) = command.split_first() else {
+        return Err(anyhow!("no command"));
+    };
     let error = Command::new(program).args(arguments).exec();
     Err(anyhow!("{}: {error}", program.display()))
 }

@@ -44,7 +44,8 @@ fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {
         None if memory.is_clean() => writeln!(text, "{}: no daemon runs", path.display()),
         None => writeln!(
             text,
-            "{}: no daemon runs, and a killed one left these processes raised; run vlane-fg restore",
+            "{}: no daemon runs, and a killed one left these processes raised; run vlane-fg \
+             restore",
             path.display()
         ),
     };
@@ -53,7 +54,9 @@ fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {
     }
     let mut terminals: BTreeMap<String, String> = BTreeMap::new();
     for (pid, known) in &memory.known {
-        let Some((_, entry)) = known.entries().find(|(_, entry)| entry.old != entry.set) else { continue };
+        let Some((_, entry)) = known.entries().find(|(_, entry)| entry.old != entry.set) else {
+            continue;
+        };
         let lines = terminals.entry(proc::terminal_name(known.terminal)).or_default();
         let threads = known.entries().count();
         let way = match entry.way {

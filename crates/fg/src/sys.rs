@@ -1,4 +1,5 @@
-//! The system calls of this program: those on priorities, and two that no safe wrapper has, `ioprio_get(2)` and `ioprio_set(2)`.
+//! The system calls of this program: those on priorities, and two that no safe wrapper has,
+//! `ioprio_get(2)` and `ioprio_set(2)`.
 
 use std::io;
 use std::time::Duration;
@@ -44,8 +45,8 @@ pub fn values(tid: i32) -> io::Result<Values> {
 /// The time since the machine was booted, in the unit of a process's start time.
 pub fn ticks() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
-    let nanoseconds =
-        u128::from(now.tv_sec.unsigned_abs()) * 1_000_000_000 + u128::from(now.tv_nsec.unsigned_abs());
+    let nanoseconds = u128::from(now.tv_sec.unsigned_abs()) * 1_000_000_000
+        + u128::from(now.tv_nsec.unsigned_abs());
     let per_second = u128::from(rustix::param::clock_ticks_per_second());
     u64::try_from(nanoseconds * per_second / 1_000_000_000).unwrap_or(u64::MAX)
 }

@@ -62,7 +62,8 @@ impl FromStr for IoPriority {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("\"{text}\" is not an I/O priority: be/0 to be/7, rt/0 to rt/7, idle, none");
+        let wrong =
+            || format!("\"{text}\" is not an I/O priority: be/0 to be/7, rt/0 to rt/7, idle, none");
         let (class, level) = match text.split_once('/') {
             None if text == "none" => return Ok(Self::NONE),
             None if text == "idle" => return Ok(Self(3 << 13)),

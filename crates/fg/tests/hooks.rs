@@ -143,9 +143,12 @@ fn hook_survives_strict_shells() {
 #[test]
 fn non_interactive_shell_gets_no_hook() {
     let temporary = tempfile::tempdir().unwrap();
-    let script =
-        format!("set -eu\n{}\ndeclare -p PROMPT_COMMAND PS0 || echo none", hook("bash", temporary.path()));
-    let output = Command::new("bash").args(["--norc", "-c", &script]).env_remove("PS0").output().unwrap();
+    let script = format!(
+        "set -eu\n{}\ndeclare -p PROMPT_COMMAND PS0 || echo none",
+        hook("bash", temporary.path())
+    );
+    let output =
+        Command::new("bash").args(["--norc", "-c", &script]).env_remove("PS0").output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "none\n");
 }
 

@@ -7,8 +7,8 @@ mod common;
 use std::process::Command;
 
 use common::{
-    Daemon, PROGRAM, Shell, may_raise, members, renice, set_io_priority, until, until_it_has, values,
-    values_of,
+    Daemon, PROGRAM, Shell, may_raise, members, renice, set_io_priority, until, until_it_has,
+    values, values_of,
 };
 
 const RAISED: &str = "-10 be/0";
@@ -58,8 +58,12 @@ fn pipeline_is_raised_background_job_is_not() {
     let last = shell.job("sleep 1001 | sleep 1002 | JOB");
     until_it_has(last, "-9 be/0");
     let session = shell.pid();
-    let raised =
-        || members(session).into_iter().filter(|pid| values(*pid).as_deref() == Some("-9 be/0")).count();
+    let raised = || {
+        members(session)
+            .into_iter()
+            .filter(|pid| values(*pid).as_deref() == Some("-9 be/0"))
+            .count()
+    };
     until("three are raised", || (raised() == 3).then_some(()));
     assert_eq!(values(left).as_deref(), Some(OWN));
     shell.stop();
@@ -189,7 +193,8 @@ fn killed_daemons_changes_are_restored() {
         let orphan = shell.job("(setsid JOB &)");
         assert_eq!(values(orphan).as_deref(), Some(raised));
         if by_restore {
-            let restore = Command::new(PROGRAM).args(["restore", "--state-dir"]).arg(&dir).output().unwrap();
+            let restore =
+                Command::new(PROGRAM).args(["restore", "--state-dir"]).arg(&dir).output().unwrap();
             assert!(restore.status.success(), "{restore:?}");
             for pid in [job, orphan, shell.pid()] {
                 assert_eq!(values(pid).as_deref(), Some(OWN));
@@ -250,8 +255,9 @@ fn process_without_main_thread_is_alive() {
     let other = until("its main thread ends", || {
         let stat = std::fs::read_to_string(format!("/proc/{job}/task/{job}/stat")).ok()?;
         let threads = std::fs::read_dir(format!("/proc/{job}/task")).ok()?.flatten();
-        let other =
-            threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|tid| *tid != job);
+        let other = threads
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .find(|tid| *tid != job);
         stat.contains(") Z ").then_some(other).flatten()
     });
     let has = |wanted: &str| {
@@ -288,7 +294,8 @@ fn hangup_signal_does_not_end_daemon() {
 fn directory_has_one_daemon() {
     let shell = Shell::bash();
     let daemon = Daemon::new(&shell, &LOOKING);
-    let second = Command::new(PROGRAM).args(["daemon", "--state-dir"]).arg(&daemon.dir).output().unwrap();
+    let second =
+        Command::new(PROGRAM).args(["daemon", "--state-dir"]).arg(&daemon.dir).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&second.stderr).contains("runs already"), "{second:?}");
 }
@@ -304,7 +311,10 @@ fn run_raises_command_without_daemon() {
     }
     let wrong = Command::new(PROGRAM).args(["run", "--", "/no/such/program"]).output().unwrap();
     assert_eq!(wrong.status.code(), Some(1));
-    let wrong = Command::new(PROGRAM).args(["run", "--io-priority", "be/8", "--", "true"]).output().unwrap();
+    let wrong = Command::new(PROGRAM)
+        .args(["run", "--io-priority", "be/8", "--", "true"])
+        .output()
+        .unwrap();
     assert_eq!(wrong.status.code(), Some(2));
 }
 
@@ -329,5 +339,8 @@ fn short_reader_is_fine_full_disk_fails() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let output = printing(full.into(), &["status"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("standard output: No space left"), "{output:?}");
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("standard output: No space left"),
+        "{output:?}"
+    );
 }

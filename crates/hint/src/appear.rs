@@ -11,7 +11,8 @@ use rustix::fs::inotify;
 use rustix::io::Errno;
 use vlane_socket::Changes;
 
-/// A watch on the directories in which the sockets would be, or in which these directories would be.
+/// A watch on the directories in which the sockets would be, or in which these directories would
+/// be.
 #[derive(Debug)]
 pub(crate) struct Appear {
     changes: Changes,
@@ -23,7 +24,8 @@ pub(crate) struct Appear {
 }
 
 impl Appear {
-    /// `None`: the kernel gives no watch (inotify(7): a limit of the user's, or a directory that may not be read).
+    /// `None`: the kernel gives no watch (inotify(7): a limit of the user's, or a directory that
+    /// may not be read).
     pub(crate) fn of(sockets: &[PathBuf]) -> Option<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(rustix::event::eventfd(0, flags).ok()?);
@@ -31,7 +33,9 @@ impl Appear {
         let (told, wanted) = (Arc::clone(&wake), Arc::clone(&sockets));
         let tell = move |name: Option<&OsStr>| {
             // Without a name: a directory is gone, or events were lost.
-            if name.is_none_or(|name| wanted.iter().any(|path| path.iter().any(|part| part == name))) {
+            if name
+                .is_none_or(|name| wanted.iter().any(|path| path.iter().any(|part| part == name)))
+            {
                 let _ = rustix::io::write(&told, &1u64.to_ne_bytes());
             }
         };
@@ -54,7 +58,8 @@ impl Appear {
     /// misses none.
     pub(crate) fn happened(&mut self) -> bool {
         let happened = rustix::io::read(&self.wake, &mut [0; 8]).is_ok();
-        // A directory that is there now may be what is to be watched from now on. Before anybody looks.
+        // A directory that is there now may be what is to be watched from now on. Before anybody
+        // looks.
         if happened {
             self.watch();
         }
@@ -71,7 +76,8 @@ impl Appear {
         let watched = |socket: &PathBuf| {
             for directory in socket.ancestors().skip(1) {
                 // A path of one part is in the present directory.
-                let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+                let directory =
+                    if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
                 match self.changes.watch(directory, flags) {
                     Ok(()) => return true,
                     Err(error) if is_absent(&error) => {}
@@ -96,7 +102,8 @@ mod tests {
     use super::*;
 
     fn waits_until_it_happens(appear: &mut Appear) {
-        let mut fds = [rustix::event::PollFd::from_borrowed_fd(appear.fd(), rustix::event::PollFlags::IN)];
+        let mut fds =
+            [rustix::event::PollFd::from_borrowed_fd(appear.fd(), rustix::event::PollFlags::IN)];
         let limit = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1), "nothing was told");
         assert!(appear.happened());

@@ -17,8 +17,9 @@
 //! unserved one came (`CLOCK_MONOTONIC`, ns), 0 when all are served. `served` counts the guest's
 //! answers, `served at` is the time of the last one, `response` how long it took.
 //!
-//! Back ends from before there were classes leave word 2 at 0, and never set the bits of [`Classes::EXPRESS`]; schedulers from before arm all
-//! bits. So old and new understand each other, and the version is the same.
+//! Back ends from before there were classes leave word 2 at 0, and never set the bits of
+//! [`Classes::EXPRESS`]; schedulers from before arm all bits. So old and new understand each other,
+//! and the version is the same.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -124,7 +125,8 @@ fn bytes(lanes: u16) -> usize {
 }
 
 impl Board {
-    /// A new board, off, and the descriptor to send. `has_express`: some of the volume's requests may be express.
+    /// A new board, off, and the descriptor to send. `has_express`: some of the volume's requests
+    /// may be express.
     ///
     /// # Errors
     /// [`HintError::Memory`]; [`HintError::Board`] for no lanes or more than [`MAX_LANES`].

@@ -1,5 +1,5 @@
-//! The back end's end of the connection to the scheduler: it waits for a scheduler to be there, introduces a session, and
-//! switches the board off when the scheduler goes.
+//! The back end's end of the connection to the scheduler: it waits for a scheduler to be there,
+//! introduces a session, and switches the board off when the scheduler goes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -17,7 +17,8 @@ use crate::error::HintError;
 use crate::message::{Hello, Message};
 use crate::process::ProcessId;
 
-/// How soon a scheduler that should be there is looked for again, and how often: its socket may be there before it listens.
+/// How soon a scheduler that should be there is looked for again, and how often: its socket may be
+/// there before it listens.
 const RETRY: Duration = Duration::from_secs(1);
 const TRIES: u32 = 5;
 /// How soon one that has refused, or has not answered, is asked again: at first, and at most. It
@@ -39,7 +40,9 @@ pub fn default_sockets() -> Vec<PathBuf> {
     own.map(PathBuf::from)
         .into_iter()
         .chain([PathBuf::from("/run")])
-        .flat_map(|directory| ["vlane-sched", "vlane"].map(|name| directory.join(name).join("sched.sock")))
+        .flat_map(|directory| {
+            ["vlane-sched", "vlane"].map(|name| directory.join(name).join("sched.sock"))
+        })
         .collect()
 }
 
@@ -108,7 +111,16 @@ impl Client {
         let (appear, state) = (Appear::of(&sockets), State::Away { next: Some(now) });
         // One that is about to listen has its socket already.
         let tries = if sockets.iter().any(|path| path.exists()) { TRIES } else { 0 };
-        Client { sockets, guest, expected, tries, patience: RETRY_REFUSED, appear, state, told: None }
+        Client {
+            sockets,
+            guest,
+            expected,
+            tries,
+            patience: RETRY_REFUSED,
+            appear,
+            state,
+            told: None,
+        }
     }
 
     /// Readable when [`Client::turn`] has something to do.
@@ -149,14 +161,17 @@ impl Client {
                 Ok(None) if now < *until => return None,
                 Ok(None) => Err("the scheduler does not answer".to_owned().into()),
                 Err(Unwelcome::Refused(why)) => {
-                    let why = format!("the vCPU scheduler at {} refuses this VM: {why}", path.display());
+                    let why =
+                        format!("the vCPU scheduler at {} refuses this VM: {why}", path.display());
                     Err(Unreached { refuses: true, ..why.into() })
                 }
                 Err(Unwelcome::Nonsense(why)) => Err(format!("{}: {why}", path.display()).into()),
             },
             State::Joined { socket, .. } => match Message::receive(socket) {
                 Ok(None) => return None,
-                Ok(Some(_)) => Err("the scheduler said something that was not asked".to_owned().into()),
+                Ok(Some(_)) => {
+                    Err("the scheduler said something that was not asked".to_owned().into())
+                }
                 Err(error) => Err(error.to_string().into()),
             },
         };
@@ -167,7 +182,11 @@ impl Client {
                     self.state = State::Joined { socket, board: Arc::clone(&board) };
                 }
                 (self.told, self.appear, self.patience) = (None, None, RETRY_REFUSED);
-                tracing::info!("{}: notifies the vCPU scheduler at {}", self.guest.name, path.display());
+                tracing::info!(
+                    "{}: notifies the vCPU scheduler at {}",
+                    self.guest.name,
+                    path.display()
+                );
                 Some(Change::Joined(board, Arc::new(wake)))
             }
             Err(unreached) => self.goes_without(before, unreached, now),
@@ -175,7 +194,12 @@ impl Client {
     }
 
     /// No scheduler gets hints for now, or no more: sets the time to look for one again.
-    fn goes_without(&mut self, before: State, unreached: Unreached, now: Instant) -> Option<Change> {
+    fn goes_without(
+        &mut self,
+        before: State,
+        unreached: Unreached,
+        now: Instant,
+    ) -> Option<Change> {
         let Unreached { why, is_short, refuses } = unreached;
         let joined = matches!(before, State::Joined { .. });
         switch_off(&before);
@@ -204,9 +228,12 @@ impl Client {
         } else if (self.expected || refuses) && self.told.as_ref() != Some(&why) {
             match refuses {
                 true => tracing::warn!(
-                    "{name}: {why}; the VM is served without it, and it is asked again now and then (`vlane serve --sched=off`: never)"
+                    "{name}: {why}; the VM is served without it, and it is asked again now and \
+                     then (`vlane serve --sched=off`: never)"
                 ),
-                false => tracing::warn!("{name}: no vCPU scheduler: {why}; it is joined when it is there"),
+                false => tracing::warn!(
+                    "{name}: no vCPU scheduler: {why}; it is joined when it is there"
+                ),
             }
             self.told = Some(why);
         }
@@ -219,7 +246,12 @@ impl Client {
         for path in &self.sockets {
             match introduce(path, &self.guest) {
                 Ok((socket, board)) => {
-                    return Ok(State::Asked { socket, board, until: now + ANSWER, path: path.clone() });
+                    return Ok(State::Asked {
+                        socket,
+                        board,
+                        until: now + ANSWER,
+                        path: path.clone(),
+                    });
                 }
                 Err(error) => {
                     last.why = format!("{}: {}", path.display(), chain(&error));
@@ -259,7 +291,8 @@ impl From<String> for Unreached {
 }
 
 fn is_short(error: &HintError) -> bool {
-    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    let causes =
+        std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.filter_map(|error| error.downcast_ref::<std::io::Error>()).any(vlane_socket::is_short)
 }
 
@@ -278,14 +311,19 @@ fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintEr
     // that could do so anyway.
     let listener = rustix::net::sockopt::socket_peercred(&socket)?;
     let user = listener.uid;
-    if !user.is_root() && user != rustix::process::geteuid() && !has_place_from_root(path, user.as_raw()) {
+    if !user.is_root()
+        && user != rustix::process::geteuid()
+        && !has_place_from_root(path, user.as_raw())
+    {
         return Err(HintError::Protocol(
-            "the scheduler is neither root's nor this user's, and its socket is in no directory that root has given it",
+            "the scheduler is neither root's nor this user's, and its socket is in no directory \
+             that root has given it",
         ));
     }
     let lanes = u16::try_from(guest.vcpus.len()).unwrap_or(u16::MAX);
     let (board, fd) = Board::create(lanes, guest.has_express)?;
-    let hello = Hello { process: guest.process, vcpus: guest.vcpus.clone(), name: guest.name.clone() };
+    let hello =
+        Hello { process: guest.process, vcpus: guest.vcpus.clone(), name: guest.name.clone() };
     Message::Hello(hello).send(&socket, Some(fd.as_fd()))?;
     Ok((socket, board))
 }
@@ -293,12 +331,14 @@ fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintEr
 /// Returns true if root has given a user the directory that a socket is in, as systemd does
 /// (`User=`, `RuntimeDirectory=`). Only that user may write to it, and its parent is root's alone.
 fn has_place_from_root(socket: &Path, user: u32) -> bool {
-    let Some(directory) = socket.parent().and_then(|directory| directory.canonicalize().ok()) else {
+    let Some(directory) = socket.parent().and_then(|directory| directory.canonicalize().ok())
+    else {
         return false;
     };
     let belongs = |path: &Path, user: u32| {
-        std::fs::symlink_metadata(path)
-            .is_ok_and(|metadata| metadata.uid() == user && metadata.is_dir() && metadata.mode() & 0o022 == 0)
+        std::fs::symlink_metadata(path).is_ok_and(|metadata| {
+            metadata.uid() == user && metadata.is_dir() && metadata.mode() & 0o022 == 0
+        })
     };
     belongs(&directory, user) && directory.parent().is_some_and(|above| belongs(above, 0))
 }
@@ -331,7 +371,8 @@ fn is_eventfd(fd: &OwnedFd) -> bool {
         rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     // Without /proc it cannot be checked, and lanes do without a scheduler.
-    is_nonblocking && link.is_ok_and(|link| link.to_string_lossy().starts_with("anon_inode:[eventfd"))
+    is_nonblocking
+        && link.is_ok_and(|link| link.to_string_lossy().starts_with("anon_inode:[eventfd"))
 }
 
 #[cfg(test)]
@@ -350,8 +391,9 @@ mod tests {
         let own = root.path().join("vlane");
         std::fs::create_dir(&own).unwrap();
         let socket = own.join("sched.sock");
-        let mode =
-            |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap()
+        };
         mode(root.path(), 0o755);
         mode(&own, 0o755);
         assert!(!has_place_from_root(&socket, 1234), "it is root's");

@@ -11,7 +11,8 @@ pub enum HintError {
     /// The board cannot be made or mapped.
     #[error("the board")]
     Memory(#[from] SharedError),
-    /// The board's header says something else than the message that came with it, or is of another version.
+    /// The board's header says something else than the message that came with it, or is of another
+    /// version.
     #[error("the board is not one: {0}")]
     Board(&'static str),
     /// The other side said something that is not in the protocol.

@@ -8,10 +8,10 @@ use crate::sync::{Arc, Ordering, Waker, fence, wake};
 
 /// A lane's messages to the scheduler, in its own slot of the board.
 ///
-/// An event is marked before the guest is signalled: the scheduler puts the vCPU before others, and then the
-/// interrupt finds it. It counts as served when the guest submits again on this queue: the process
-/// that waited for the answer has got to run. That the guest's driver took the answer would come
-/// earlier, but then the waiting process has not run yet.
+/// An event is marked before the guest is signalled: the scheduler puts the vCPU before others, and
+/// then the interrupt finds it. It counts as served when the guest submits again on this queue: the
+/// process that waited for the answer has got to run. That the guest's driver took the answer would
+/// come earlier, but then the waiting process has not run yet.
 ///
 /// Where only express completions are marked, only an express request is an answer: one from the
 /// guest's background is no sign of the waiting program. And an express completion counts, too, if
@@ -142,7 +142,8 @@ impl LaneHint {
     }
 
     fn serve(&mut self) {
-        let Some(Slot { since, served, served_at, response, .. }) = self.board.slot(self.lane) else {
+        let Some(Slot { since, served, served_at, response, .. }) = self.board.slot(self.lane)
+        else {
             return;
         };
         let now = now();
@@ -155,9 +156,11 @@ impl LaneHint {
         self.wake();
     }
 
-    /// Wakes the scheduler, if it wants to be: the same question and answer as between two sides of a virtqueue.
+    /// Wakes the scheduler, if it wants to be: the same question and answer as between two sides of
+    /// a virtqueue.
     fn wake(&self) {
-        // Orders the mark before the look; the scheduler asks for the wake-up first, and looks at the marks then.
+        // Orders the mark before the look; the scheduler asks for the wake-up first, and looks at
+        // the marks then.
         fence(Ordering::SeqCst);
         let wanted = self.board.wake();
         if wanted.load(Ordering::Relaxed) != 0 && wanted.swap(0, Ordering::SeqCst) != 0 {

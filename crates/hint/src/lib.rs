@@ -1,10 +1,11 @@
 //! Hints from lanes to the vCPU scheduler about completed I/O.
 //!
-//! The scheduler is another process, and more privileged than the back end. They meet at a unix socket ([`Client`] is the
-//! back end's end, the scheduler's is in `vlane-sched`) and exchange two descriptors ([`message`]): the back end sends a
-//! [`Board`], memory with a slot for each lane; the scheduler sends an eventfd. From then on there are no messages: a lane
-//! marks its slot and writes the eventfd if the scheduler wants to be woken ([`LaneHint`]); the scheduler looks at the
-//! slots ([`BoardReader`]). The connection stays open only so that each sees the other die.
+//! The scheduler is another process, and more privileged than the back end. They meet at a unix
+//! socket ([`Client`] is the back end's end, the scheduler's is in `vlane-sched`) and exchange two
+//! descriptors ([`message`]): the back end sends a [`Board`], memory with a slot for each lane; the
+//! scheduler sends an eventfd. From then on there are no messages: a lane marks its slot and writes
+//! the eventfd if the scheduler wants to be woken ([`LaneHint`]); the scheduler looks at the slots
+//! ([`BoardReader`]). The connection stays open only so that each sees the other die.
 
 #![forbid(unsafe_code)]
 

@@ -111,8 +111,9 @@ impl Message {
                 if lanes == 0 || lanes > MAX_LANES {
                     return Err(HintError::Protocol("a number of lanes that cannot be"));
                 }
-                let vcpus =
-                    (0..lanes).map(|_| rest.take().map(u32::from_le_bytes)).collect::<Result<_, _>>()?;
+                let vcpus = (0..lanes)
+                    .map(|_| rest.take().map(u32::from_le_bytes))
+                    .collect::<Result<_, _>>()?;
                 let name = rest.text(name)?;
                 Message::Hello(Hello { process: ProcessId { pid, start }, vcpus, name })
             }
@@ -152,12 +153,13 @@ impl Message {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
-            Ok(received) => received,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
-            Err(Errno::CONNRESET) => return Err(HintError::HungUp),
-            Err(errno) => return Err(errno.into()),
-        };
+        let received =
+            match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+                Ok(received) => received,
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+                Err(Errno::CONNRESET) => return Err(HintError::HungUp),
+                Err(errno) => return Err(errno.into()),
+            };
         // Owned at once: they are closed for any fault of the message.
         let mut fds: Vec<OwnedFd> = Vec::new();
         for message in control.drain() {
@@ -169,13 +171,17 @@ impl Message {
             return Err(HintError::HungUp);
         }
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > 1 {
-            return Err(HintError::Protocol("a message that is too long, or has too many descriptors"));
+            return Err(HintError::Protocol(
+                "a message that is too long, or has too many descriptors",
+            ));
         }
         let message = Message::decode(&bytes[..received.bytes])?;
         let fd = fds.pop();
         match (&message, fd.is_some()) {
             (Message::Refused(_), true) => Err(HintError::Protocol("an unexpected descriptor")),
-            (Message::Hello(_) | Message::Welcome, false) => Err(HintError::Protocol("no descriptor")),
+            (Message::Hello(_) | Message::Welcome, false) => {
+                Err(HintError::Protocol("no descriptor"))
+            }
             _ => Ok(Some((message, fd))),
         }
     }
@@ -200,10 +206,13 @@ impl Reader<'_> {
         if len > MAX_TEXT {
             return Err(HintError::Protocol("a text that is too long"));
         }
-        let (text, rest) =
-            self.0.split_at_checked(len).ok_or(HintError::Protocol("a message that is too short"))?;
+        let (text, rest) = self
+            .0
+            .split_at_checked(len)
+            .ok_or(HintError::Protocol("a message that is too short"))?;
         self.0 = rest;
-        String::from_utf8(text.to_vec()).map_err(|_| HintError::Protocol("a text that is not UTF-8"))
+        String::from_utf8(text.to_vec())
+            .map_err(|_| HintError::Protocol("a text that is not UTF-8"))
     }
 }
 
@@ -225,7 +234,9 @@ mod tests {
             assert_eq!(Message::decode(&message.encode()).unwrap(), message);
         }
         let long = Message::Refused("ä".repeat(MAX_TEXT)).encode();
-        assert!(matches!(Message::decode(&long).unwrap(), Message::Refused(text) if text.len() == MAX_TEXT));
+        assert!(
+            matches!(Message::decode(&long).unwrap(), Message::Refused(text) if text.len() == MAX_TEXT)
+        );
     }
 
     #[test]
@@ -257,7 +268,9 @@ mod tests {
         assert!(Message::receive(&b).unwrap().is_none());
         let null = std::fs::File::open("/dev/null").unwrap();
         hello().send(&a, Some(null.as_fd())).unwrap();
-        assert!(matches!(Message::receive(&b).unwrap(), Some((message, Some(_))) if message == hello()));
+        assert!(
+            matches!(Message::receive(&b).unwrap(), Some((message, Some(_))) if message == hello())
+        );
         hello().send(&a, None).unwrap();
         assert!(matches!(Message::receive(&b), Err(HintError::Protocol(_))));
         Message::Refused(String::new()).send(&a, Some(null.as_fd())).unwrap();

@@ -2,7 +2,8 @@
 
 use crate::error::HintError;
 
-/// A process: its number and when it started. A number is used again when its process is gone, a start time is not.
+/// A process: its number and when it started. A number is used again when its process is gone, a
+/// start time is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
     /// Its number.
@@ -18,7 +19,8 @@ impl ProcessId {
     /// [`HintError::Gone`] when there is none. [`HintError::Io`] when that cannot be found out now,
     /// for want of a descriptor for example.
     pub fn of(pid: u32) -> Result<ProcessId, HintError> {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
+        let stat =
+            std::fs::read(format!("/proc/{pid}/stat")).map_err(|error| unread(pid, error))?;
         // The name in it may be cut within a character, or be no text at all.
         let start = start_time(&String::from_utf8_lossy(&stat)).ok_or(HintError::Gone { pid })?;
         Ok(ProcessId { pid, start })
@@ -44,7 +46,8 @@ impl ProcessId {
 /// Only these two say that a process is not there. Others, as "too many open files", are no sign of
 /// it.
 fn unread(pid: u32, error: std::io::Error) -> HintError {
-    let gone = [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
+    let gone =
+        [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
     match gone.contains(&error.raw_os_error()) {
         true => HintError::Gone { pid },
         false => HintError::Io(error),
@@ -74,7 +77,10 @@ mod tests {
     fn process_name_may_look_like_fields() {
         let line = "7 (a) S 1 (b) R 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20";
         assert_eq!(start_time(line), Some(4242));
-        assert_eq!(start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"), None);
+        assert_eq!(
+            start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4242 20"),
+            None
+        );
         assert_eq!(start_time(""), None);
         assert_eq!(start_time("7 (a) S 1"), None);
     }
@@ -84,10 +90,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         // The kernel cuts it after 15 bytes, within the second character.
         let program = directory.path().join("machine 12345 ä");
-        // Not a copy: a program that another test starts has a file that was just written open for writing for a moment, which then
-        // cannot be executed.
+        // Not a copy: a program that another test starts has a file that was just written open for
+        // writing for a moment, which then cannot be executed.
         std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
-        let mut child = std::process::Command::new(&program).arg0("sleep").arg("60").spawn().unwrap();
+        let mut child =
+            std::process::Command::new(&program).arg0("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id());
         let name = std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
         child.kill().unwrap();

@@ -24,7 +24,8 @@ pub enum Mark {
         at: u64,
         /// How long after the signal, ns.
         response_ns: u64,
-        /// Signals since the last look, if all of them are answered; otherwise the [`Mark::Event`] that follows has them.
+        /// Signals since the last look, if all of them are answered; otherwise the [`Mark::Event`]
+        /// that follows has them.
         count: u32,
     },
 }
@@ -60,7 +61,8 @@ impl BoardReader {
         self.board.lanes()
     }
 
-    /// Lets lanes mark completions of these classes from now on; [`Classes::NONE`] switches the board off.
+    /// Lets lanes mark completions of these classes from now on; [`Classes::NONE`] switches the
+    /// board off.
     pub fn arm(&self, classes: Classes) {
         self.board.arm(classes);
     }

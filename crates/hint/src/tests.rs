@@ -1,4 +1,5 @@
-//! Both ends of the board together. Beside them and not in them, because crates/models compiles both files a second time.
+//! Both ends of the board together. Beside them and not in them, because crates/models compiles
+//! both files a second time.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 use std::os::fd::{AsFd, OwnedFd};
@@ -57,7 +58,9 @@ fn events_and_answers_come_in_order() {
     hint.some_taken();
     assert_eq!(wakes(&wake), 1);
     let marks: Vec<_> = watch.collect(crate::now()).collect();
-    let [(2, Mark::Served { at: then, response_ns, count: 0 })] = marks[..] else { panic!("{marks:?}") };
+    let [(2, Mark::Served { at: then, response_ns, count: 0 })] = marks[..] else {
+        panic!("{marks:?}")
+    };
     assert_eq!(response_ns, then - at);
     // Two rounds between two looks: completions that are over are reported as served, the others as
     // an event.
@@ -66,7 +69,10 @@ fn events_and_answers_come_in_order() {
     signal(&mut hint, Classes::READS);
     let marks: Vec<_> = watch.collect(crate::now()).collect();
     assert!(
-        matches!(marks[..], [(2, Mark::Served { count: 0, .. }), (2, Mark::Event { count: 2, .. })]),
+        matches!(
+            marks[..],
+            [(2, Mark::Served { count: 0, .. }), (2, Mark::Event { count: 2, .. })]
+        ),
         "{marks:?}"
     );
     hint.some_taken();
@@ -117,8 +123,8 @@ fn express_only_board_ignores_background() {
     assert!(!hint.is_choosy());
 }
 
-/// A guest that waits for its turn takes no interrupt, and is not signalled again: the foreground's completion comes after one of the
-/// background's.
+/// A guest that waits for its turn takes no interrupt, and is not signalled again: the foreground's
+/// completion comes after one of the background's.
 #[test]
 fn express_counts_behind_an_untaken_signal() {
     let (board, mut watch, wake) = bench(1);
@@ -258,7 +264,8 @@ fn hostile_board_yields_only_wrong_marks() {
     watch.arm(Classes::ALL);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         match state >> 61 {
             0 => 0,
             1 => u64::MAX,

@@ -1,4 +1,5 @@
-//! Real guests on sockets of back ends: User-Mode Linux and QEMU, with one vCPU, and how one waits for what they say.
+//! Real guests on sockets of back ends: User-Mode Linux and QEMU, with one vCPU, and how one waits
+//! for what they say.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -61,7 +62,12 @@ impl Maker {
     }
 
     /// Starts a guest with a disk at each socket: `/dev/vda` and on.
-    pub fn start(&self, sockets: Vec<PathBuf>, guest: &Initramfs, limit: Duration) -> Result<Guest> {
+    pub fn start(
+        &self,
+        sockets: Vec<PathBuf>,
+        guest: &Initramfs,
+        limit: Duration,
+    ) -> Result<Guest> {
         Ok(match self {
             Self::Uml(host, program) => {
                 let mut machine = Uml::new(program.clone(), sockets);
@@ -71,7 +77,8 @@ impl Maker {
             Self::Qemu(host, program, kernel, choice) => {
                 // A machine is made with one disk; those that only compute need none.
                 let first = sockets.first().cloned().unwrap_or_default();
-                let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(first));
+                let mut machine =
+                    Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(first));
                 machine.disks = sockets.into_iter().map(Disk::at).collect();
                 machine.vcpus = 1;
                 machine.memory_mib = 512;
@@ -85,8 +92,14 @@ impl Maker {
 /// Waits for a result of a guest's, looking for an interrupt meanwhile.
 ///
 /// # Errors
-/// [`ErrorKind::Process`] with the console's end if the guest ends or does not say it within `limit`; [`ErrorKind::Interrupted`].
-pub fn wait(guest: &mut Guest, key: &str, limit: Duration, interrupt: &Interrupt) -> Result<String> {
+/// [`ErrorKind::Process`] with the console's end if the guest ends or does not say it within
+/// `limit`; [`ErrorKind::Interrupted`].
+pub fn wait(
+    guest: &mut Guest,
+    key: &str,
+    limit: Duration,
+    interrupt: &Interrupt,
+) -> Result<String> {
     let deadline = Instant::now() + limit;
     loop {
         interrupt.check()?;

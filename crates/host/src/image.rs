@@ -1,7 +1,8 @@
-//! Images to measure on: where they can be, that there is room, and that they are there for real, not as holes.
+//! Images to measure on: where they can be, that there is room, and that they are there for real,
+//! not as holes.
 //!
-//! A place is looked for (and its lack said, with what to do) before anything is measured: [`Place::find`]. An [`Image`] is removed
-//! when it is dropped.
+//! A place is looked for (and its lack said, with what to do) before anything is measured:
+//! [`Place::find`]. An [`Image`] is removed when it is dropped.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -39,11 +40,12 @@ pub struct Place {
 }
 
 impl Place {
-    /// A place with room for `bytes` in all: `wanted`, or else the first directory that will do. `option` names the
-    /// command's option for it (`--disk-dir`), for the error's text.
+    /// A place with room for `bytes` in all: `wanted`, or else the first directory that will do.
+    /// `option` names the command's option for it (`--disk-dir`), for the error's text.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if there is no such place: the wrong kind of file system, too little room, not writable, no direct I/O.
+    /// [`ErrorKind::Invalid`] if there is no such place: the wrong kind of file system, too little
+    /// room, not writable, no direct I/O.
     pub fn find(medium: Medium, wanted: Option<&Path>, bytes: u64, option: &str) -> Result<Self> {
         let temporary = std::env::temp_dir();
         let usual: [&Path; 3] = match medium {
@@ -66,10 +68,13 @@ impl Place {
         }
         let (what, need) = match medium {
             Medium::Ram => ("RAM disk (tmpfs)", bytes.saturating_add(RAM_SPARE)),
-            Medium::Disk => ("directory on a disk with direct I/O", bytes.saturating_add(DISK_SPARE)),
+            Medium::Disk => {
+                ("directory on a disk with direct I/O", bytes.saturating_add(DISK_SPARE))
+            }
         };
         let need = show_size(need);
-        let context = format!("no {what} with {need} free that may be written; give one with {option}");
+        let context =
+            format!("no {what} with {need} free that may be written; give one with {option}");
         Err(Error::new(ErrorKind::Invalid, context))
     }
 
@@ -108,20 +113,23 @@ impl Place {
         if free < need {
             return Err(format!("{} are needed, {} are free", show_size(need), show_size(free)));
         }
-        let file =
-            NamedTempFile::with_prefix_in("vlane-", &self.dir).map_err(|e| format!("not writable: {e}"))?;
+        let file = NamedTempFile::with_prefix_in("vlane-", &self.dir)
+            .map_err(|e| format!("not writable: {e}"))?;
         if self.medium == Medium::Disk {
             open_direct(file.path()).map_err(|e| format!("no direct I/O there: {e}"))?;
         }
         Ok(())
     }
 
-    /// Writes an image of `bytes` (whole MiB) of data that do not compress, and makes it stable on a disk.
+    /// Writes an image of `bytes` (whole MiB) of data that do not compress, and makes it stable on
+    /// a disk.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] if it cannot be written, [`ErrorKind::Interrupted`] if the user does not want it any more.
+    /// [`ErrorKind::Io`] if it cannot be written, [`ErrorKind::Interrupted`] if the user does not
+    /// want it any more.
     pub fn image(&self, bytes: u64, interrupt: &Interrupt) -> Result<Image> {
-        let failed = || format!("{}: cannot write an image of {}", self.dir.display(), show_size(bytes));
+        let failed =
+            || format!("{}: cannot write an image of {}", self.dir.display(), show_size(bytes));
         let dir = std::path::absolute(&self.dir).context(ErrorKind::Io, failed)?;
         let mut file = tempfile::Builder::new()
             .prefix("vlane-")
@@ -139,7 +147,8 @@ impl Place {
 /// Writes `bytes` (whole MiB) of data that do not compress, the same every time.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] if they cannot be written, [`ErrorKind::Interrupted`] if the user does not want it any more.
+/// [`ErrorKind::Io`] if they cannot be written, [`ErrorKind::Interrupted`] if the user does not
+/// want it any more.
 pub fn fill_random(
     file: &mut impl Write,
     bytes: u64,
@@ -223,15 +232,19 @@ mod tests {
     #[test]
     fn unfit_place_names_helpful_option() {
         let dir = tempfile::tempdir().unwrap();
-        let find = |medium, bytes| Place::find(medium, Some(dir.path()), bytes, "--some-dir").unwrap_err();
+        let find =
+            |medium, bytes| Place::find(medium, Some(dir.path()), bytes, "--some-dir").unwrap_err();
         let both = [find(Medium::Ram, 1 << 60), find(Medium::Disk, 1 << 60)];
         for error in both {
             let text = error.to_string();
             assert_eq!(error.kind(), ErrorKind::Invalid);
-            assert!(text.contains("--some-dir") && text.contains(dir.path().to_str().unwrap()), "{text}");
+            assert!(
+                text.contains("--some-dir") && text.contains(dir.path().to_str().unwrap()),
+                "{text}"
+            );
         }
-        let error =
-            Place::find(Medium::Disk, Some(Path::new("/does/not/exist")), 1, "--some-dir").unwrap_err();
+        let error = Place::find(Medium::Disk, Some(Path::new("/does/not/exist")), 1, "--some-dir")
+            .unwrap_err();
         assert!(error.to_string().contains("No such file"), "{error}");
         let error = Place::find(Medium::Ram, None, u64::MAX, "--ram-dir").unwrap_err();
         assert!(error.to_string().contains("--ram-dir"), "{error}");

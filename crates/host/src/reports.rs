@@ -7,7 +7,8 @@ use vlane_report::Report;
 
 use crate::error::Result;
 
-/// Says before anything is measured whether [`write_report`] will have a form and a place for a file.
+/// Says before anything is measured whether [`write_report`] will have a form and a place for a
+/// file.
 ///
 /// # Errors
 /// [`crate::ErrorKind::Usage`], [`crate::ErrorKind::Invalid`], [`crate::ErrorKind::Io`].
@@ -18,11 +19,12 @@ pub fn check_report(path: &Path, force: bool) -> Result<()> {
 
 /// Writes a report in the form that the file's name ends in: `.json`, `.html` (`.htm`), `.txt`.
 ///
-/// The file appears whole or not at all. It replaces another report; with `force`, any file that nobody uses ([`Output`]).
+/// The file appears whole or not at all. It replaces another report; with `force`, any file that
+/// nobody uses ([`Output`]).
 ///
 /// # Errors
-/// [`crate::ErrorKind::Usage`] for another ending, [`crate::ErrorKind::Invalid`] if there is something that must stay, [`crate::ErrorKind::Io`] if it cannot be
-/// written.
+/// [`crate::ErrorKind::Usage`] for another ending, [`crate::ErrorKind::Invalid`] if there is
+/// something that must stay, [`crate::ErrorKind::Io`] if it cannot be written.
 pub fn write_report(report: &Report, path: &Path, force: bool) -> Result<()> {
     for_report(path, force).write(report.in_form_of(path)?.as_bytes())
 }
@@ -57,9 +59,12 @@ mod tests {
     fn report_file_is_whole_or_absent() {
         let dir = tempfile::tempdir().unwrap();
         let report = report();
-        for (name, start) in
-            [("a.json", "{"), ("a.html", "<!DOCTYPE html>"), ("a.HTM", "<!DOCTYPE html>"), ("a.txt", "What")]
-        {
+        for (name, start) in [
+            ("a.json", "{"),
+            ("a.html", "<!DOCTYPE html>"),
+            ("a.HTM", "<!DOCTYPE html>"),
+            ("a.txt", "What"),
+        ] {
             let path = dir.path().join(name);
             write_report(&report, &path, false).unwrap();
             // Again: a report may replace one.
@@ -74,7 +79,11 @@ mod tests {
                 "{name}"
             );
         }
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4, "no half-written file is left");
+        assert_eq!(
+            std::fs::read_dir(dir.path()).unwrap().count(),
+            4,
+            "no half-written file is left"
+        );
         let error = Report::read(&dir.path().join("a.txt")).unwrap_err();
         assert!(error.to_string().contains("a.txt"), "{error}");
     }

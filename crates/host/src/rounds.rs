@@ -72,8 +72,8 @@ impl Rounds {
     }
 }
 
-/// Measures all arms once, in turns: each round begins with another arm. `one` gets the index of the
-/// arm's name, which the repetition shares with the first arm, and its name.
+/// Measures all arms once, in turns: each round begins with another arm. `one` gets the index of
+/// the arm's name, which the repetition shares with the first arm, and its name.
 ///
 /// # Errors
 /// The first one of `one`.
@@ -111,7 +111,11 @@ mod tests {
         let mut calls = 0;
         let rounds = Rounds::measure(3, |round| {
             calls += 1;
-            if round == at { Err(Error::new(ErrorKind::Interrupted, "interrupted")) } else { Ok(()) }
+            if round == at {
+                Err(Error::new(ErrorKind::Interrupted, "interrupted"))
+            } else {
+                Ok(())
+            }
         })?;
         Ok((rounds, calls))
     }
@@ -139,7 +143,8 @@ mod tests {
             })
             .unwrap();
         }
-        let names: Vec<(usize, &str)> = order.iter().map(|(index, arm)| (*index, arm.as_str())).collect();
+        let names: Vec<(usize, &str)> =
+            order.iter().map(|(index, arm)| (*index, arm.as_str())).collect();
         assert_eq!(names[..3], [(0, "off"), (1, "on"), (0, "off again")]);
         assert_eq!((names[3], names[6]), ((1, "on"), (0, "off again")));
         assert!(arms.0.iter().all(|arm| arm.rounds == [0, 1, 2]));

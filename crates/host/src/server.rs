@@ -14,7 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 /// How long a back end that is ready may refuse connections.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Requests that vlane's null device works on at the same time where it has a latency. (qemu-storage-daemon's works on all.)
+/// Requests that vlane's null device works on at the same time where it has a latency.
+/// (qemu-storage-daemon's works on all.)
 pub const AT_ONCE: u16 = 32;
 
 /// Storage that a back end serves.
@@ -84,7 +85,8 @@ pub fn on_cpus(spec: Spec, cpus: &[usize]) -> Result<Spec> {
     Ok(Spec { program: taskset, args, ..spec })
 }
 
-/// A back end that runs. Dropping it ends it and removes its socket; if this process is killed, the kernel ends it.
+/// A back end that runs. Dropping it ends it and removes its socket; if this process is killed, the
+/// kernel ends it.
 #[derive(Debug)]
 pub struct Server {
     backend: Backend,
@@ -93,8 +95,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// `vlane serve`: `program` is vlane's own file, `dir` a directory for the socket, `arguments` come after those that
-    /// say what is served (`--queues 2`, ...).
+    /// `vlane serve`: `program` is vlane's own file, `dir` a directory for the socket, `arguments`
+    /// come after those that say what is served (`--queues 2`, ...).
     ///
     /// # Errors
     /// Those of [`Server::start`].
@@ -125,7 +127,8 @@ impl Server {
         Self::start("vlane", Spec::new(program, words), cpus, &socket, Ready::Line("listening on"))
     }
 
-    /// qemu-storage-daemon with an I/O thread of its own, io_uring, and a null device that touches no data either.
+    /// qemu-storage-daemon with an I/O thread of its own, io_uring, and a null device that touches
+    /// no data either.
     ///
     /// # Errors
     /// Those of [`Server::start`].
@@ -167,12 +170,15 @@ impl Server {
                 let direct = if direct { "on" } else { "off" };
                 let path = quoted(path);
                 let aio = aio.word();
-                format!("driver={driver},node-name=n,filename={path},aio={aio},cache.direct={direct}")
+                format!(
+                    "driver={driver},node-name=n,filename={path},aio={aio},cache.direct={direct}"
+                )
             }
         };
         let at = quoted(&socket);
         let export = format!(
-            "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={at},writable=on,num-queues={queues},iothread=t"
+            "type=vhost-user-blk,id=e,node-name=n,addr.type=unix,addr.path={at},writable=on,\
+             num-queues={queues},iothread=t"
         );
         let words = ["--object", "iothread,id=t", "--blockdev", &device, "--export", &export];
         Self::start("qemu-storage-daemon", Spec::new(program, words), cpus, &socket, Ready::Socket)
@@ -184,10 +190,17 @@ impl Server {
     /// [`ErrorKind::Process`] or [`ErrorKind::Timeout`] with its last words if it does not get
     /// there. [`ErrorKind::Missing`] if a program is missing, [`ErrorKind::Invalid`] if the
     /// socket's path is too long.
-    pub fn start(name: &str, spec: Spec, cpus: &[usize], socket: &Path, ready: Ready) -> Result<Self> {
+    pub fn start(
+        name: &str,
+        spec: Spec,
+        cpus: &[usize],
+        socket: &Path,
+        ready: Ready,
+    ) -> Result<Self> {
         // sun_path of sockaddr_un, with its zero.
         if socket.as_os_str().len() > 107 {
-            let context = format!("{}: too long for a socket (107 bytes are the most)", socket.display());
+            let context =
+                format!("{}: too long for a socket (107 bytes are the most)", socket.display());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         let command = spec.shell_line();
@@ -207,7 +220,8 @@ impl Server {
                 Err(error) => error,
             };
             if let Some(status) = self.backend.ended()? {
-                let context = format!("{} has ended ({status}); it said: {}", self.name, self.last_words());
+                let context =
+                    format!("{} has ended ({status}); it said: {}", self.name, self.last_words());
                 return Err(Error::new(ErrorKind::Process, context));
             }
             if error.kind() != vlane_driver::ErrorKind::Connect || start.elapsed() > CONNECT {
@@ -277,8 +291,8 @@ mod tests {
     fn early_end_of_back_end_quotes_it() {
         let dir = tempfile::tempdir().unwrap();
         let spec = Spec::new("/bin/sh", ["-c", "echo the image is locked >&2; exit 1"]);
-        let error =
-            Server::start("sh", spec, &[], &dir.path().join("s"), Ready::Line("listening")).unwrap_err();
+        let error = Server::start("sh", spec, &[], &dir.path().join("s"), Ready::Line("listening"))
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Process);
         assert!(error.to_string().contains("the image is locked"), "{error}");
     }
@@ -286,10 +300,13 @@ mod tests {
     #[test]
     fn late_end_of_back_end_quotes_it() {
         let dir = tempfile::tempdir().unwrap();
-        let spec =
-            Spec::new("/bin/sh", ["-c", "echo listening on nothing; sleep 0.05; echo bad luck; exit 3"]);
+        let spec = Spec::new(
+            "/bin/sh",
+            ["-c", "echo listening on nothing; sleep 0.05; echo bad luck; exit 3"],
+        );
         let mut server =
-            Server::start("sh", spec, &[], &dir.path().join("s"), Ready::Line("listening")).unwrap();
+            Server::start("sh", spec, &[], &dir.path().join("s"), Ready::Line("listening"))
+                .unwrap();
         let error = server.connect(&SessionOptions::default()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Process);
         assert!(error.to_string().contains("bad luck"), "{error}");
@@ -303,7 +320,8 @@ mod tests {
             .unwrap();
         let spec = Spec::new("/bin/sh", ["-c", "echo listening on x; sleep 60"]);
         let server =
-            Server::start("sh", spec, &[cpu], &dir.path().join("s"), Ready::Line("listening")).unwrap();
+            Server::start("sh", spec, &[cpu], &dir.path().join("s"), Ready::Line("listening"))
+                .unwrap();
         let pid = server.pid();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let list = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap();

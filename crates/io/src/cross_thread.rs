@@ -1,4 +1,5 @@
-//! How the threads of a volume hand operations to each other, so that an express request waits in the shortest of their submission queues.
+//! How the threads of a volume hand operations to each other, so that an express request waits in
+//! the shortest of their submission queues.
 //!
 //! Each thread has a queue. The queue holds the number of operations in the thread's io_uring (a
 //! plain store, once a round), and some **cells** for the operations that the thread hands over.
@@ -141,8 +142,9 @@ impl CrossThreadQueue {
         }
     }
 
-    /// The thread with the fewest operations, if that are at least `margin` fewer than the `others` in its way, and at most half as many: between
-    /// threads that are equally busy differences come and go.
+    /// The thread with the fewest operations, if that are at least `margin` fewer than the `others`
+    /// in its way, and at most half as many: between threads that are equally busy differences come
+    /// and go.
     pub(crate) fn shortest(&self, others: usize, margin: usize) -> Option<usize> {
         let most = u64::try_from(others.checked_sub(margin)?.min(others / 2)).ok()?;
         let (length, to) = (0..self.table.places.len())
@@ -157,8 +159,8 @@ impl CrossThreadQueue {
         (length <= most).then_some(to)
     }
 
-    /// Hands an operation to a thread. [`CrossThreadQueue::next_result`] gives its result once, with this
-    /// `mark`. False, if it cannot: then no state has changed.
+    /// Hands an operation to a thread. [`CrossThreadQueue::next_result`] gives its result once,
+    /// with this `mark`. False, if it cannot: then no state has changed.
     pub(crate) fn send(&mut self, to: usize, words: Words, mark: u64) -> bool {
         let Some(at) = self.free_cell() else { return false };
         let bit = 1 << at;
@@ -193,7 +195,8 @@ impl CrossThreadQueue {
         self.place().state.0.load(Ordering::Relaxed) & MAIL != 0
     }
 
-    /// Looks at its mail: collects results, and gives `take` each operation that was handed to it, with the thread and the cell that it is from.
+    /// Looks at its mail: collects results, and gives `take` each operation that was handed to it,
+    /// with the thread and the cell that it is from.
     pub(crate) fn open(&mut self, mut take: impl FnMut(usize, usize, Words)) {
         let place = &self.table.places[self.number];
         // Cleared before looking: what comes after the look says so again.
@@ -209,7 +212,11 @@ impl CrossThreadQueue {
                 let at = marked.trailing_zeros() as usize;
                 marked &= marked - 1;
                 let cell = &self.table.places[from].cells[at];
-                take(from, at, std::array::from_fn(|word| cell.words[word].load(Ordering::Relaxed)));
+                take(
+                    from,
+                    at,
+                    std::array::from_fn(|word| cell.words[word].load(Ordering::Relaxed)),
+                );
             }
         }
     }
@@ -222,8 +229,8 @@ impl CrossThreadQueue {
         self.table.tell(from);
     }
 
-    /// The next result of those that [`CrossThreadQueue::open`] collected: the operation's mark, and the
-    /// system's result.
+    /// The next result of those that [`CrossThreadQueue::open`] collected: the operation's mark,
+    /// and the system's result.
     pub(crate) fn next_result(&mut self) -> Option<(u64, i32)> {
         if self.collected == 0 {
             return None;
@@ -251,8 +258,8 @@ impl CrossThreadQueue {
         self.place().state.0.fetch_and(!ASLEEP, Ordering::AcqRel);
     }
 
-    /// Takes no more operations of other threads, but for those that [`CrossThreadQueue::open`] finds now: call
-    /// it once more after this.
+    /// Takes no more operations of other threads, but for those that [`CrossThreadQueue::open`]
+    /// finds now: call it once more after this.
     pub(crate) fn leave(&self) {
         self.place().state.0.fetch_or(GONE, Ordering::AcqRel);
     }

@@ -73,14 +73,22 @@ unsafe impl Send for Kept {}
 impl std::fmt::Debug for InflightQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let queue = &self.kept.queue;
-        f.debug_struct("InflightQueue").field("queue", queue).field("under_way", &self.under_way).finish()
+        f.debug_struct("InflightQueue")
+            .field("queue", queue)
+            .field("under_way", &self.under_way)
+            .finish()
     }
 }
 
 impl InflightQueue {
-    /// Takes a queue. `place` comes with its operations' completions ([`Finished::place`]), `files` are those that operations name by
-    /// their number, `uring` is the one that mostly gets them.
-    pub fn new(queue: Queue, place: u16, files: &[StorageFile], uring: &mut Uring) -> InflightQueue {
+    /// Takes a queue. `place` comes with its operations' completions ([`Finished::place`]), `files`
+    /// are those that operations name by their number, `uring` is the one that mostly gets them.
+    pub fn new(
+        queue: Queue,
+        place: u16,
+        files: &[StorageFile],
+        uring: &mut Uring,
+    ) -> InflightQueue {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let slots = usize::from(queue.config().size);
         let kept = Kept { queue, held: Vec::new(), spare: Vec::new(), files: files.into() };
@@ -99,13 +107,17 @@ impl InflightQueue {
     /// # Panics
     /// When an operation is under way: only the uring that has it reports its end.
     pub fn move_to(&mut self, place: u16, uring: &mut Uring) {
-        assert!(self.under_way == 0, "a queue moves while {} operations are under way", self.under_way);
+        assert!(
+            self.under_way == 0,
+            "a queue moves while {} operations are under way",
+            self.under_way
+        );
         self.targets = self.kept.files.iter().map(|file| uring.fix(file)).collect();
         self.ticket = self.ticket.at(place);
     }
 
-    /// Submits the read or write of all of a request's data, at its own place in the file; a `durable` write is on stable storage when it
-    /// completes. Its number is 0.
+    /// Submits the read or write of all of a request's data, at its own place in the file; a
+    /// `durable` write is on stable storage when it completes. Its number is 0.
     ///
     /// # Panics
     /// As [`InflightQueue::submit`].
@@ -130,15 +142,18 @@ impl InflightQueue {
             }
             ([one], true) => {
                 let len = u32::try_from(one.iov_len).unwrap_or(u32::MAX);
-                opcode::Write::new(target.fd, one.iov_base.cast(), len).offset(offset).rw_flags(flags).build()
+                opcode::Write::new(target.fd, one.iov_base.cast(), len)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build()
             }
             (all, _) => vectored(all, is_write, offset, flags, target),
         };
         entry.flags(target.flags)
     }
 
-    /// As [`InflightQueue::submit_whole`], of an express request: if that pays, in the ring of the thread with the fewest operations in its own
-    /// ([`Uring::join`]).
+    /// As [`InflightQueue::submit_whole`], of an express request: if that pays, in the ring of the
+    /// thread with the fewest operations in its own ([`Uring::join`]).
     ///
     /// # Panics
     /// As [`InflightQueue::submit`].
@@ -202,19 +217,27 @@ impl InflightQueue {
         let request = self.kept.queue.request(slot);
         assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
         let target = self.targets[usize::from(operation.file)];
-        let flags =
-            target.flags | if operation.patient { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
+        let flags = target.flags
+            | if operation.patient { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         let number = operation.number;
         let (entry, is_held) = self.kept.entry(slot, operation, target);
         self.push(uring, entry.flags(flags), slot, number, is_held);
     }
 
     #[inline(always)]
-    fn push(&mut self, uring: &mut Uring, entry: squeue::Entry, slot: Slot, number: u8, is_held: bool) {
+    fn push(
+        &mut self,
+        uring: &mut Uring,
+        entry: squeue::Entry,
+        slot: Slot,
+        number: u8,
+        is_held: bool,
+    ) {
         self.lend(slot);
-        // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped until the request is answered, and lists
-        // and buffers of `kept`, which stay where they are until `finish`. `answer` answers no request that has something lent, and
-        // dropping this keeps all of it while something is.
+        // SAFETY: what the entry refers to is the request's memory, which the queue keeps mapped
+        // until the request is answered, and lists and buffers of `kept`, which stay where they are
+        // until `finish`. `answer` answers no request that has something lent, and dropping this
+        // keeps all of it while something is.
         unsafe { uring.push(entry, self.ticket.of(slot, number, is_held)) };
     }
 
@@ -268,8 +291,8 @@ impl InflightQueue {
 
 /// Reads go straight to the queue.
 ///
-/// There is no `DerefMut`. With `&mut Queue` the queue could be answered, or replaced and its memory
-/// unmapped, while the kernel works on that memory.
+/// There is no `DerefMut`. With `&mut Queue` the queue could be answered, or replaced and its
+/// memory unmapped, while the kernel works on that memory.
 impl Deref for InflightQueue {
     type Target = Queue;
 
@@ -363,11 +386,19 @@ fn rw_flags(operation: &Operation) -> i32 {
 impl Kept {
     /// An operation for the kernel, and whether a list of buffers is held for it.
     #[inline(never)]
-    fn entry(&mut self, slot: Slot, operation: &mut Operation, target: Target) -> (squeue::Entry, bool) {
+    fn entry(
+        &mut self,
+        slot: Slot,
+        operation: &mut Operation,
+        target: Target,
+    ) -> (squeue::Entry, bool) {
         let (fd, offset, len) = (target.fd, operation.offset, operation.len);
         let request = self.queue.request(slot);
         let fallocate = |mode| {
-            opcode::Fallocate::new(fd, len).offset(offset).mode(mode | libc::FALLOC_FL_KEEP_SIZE).build()
+            opcode::Fallocate::new(fd, len)
+                .offset(offset)
+                .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
+                .build()
         };
         let entry = match &operation.kind {
             OperationKind::Punch => fallocate(libc::FALLOC_FL_PUNCH_HOLE),
@@ -375,7 +406,10 @@ impl Kept {
             OperationKind::Discard => {
                 let mut command = [0; 16];
                 command[..8].copy_from_slice(&len.to_ne_bytes());
-                opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD).addr(Some(offset)).cmd(command).build()
+                opcode::UringCmd16::new(fd, BLOCK_URING_CMD_DISCARD)
+                    .addr(Some(offset))
+                    .cmd(command)
+                    .build()
             }
             OperationKind::Read(Memory::Request(0)) | OperationKind::Write(Memory::Request(0))
                 if len == request.len() =>
@@ -399,7 +433,8 @@ impl Kept {
         let is_new = !self.held.iter().any(|held| (held.slot, held.number) == (slot, number));
         assert!(is_new, "{slot:?} has two operations of the number {number}");
         match &mut operation.kind {
-            OperationKind::Read(Memory::Request(from)) | OperationKind::Write(Memory::Request(from)) => {
+            OperationKind::Read(Memory::Request(from))
+            | OperationKind::Write(Memory::Request(from)) => {
                 select(&mut buffers, request.buffers(), *from, operation.len);
             }
             OperationKind::Read(Memory::Piece(piece, from))
@@ -413,7 +448,8 @@ impl Kept {
                 while left > 0 {
                     let n = left.min(ZERO_PAGE.0.len() as u64);
                     let iov_base = ZERO_PAGE.0.as_ptr().cast_mut().cast();
-                    buffers.push(libc::iovec { iov_base, iov_len: usize::try_from(n).unwrap_or(0) });
+                    buffers
+                        .push(libc::iovec { iov_base, iov_len: usize::try_from(n).unwrap_or(0) });
                     left -= n;
                 }
             }
@@ -422,9 +458,8 @@ impl Kept {
         }
         let entry = vectored_of(&buffers, operation, target);
         let piece = match std::mem::replace(&mut operation.kind, OperationKind::Punch) {
-            OperationKind::Read(Memory::Piece(piece, _)) | OperationKind::Write(Memory::Piece(piece, _)) => {
-                Some(piece)
-            }
+            OperationKind::Read(Memory::Piece(piece, _))
+            | OperationKind::Write(Memory::Piece(piece, _)) => Some(piece),
             _ => None,
         };
         self.held.push(Held { slot, number, buffers, piece });
@@ -464,7 +499,8 @@ fn vectored(
     }
 }
 
-/// Appends to `list` the `len` bytes of `buffers` from byte `from` on, as far as one call takes them; says how many bytes that are.
+/// Appends to `list` the `len` bytes of `buffers` from byte `from` on, as far as one call takes
+/// them; says how many bytes that are.
 pub fn select(list: &mut Vec<libc::iovec>, buffers: &[libc::iovec], from: u64, len: u64) -> u64 {
     let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
     let mut left = usize::try_from(len).unwrap_or(usize::MAX);

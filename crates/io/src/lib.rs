@@ -1,8 +1,9 @@
 //! The way to the storage, which a thread's lanes share.
 //!
-//! A thread has one [`Uring`]: its wait point, and the place where operations are submitted. A virtqueue is held in
-//! an [`InflightQueue`], which keeps a request's memory in place while the kernel works on it. An [`Operation`] names a step
-//! towards the storage in words, without a pointer or a descriptor.
+//! A thread has one [`Uring`]: its wait point, and the place where operations are submitted. A
+//! virtqueue is held in an [`InflightQueue`], which keeps a request's memory in place while the
+//! kernel works on it. An [`Operation`] names a step towards the storage in words, without a
+//! pointer or a descriptor.
 
 mod cross_thread;
 mod error;
@@ -33,7 +34,8 @@ pub use system::Instant;
 pub use uring::{Event, Finished, HAND_OVER_MARGIN, Uring, WAKE_TOKENS};
 pub use vlane_ring::{Request, Slot, Status};
 
-/// Queues for so many threads of a volume, which then can hand operations to each other ([`Uring::join`]).
+/// Queues for so many threads of a volume, which then can hand operations to each other
+/// ([`Uring::join`]).
 ///
 /// # Errors
 /// When the system gives no eventfd.

@@ -1,7 +1,8 @@
 //! A channel's operations on the storage.
 //!
-//! A channel names an operation; it never meets an io_uring, a descriptor or a pointer. Which memory is meant is said in words
-//! ([`Memory`]), so an operation cannot lead anywhere else, and any thread with a [`crate::Uring`] can submit it.
+//! A channel names an operation; it never meets an io_uring, a descriptor or a pointer. Which
+//! memory is meant is said in words ([`Memory`]), so an operation cannot lead anywhere else, and
+//! any thread with a [`crate::Uring`] can submit it.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use crate::Piece;
 /// One step of a request towards the storage.
 #[derive(Debug)]
 pub struct Operation {
-    /// Which of the request's operations it is, if it has several under way; its completion says it.
+    /// Which of the request's operations it is, if it has several under way; its completion says
+    /// it.
     pub number: u8,
     /// The action.
     pub kind: OperationKind,

@@ -27,7 +27,8 @@ impl Piece {
     /// Its bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: pages lie side by side and have no padding (`repr(C)`, a size that is a multiple of the alignment).
+        // SAFETY: pages lie side by side and have no padding (`repr(C)`, a size that is a multiple
+        // of the alignment).
         unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAGE) }
     }
 

@@ -114,11 +114,14 @@ mod tests {
             rustix::time::TimerfdFlags::CLOEXEC,
         );
         let timer = timer.unwrap();
-        let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+        let epoll =
+            rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();
         for _ in 0..2 {
             assert!(signaller.is_eventfd(eventfd(7).as_fd()).unwrap());
-            for other in [reader.as_fd(), writer.as_fd(), timer.as_fd(), epoll.as_fd(), null.as_fd()] {
+            for other in
+                [reader.as_fd(), writer.as_fd(), timer.as_fd(), epoll.as_fd(), null.as_fd()]
+            {
                 assert!(!signaller.is_eventfd(other).unwrap(), "{other:?}");
                 assert!(signaller.signal(other).is_err());
             }

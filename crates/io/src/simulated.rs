@@ -144,15 +144,20 @@ pub fn pass(time: Duration) {
 
 /// The operations that the kernel has, by number, in the order in which it got them.
 pub fn operations() -> Vec<(u64, Call)> {
-    kernel(|kernel| kernel.operations.iter().map(|(number, operation)| (*number, operation.call)).collect())
+    kernel(|kernel| {
+        kernel.operations.iter().map(|(number, operation)| (*number, operation.call)).collect()
+    })
 }
 
 /// The last operation that the kernel got.
 pub fn newest() -> Option<(u64, Call)> {
-    kernel(|kernel| kernel.operations.last_key_value().map(|(number, operation)| (*number, operation.call)))
+    kernel(|kernel| {
+        kernel.operations.last_key_value().map(|(number, operation)| (*number, operation.call))
+    })
 }
 
-/// Reads an operation's memory, from its byte `at` on: zeroes for an operation that has ended, and beyond its end.
+/// Reads an operation's memory, from its byte `at` on: zeroes for an operation that has ended, and
+/// beyond its end.
 pub fn load(number: u64, at: u64, into: &mut [u8]) {
     into.fill(0);
     walk(number, at, into.len(), |from, done, n| {
@@ -191,7 +196,9 @@ fn walk(number: u64, at: u64, len: usize, mut each: impl FnMut(*mut u8, usize, u
 /// Ends an operation: a count, or a negative error number. Its memory is its owner's again.
 pub fn finish(number: u64, result: i32) {
     kernel(|kernel| {
-        let Some(Operation { call, user_data, .. }) = kernel.operations.remove(&number) else { return };
+        let Some(Operation { call, user_data, .. }) = kernel.operations.remove(&number) else {
+            return;
+        };
         match call.ring {
             None => drop(kernel.synced.insert(number, result)),
             Some(ring) => {
@@ -227,7 +234,9 @@ pub fn sync(fd: RawFd) -> u64 {
             lengths: 0,
         };
         kernel.numbers += 1;
-        kernel.operations.insert(kernel.numbers, Operation { call, user_data: 0, buffers: Vec::new() });
+        kernel
+            .operations
+            .insert(kernel.numbers, Operation { call, user_data: 0, buffers: Vec::new() });
         kernel.numbers
     })
 }
@@ -240,10 +249,9 @@ pub fn synced(number: u64) -> Option<i32> {
 /// True if a ring's thread has an event, or would get one if it asked.
 pub fn has_news(ring: u32) -> bool {
     kernel(|kernel| {
-        kernel
-            .rings
-            .get(&ring)
-            .is_some_and(|ring| !ring.ended.is_empty() || !ring.completions.is_empty() || ring.is_ready())
+        kernel.rings.get(&ring).is_some_and(|ring| {
+            !ring.ended.is_empty() || !ring.completions.is_empty() || ring.is_ready()
+        })
     })
 }
 
@@ -268,10 +276,17 @@ fn failed(errno: i32) -> i32 {
 ///
 /// # Safety
 /// As the system's.
-pub unsafe fn pwritev2(fd: RawFd, buffers: *const libc::iovec, count: i32, offset: i64, flags: i32) -> isize {
+pub unsafe fn pwritev2(
+    fd: RawFd,
+    buffers: *const libc::iovec,
+    count: i32,
+    offset: i64,
+    flags: i32,
+) -> isize {
     here();
     // SAFETY: as the caller promises.
-    let buffers = unsafe { std::slice::from_raw_parts(buffers, usize::try_from(count).unwrap_or(0)) };
+    let buffers =
+        unsafe { std::slice::from_raw_parts(buffers, usize::try_from(count).unwrap_or(0)) };
     let mut bytes = Vec::new();
     for buffer in buffers {
         // SAFETY: as the caller promises.
@@ -377,7 +392,8 @@ impl Ring {
             unsafe { BorrowedFd::borrow_raw(fd) }
         };
         let fds: Vec<BorrowedFd<'_>> = self.watches.iter().map(|(_, fd)| borrow(*fd)).collect();
-        let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let mut polled: Vec<PollFd<'_>> =
+            fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
         polled.iter().map(|fd| !fd.revents().is_empty()).collect()
     }
@@ -471,7 +487,8 @@ impl Submission<'_> {
         if submissions.len() == self.0.entries {
             return Err(Full);
         }
-        // SAFETY: an entry is 64 bytes that the kernel reads as they are, aligned to 8, all of them set: it is made from zeroes.
+        // SAFETY: an entry is 64 bytes that the kernel reads as they are, aligned to 8, all of them
+        // set: it is made from zeroes.
         let words = unsafe { *std::ptr::from_ref(entry).cast::<[u64; 8]>() };
         submissions.push_back(words);
         Ok(())
@@ -485,7 +502,10 @@ impl Submission<'_> {
 
     pub(crate) fn taskrun(&self) -> bool {
         kernel(|kernel| {
-            kernel.rings.get(&self.0.number).is_some_and(|ring| !ring.ended.is_empty() || ring.is_ready())
+            kernel
+                .rings
+                .get(&self.0.number)
+                .is_some_and(|ring| !ring.ended.is_empty() || ring.is_ready())
         })
     }
 
@@ -622,7 +642,11 @@ impl Kernel {
 
     /// Takes an entry as the kernel reads it (`struct io_uring_sqe`).
     #[allow(clippy::cast_possible_truncation, reason = "fields of words")]
-    fn take(&mut self, number: u32, [first, at, address, lengths, user_data, _, command, _]: [u64; 8]) {
+    fn take(
+        &mut self,
+        number: u32,
+        [first, at, address, lengths, user_data, _, command, _]: [u64; 8],
+    ) {
         const READV: u8 = 1;
         const WRITEV: u8 = 2;
         const POLL_ADD: u8 = 6;
@@ -647,7 +671,11 @@ impl Kernel {
             }
         };
         if self.is_dead {
-            return ring.ended.push_back(Completion { user_data, result: -libc::ECANCELED, flags: 0 });
+            return ring.ended.push_back(Completion {
+                user_data,
+                result: -libc::ECANCELED,
+                flags: 0,
+            });
         }
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
         let buffers = match code {
@@ -656,7 +684,10 @@ impl Kernel {
                 // SAFETY: a list of so many buffers, which stays until the completion, as the
                 // caller that pushed the entry has promised.
                 unsafe {
-                    std::slice::from_raw_parts(pointer.cast_const().cast::<libc::iovec>(), len as usize)
+                    std::slice::from_raw_parts(
+                        pointer.cast_const().cast::<libc::iovec>(),
+                        len as usize,
+                    )
                 }
                 .to_vec()
             }

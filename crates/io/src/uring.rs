@@ -116,8 +116,8 @@ impl Ticket {
     }
 }
 
-/// A file as the ring knows it: by its descriptor, or by its number among the ring's fixed files, which spares
-/// each operation two updates of a counter that all lanes share.
+/// A file as the ring knows it: by its descriptor, or by its number among the ring's fixed files,
+/// which spares each operation two updates of a counter that all lanes share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Target {
     /// For the operation's descriptor field.
@@ -168,9 +168,13 @@ impl CrossThreadOperation {
         let list = bytes.cast::<libc::iovec>().cast_const();
         match (self.is_list, self.is_write) {
             (false, false) => opcode::Read::new(fd, bytes, len).offset(offset).build(),
-            (false, true) => opcode::Write::new(fd, bytes, len).offset(offset).rw_flags(rw_flags).build(),
+            (false, true) => {
+                opcode::Write::new(fd, bytes, len).offset(offset).rw_flags(rw_flags).build()
+            }
             (true, false) => opcode::Readv::new(fd, list, len).offset(offset).build(),
-            (true, true) => opcode::Writev::new(fd, list, len).offset(offset).rw_flags(rw_flags).build(),
+            (true, true) => {
+                opcode::Writev::new(fd, list, len).offset(offset).rw_flags(rw_flags).build()
+            }
         }
     }
 }
@@ -240,7 +244,8 @@ impl Uring {
         })
     }
 
-    /// Takes a queue among the threads of a volume: operations may go to the others' rings, and come from them.
+    /// Takes a queue among the threads of a volume: operations may go to the others' rings, and
+    /// come from them.
     pub fn join(&mut self, queue: CrossThreadQueue) {
         self.cross_thread = Some(Box::new(CrossThread { queue, guests: 0, express: 0 }));
         self.watch_waker();
@@ -253,8 +258,8 @@ impl Uring {
         self.push_entry(&poll.user_data(TAG_WAKER));
     }
 
-    /// Makes `file` one of the ring's fixed files, if it is not yet and there is room. It stays open as long as the
-    /// ring exists.
+    /// Makes `file` one of the ring's fixed files, if it is not yet and there is room. It stays
+    /// open as long as the ring exists.
     pub(crate) fn fix(&mut self, file: &StorageFile) -> Target {
         let (key, fd) = (file.key(), file.file().as_raw_fd());
         let by_descriptor = Target { fd: types::Fd(fd), flags: squeue::Flags::empty() };
@@ -265,7 +270,8 @@ impl Uring {
             return by_descriptor;
         };
         if known.is_none() {
-            if at >= FIXED_FILES || self.ring.submitter().register_files_update(at, &[fd]).is_err() {
+            if at >= FIXED_FILES || self.ring.submitter().register_files_update(at, &[fd]).is_err()
+            {
                 return by_descriptor;
             }
             files.push(key);
@@ -277,7 +283,9 @@ impl Uring {
     /// written). The caller need not read from it. `fd` must stay open until [`Uring::unwatch`].
     pub fn watch(&mut self, fd: BorrowedFd<'_>, token: u32) {
         debug_assert!(token < WAKE_TOKENS);
-        let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
+        let poll = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), libc::POLLIN as u32)
+            .multi(true)
+            .build();
         self.push_entry(&poll.user_data(TAG_WAKE | u64::from(token)));
     }
 
@@ -322,7 +330,8 @@ impl Uring {
         }
     }
 
-    /// The ring is full: makes room. Submission itself needs no memory of ours and cannot fail for good.
+    /// The ring is full: makes room. Submission itself needs no memory of ours and cannot fail for
+    /// good.
     #[cold]
     fn push_after_others(&mut self, entry: &squeue::Entry) {
         loop {
@@ -358,7 +367,9 @@ impl Uring {
     #[cold]
     pub(crate) unsafe fn hand_over(&mut self, operation: CrossThreadOperation, data: u64) -> bool {
         let completed = self.ring.completion().len();
-        let Some(CrossThread { queue, express, .. }) = self.cross_thread.as_deref_mut() else { return false };
+        let Some(CrossThread { queue, express, .. }) = self.cross_thread.as_deref_mut() else {
+            return false;
+        };
         // To go past others of its class is no gain, as they wait no less. Operations in the
         // completion queue wait for this thread only: an image in the page cache has no queue.
         let others = (self.in_flight - queue.handed_out() - *express).saturating_sub(completed);
@@ -447,7 +458,8 @@ impl Uring {
     /// Submits the pushed operations and waits until an event arrives, or `timeout` passes. Returns
     /// at once when another thread has something for this one.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if self.cross_thread.as_ref().is_some_and(|cross_thread| !cross_thread.queue.falls_asleep()) {
+        if self.cross_thread.as_ref().is_some_and(|cross_thread| !cross_thread.queue.falls_asleep())
+        {
             return Ok(());
         }
         let result = self.sleep(timeout);
@@ -479,8 +491,9 @@ impl Uring {
         let to_submit = u32::try_from(self.unsubmitted).unwrap_or(u32::MAX);
         self.ring.submission().sync();
         // SAFETY: no argument is passed; the submitted entries are covered by `push`.
-        let result =
-            unsafe { self.ring.submitter().enter::<libc::sigset_t>(to_submit, want, GETEVENTS, None) };
+        let result = unsafe {
+            self.ring.submitter().enter::<libc::sigset_t>(to_submit, want, GETEVENTS, None)
+        };
         self.after_enter(result)
     }
 
@@ -541,7 +554,11 @@ impl Uring {
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             let Some(entry) = self.ring.completion().next() else {
-                return if self.cross_thread.is_none() { None } else { self.next_by_cross_thread() };
+                return if self.cross_thread.is_none() {
+                    None
+                } else {
+                    self.next_by_cross_thread()
+                };
             };
             let data = entry.user_data();
             #[allow(clippy::cast_possible_truncation)]
@@ -570,14 +587,16 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // Closing a ring does not wait for its operations, and the kernel would go on writing to memory that its owner has kept for
-        // them. Waiting is what its owner expects, however long it takes; and so do other threads, for what they have handed over.
+        // Closing a ring does not wait for its operations, and the kernel would go on writing to
+        // memory that its owner has kept for them. Waiting is what its owner expects, however long
+        // it takes; and so do other threads, for what they have handed over.
         if let Some(cross_thread) = &self.cross_thread {
             cross_thread.queue.leave();
             self.open_mail();
         }
-        let guests =
-            |uring: &Uring| uring.cross_thread.as_ref().map_or(0, |cross_thread| cross_thread.guests);
+        let guests = |uring: &Uring| {
+            uring.cross_thread.as_ref().map_or(0, |cross_thread| cross_thread.guests)
+        };
         while self.next_event().is_some() {}
         while self.in_flight + guests(self) > 0 {
             if let Err(error) = self.wait(None) {
@@ -601,35 +620,41 @@ fn setup_error(error: io::Error) -> Error {
         Some(libc::EPERM | libc::EACCES) if disabled != "0" => (
             ErrorKind::NoIoUring,
             format!(
-                "io_uring is switched off on this system (kernel.io_uring_disabled is {disabled}); allow it with \
-                 `sysctl kernel.io_uring_disabled=0`, or with 1 and this process in the group kernel.io_uring_group"
+                "io_uring is switched off on this system (kernel.io_uring_disabled is \
+                 {disabled}); allow it with `sysctl kernel.io_uring_disabled=0`, or with 1 and \
+                 this process in the group kernel.io_uring_group"
             ),
         ),
         Some(libc::EPERM | libc::EACCES) => (
             ErrorKind::NoIoUring,
-            "io_uring is forbidden here, probably by a sandbox (seccomp filter, container profile, SELinux); allow the \
-             system calls io_uring_setup, io_uring_enter and io_uring_register for vlane"
+            "io_uring is forbidden here, probably by a sandbox (seccomp filter, container \
+             profile, SELinux); allow the system calls io_uring_setup, io_uring_enter and \
+             io_uring_register for vlane"
                 .to_owned(),
         ),
         Some(libc::ENOSYS) => (
             ErrorKind::NoIoUring,
-            "io_uring is not there: the kernel was built without it, or a sandbox hides it; vlane needs Linux 6.1 or \
-             later with CONFIG_IO_URING, and a sandbox that allows io_uring_setup, io_uring_enter, io_uring_register"
+            "io_uring is not there: the kernel was built without it, or a sandbox hides it; vlane \
+             needs Linux 6.1 or later with CONFIG_IO_URING, and a sandbox that allows \
+             io_uring_setup, io_uring_enter, io_uring_register"
                 .to_owned(),
         ),
         Some(libc::EINVAL) => (
             ErrorKind::NoIoUring,
-            "this kernel's io_uring is too old (no deferred task work); vlane needs Linux 6.1 or later".to_owned(),
+            "this kernel's io_uring is too old (no deferred task work); vlane needs Linux 6.1 or \
+             later"
+                .to_owned(),
         ),
         Some(libc::ENOMEM) => (
             ErrorKind::Limit,
-            "no memory for an io_uring: the limit of locked memory (ulimit -l) or of the memory cgroup is too low; \
-             raise it, or use fewer threads with --threads"
+            "no memory for an io_uring: the limit of locked memory (ulimit -l) or of the memory \
+             cgroup is too low; raise it, or use fewer threads with --threads"
                 .to_owned(),
         ),
         Some(libc::EMFILE | libc::ENFILE) => (
             ErrorKind::Limit,
-            "no file descriptor left for an io_uring; raise the limit (ulimit -n), or use fewer threads with --threads"
+            "no file descriptor left for an io_uring; raise the limit (ulimit -n), or use fewer \
+             threads with --threads"
                 .to_owned(),
         ),
         _ => (ErrorKind::Io, "cannot set up an io_uring".to_owned()),

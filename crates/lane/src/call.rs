@@ -26,7 +26,9 @@ impl Call {
         let _ = match self {
             Call::Event(fd) => rustix::io::write(fd, &one),
             // A guest that does not read must not make the lane wait, or raise SIGPIPE.
-            Call::Socket(fd) => rustix::net::send(fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+            Call::Socket(fd) => {
+                rustix::net::send(fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+            }
         };
     }
 }

@@ -190,7 +190,8 @@ impl ClassBoard {
         self.is_mixed.load(Relaxed)
     }
 
-    /// Looks again whether more than one class was seen of late. All lanes are to probe when the first ones meet.
+    /// Looks again whether more than one class was seen of late. All lanes are to probe when the
+    /// first ones meet.
     pub(crate) fn mixes(&self, now: Nanos) {
         let is_recent = |seen: &&AtomicU64| {
             let seen = seen.load(Relaxed);
@@ -245,11 +246,13 @@ impl ClassBoard {
 pub struct ClassSnapshot {
     /// More than one class was seen in the last seconds.
     pub is_mixed: bool,
-    /// Express, normal, background; and ext4's journal ([`JOURNAL`]), which is in none of the three.
+    /// Express, normal, background; and ext4's journal ([`JOURNAL`]), which is in none of the
+    /// three.
     pub kinds: [KindSnapshot; KINDS],
     /// Turns of lanes that took requests.
     pub turns: u64,
-    /// ... after which the guest had as many requests in flight as its ring has entries: others may have waited in the guest.
+    /// ... after which the guest had as many requests in flight as its ring has entries: others may
+    /// have waited in the guest.
     pub full_turns: u64,
     /// By queue.
     pub lanes: Vec<LaneWindow>,
@@ -298,7 +301,8 @@ impl TimesSnapshot {
         self.nanos.checked_div(self.count)
     }
 
-    /// The time that so large a share of all are not above, nanoseconds: the end of its bucket, at most half more than it is.
+    /// The time that so large a share of all are not above, nanoseconds: the end of its bucket, at
+    /// most half more than it is.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         #[allow(clippy::cast_possible_truncation, reason = "it saturates")]
         let wanted = (self.count as f64 * share).ceil().max(1.0) as u64;
@@ -334,7 +338,9 @@ mod tests {
         let mut sum = TimesSnapshot::default();
         times.add_to(&mut sum);
         assert_eq!((sum.quantile(0.5), sum.quantile(0.99)), (Some(6144), Some(6144)));
-        assert!(sum.quantile(1.0).is_some_and(|highest| (10_000_000..15_000_000).contains(&highest)));
+        assert!(
+            sum.quantile(1.0).is_some_and(|highest| (10_000_000..15_000_000).contains(&highest))
+        );
         assert_eq!(sum.mean(), Some((99 * 5000 + 10_000_000) / 100));
         assert_eq!(TimesSnapshot::default().quantile(0.5), None);
     }

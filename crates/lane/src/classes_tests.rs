@@ -73,19 +73,32 @@ fn guest_with(format: Format, depth: u16, latency: Option<Duration>, express: Ex
     let mut uring = Uring::new(64).unwrap();
     let lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     let (free, priorities) = ((0..depth).collect(), vec![0; depth.into()]);
-    Guest { driver, lane, uring, board, free, len: 4096, priorities, answered: Vec::new(), _arena: arena }
+    Guest {
+        driver,
+        lane,
+        uring,
+        board,
+        free,
+        len: 4096,
+        priorities,
+        answered: Vec::new(),
+        _arena: arena,
+    }
 }
 
 impl Guest {
     fn submit(&mut self, count: usize, ioprio: u32) {
         for slot in self.free.split_off(self.free.len() - count) {
             self.priorities[usize::from(slot)] = ioprio;
-            self.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: self.len, ioprio }).unwrap();
+            self.driver
+                .submit(slot, Request { kind: Kind::Read, sector: 0, len: self.len, ioprio })
+                .unwrap();
         }
         self.driver.publish();
     }
 
-    /// One round of its thread; what is answered is made again if it is of the background, and `again`.
+    /// One round of its thread; what is answered is made again if it is of the background, and
+    /// `again`.
     fn round(&mut self, again: bool) {
         self.lane.serve(&mut self.uring, false);
         if self.lane.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
@@ -129,7 +142,8 @@ impl Guest {
 /// thread again and again, until a later probe corrects it. The test only needs it to become right.
 #[test]
 fn express_request_passes_hundreds_before_it() {
-    for (mode, passes) in [(Mode::Order, true), (Mode::On, true), (Mode::Shortest, false), (Mode::Off, false)]
+    for (mode, passes) in
+        [(Mode::Order, true), (Mode::On, true), (Mode::Shortest, false), (Mode::Off, false)]
     {
         let mut guest = guest(Format::Split, 300, Some(Duration::from_millis(1)), mode);
         guest.submit(290, BACKGROUND);
@@ -144,7 +158,10 @@ fn express_request_passes_hundreds_before_it() {
             if most < 64 && window.is_some_and(|window| window < 64) || !passes {
                 break most;
             }
-            assert!(begin.elapsed() < LIMIT, "{mode:?}: {most} of 290 came first, window {window:?}");
+            assert!(
+                begin.elapsed() < LIMIT,
+                "{mode:?}: {most} of 290 came first, window {window:?}"
+            );
         };
         if !passes {
             assert!(most > 200, "{mode:?}: only {most} of 290 came first");
@@ -218,7 +235,10 @@ fn each_request_is_counted_in_its_class() {
             assert!(snapshot.is_mixed && snapshot.turns > 0);
             let at_device: u64 = snapshot.kinds.iter().map(|kind| kind.device.count).sum();
             // Requests of the first run may not have been timed.
-            assert!(if latency.is_none() { at_device == 0 } else { at_device >= 36 }, "{at_device}");
+            assert!(
+                if latency.is_none() { at_device == 0 } else { at_device >= 36 },
+                "{at_device}"
+            );
         }
     }
 }
@@ -234,7 +254,10 @@ fn lane_with_full_window_sleeps() {
     assert!(!guest.lane.has_work() && !guest.lane.before_sleep(), "it would never sleep");
     // A request that waits in the ring cannot overtake others.
     let slot = guest.free.pop().unwrap();
-    guest.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: EXPRESS }).unwrap();
+    guest
+        .driver
+        .submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: EXPRESS })
+        .unwrap();
     assert!(guest.driver.publish(), "no kick for an express request");
     guest.lane.after_sleep();
     assert!(guest.lane.has_work());

@@ -28,7 +28,12 @@ pub(crate) struct Contention {
 
 impl Contention {
     pub(crate) fn new() -> Contention {
-        Contention { rounds: 0, switches: involuntary_switches(), believed: BELIEVED.0, until: None }
+        Contention {
+            rounds: 0,
+            switches: involuntary_switches(),
+            believed: BELIEVED.0,
+            until: None,
+        }
     }
 
     /// Returns true if the CPU is shared, as far as is known.
@@ -76,7 +81,8 @@ mod tests {
 
     #[test]
     fn shared_cpu_is_retried_ever_later() {
-        let mut contention = Contention { rounds: 0, switches: 0, believed: BELIEVED.0, until: None };
+        let mut contention =
+            Contention { rounds: 0, switches: 0, believed: BELIEVED.0, until: None };
         let mut now = Instant::now();
         contention.look(now, SHARED - 1);
         assert!(!contention.is_shared());

@@ -23,7 +23,8 @@ use crate::{Counters, LaneConfig, RecorderConfig, event_channel, recorder};
 const DEPTH: u16 = 32;
 
 pub(crate) fn memory(arena: &Arena) -> Arc<GuestMemory> {
-    let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+    let spec =
+        RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
     let file = std::fs::File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
     Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap())
 }
@@ -48,8 +49,8 @@ pub(crate) fn device(arena: &Arena, driver: &BlkQueue, event_idx: bool) -> Queue
     Queue::new(config, memory(arena)).unwrap()
 }
 
-/// The null device; or the image that `VLANE_COST_IMAGE` names, of at least 1 GiB, in the cache mode that `VLANE_COST_CACHE` says (`none`,
-/// otherwise writeback).
+/// The null device; or the image that `VLANE_COST_IMAGE` names, of at least 1 GiB, in the cache
+/// mode that `VLANE_COST_CACHE` says (`none`, otherwise writeback).
 fn engine() -> Arc<dyn Engine> {
     let Some(image) = std::env::var_os("VLANE_COST_IMAGE") else {
         let config = NullConfig { size: 1 << 30, latency: None, parallelism: 1 };
@@ -57,7 +58,9 @@ fn engine() -> Arc<dyn Engine> {
     };
     let is_direct = std::env::var("VLANE_COST_CACHE").is_ok_and(|cache| cache == "none");
     let cache = if is_direct { Cache::None } else { Cache::Writeback };
-    Arc::new(FileEngine::open(image.as_ref(), FileOptions { cache, ..FileOptions::default() }).unwrap())
+    Arc::new(
+        FileEngine::open(image.as_ref(), FileOptions { cache, ..FileOptions::default() }).unwrap(),
+    )
 }
 
 /// Runs `VLANE_COST_BATCHES` batches of 32 reads (10 if it is not set), or of writes, if
@@ -67,9 +70,10 @@ fn engine() -> Arc<dyn Engine> {
 /// `mixed`.
 #[test]
 fn every_request_is_answered_and_counted() {
-    let batches: u64 =
-        std::env::var("VLANE_COST_BATCHES").map_or(10, |text| text.parse().expect("a number of batches"));
-    let kind = if std::env::var_os("VLANE_COST_WRITES").is_some() { Kind::Write } else { Kind::Read };
+    let batches: u64 = std::env::var("VLANE_COST_BATCHES")
+        .map_or(10, |text| text.parse().expect("a number of batches"));
+    let kind =
+        if std::env::var_os("VLANE_COST_WRITES").is_some() { Kind::Write } else { Kind::Read };
     let is_packed = std::env::var_os("VLANE_COST_PACKED").is_some();
     let options = BlkOptions {
         format: if is_packed { Format::Packed } else { Format::Split },
@@ -97,7 +101,8 @@ fn every_request_is_answered_and_counted() {
     let watched = std::env::var_os("VLANE_COST_WATCH").is_some();
     let mut queue = device(&arena, &driver, true);
     if std::env::var_os("VLANE_COST_INFLIGHT").is_some() {
-        let (size, bytes) = (driver.layout().size, InflightRegion::bytes(1, driver.layout().size).unwrap());
+        let (size, bytes) =
+            (driver.layout().size, InflightRegion::bytes(1, driver.layout().size).unwrap());
         let file = InflightRegion::create(1, size).unwrap();
         queue.track(InflightRegion::map(&file, 0, bytes, 1, size).unwrap().part(0).unwrap());
     }

@@ -69,7 +69,8 @@ counters! {
     flushes,
     /// DISCARD, WRITE_ZEROES and GET_ID requests.
     others,
-    /// Requests answered with an error because of their form, their range, or because the volume is read-only.
+    /// Requests answered with an error because of their form, their range, or because the volume is
+    /// read-only.
     refused,
     /// Requests answered with an error because the storage failed.
     failed,
@@ -105,7 +106,8 @@ impl Counters {
         Counters { alarm: Some(alarm), ..Counters::default() }
     }
 
-    /// Publishes what the lane counted by itself, and raises the alarm if there are failures among it.
+    /// Publishes what the lane counted by itself, and raises the alarm if there are failures among
+    /// it.
     pub(crate) fn publish(&self, local: &Snapshot) {
         let has_failed = self.failed.load(Ordering::Relaxed) != local.failed;
         self.store(local);

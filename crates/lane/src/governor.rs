@@ -8,8 +8,8 @@
 //!   have work. It gives some of them to the thread with the most room, or to one without lanes.
 //! * **Even.** Two threads may both have too much to do. If one has at least two more lanes with
 //!   work than the other, it gives it one.
-//! * **Gather.** Threads that are not worth half a CPU together ([`ROOM`]) become one. The two limits lie far enough apart for a load between
-//!   them to stay where it is.
+//! * **Gather.** Threads that are not worth half a CPU together ([`ROOM`]) become one. The two
+//!   limits lie far enough apart for a load between them to stay where it is.
 //! * **On trial.** The effect of a change is measured against the time before. The measures are
 //!   requests per second, CPU time per request, and a request's wait for its turn. More threads
 //!   stay when they bring more requests or shorter waits for a bearable price, fewer stay unless
@@ -158,7 +158,8 @@ impl Direction {
     fn pays(self, ratios: Ratios) -> bool {
         let Ratios { rate, cpu, wait } = ratios;
         match self {
-            // Twice the requests at twice the CPU time each is what a second thread may cost at most.
+            // Twice the requests at twice the CPU time each is what a second thread may cost at
+            // most.
             Direction::Spread => {
                 (rate >= 1.1 && cpu <= rate) || (rate >= 0.95 && wait <= 0.75 && cpu <= 1.25)
             }
@@ -295,7 +296,8 @@ impl Governor {
         for (of_late, thread) in self.of_late.iter_mut().zip(held) {
             *of_late = *of_late * 0.6 + thread.busy * 0.4;
         }
-        let mut full: Vec<_> = (0..held.len()).filter(|thread| self.over[*thread] >= OVER).collect();
+        let mut full: Vec<_> =
+            (0..held.len()).filter(|thread| self.over[*thread] >= OVER).collect();
         full.sort_by_key(|thread| std::cmp::Reverse(held[*thread].working.len()));
         if !self.is_banned(Direction::Spread, busy)
             && let Some(steps) = full.iter().find_map(|thread| self.spread(held, *thread))
@@ -320,7 +322,8 @@ impl Governor {
     fn spread(&self, held: &[Held], from: usize) -> Option<Vec<Step>> {
         let used = held.iter().filter(|thread| !thread.lanes.is_empty()).count();
         let may_grow = used < self.limit;
-        let others = (0..held.len()).filter(|to| *to != from && (may_grow || !held[*to].lanes.is_empty()));
+        let others =
+            (0..held.len()).filter(|to| *to != from && (may_grow || !held[*to].lanes.is_empty()));
         // A thread with little to do is better than one more.
         let of_late = |to: usize| if held[to].lanes.is_empty() { 0.0 } else { self.of_late[to] };
         let rank = |to: usize| match of_late(to) {
@@ -328,7 +331,8 @@ impl Governor {
             busy if busy <= BUSY - ROOM => 0,
             _ => 2,
         };
-        let to = others.min_by(|a, b| rank(*a).cmp(&rank(*b)).then(of_late(*a).total_cmp(&of_late(*b))))?;
+        let to = others
+            .min_by(|a, b| rank(*a).cmp(&rank(*b)).then(of_late(*a).total_cmp(&of_late(*b))))?;
         if !held[to].lanes.is_empty() && self.over[from] < LONG {
             return None;
         }
@@ -349,7 +353,8 @@ impl Governor {
     /// Moves a lane from an overloaded thread to another such thread with fewer working lanes.
     fn even(&self, held: &[Held], from: usize) -> Option<Step> {
         let many = held[from].working.len();
-        let others = (0..held.len()).filter(|to| self.over[from] >= LONG && self.of_late[*to] > BUSY);
+        let others =
+            (0..held.len()).filter(|to| self.over[from] >= LONG && self.of_late[*to] > BUSY);
         let to = others
             .min_by_key(|to| held[*to].working.len())
             .filter(|to| held[*to].working.len() + 2 <= many)?;
@@ -364,10 +369,13 @@ impl Governor {
         {
             self.ban(kept, busy);
         }
-        let present =
-            |step: &Step| look.lanes.iter().find(|lane| lane.lane == step.lane).map(|lane| lane.thread);
-        let undo =
-            steps.iter().filter_map(|step| Some(Step { lane: step.lane, thread: present(step)? })).collect();
+        let present = |step: &Step| {
+            look.lanes.iter().find(|lane| lane.lane == step.lane).map(|lane| lane.thread)
+        };
+        let undo = steps
+            .iter()
+            .filter_map(|step| Some(Step { lane: step.lane, thread: present(step)? }))
+            .collect();
         self.trial = Some(Trial {
             way,
             steps: steps.clone(),
@@ -382,8 +390,9 @@ impl Governor {
     }
 
     fn judge(&mut self, mut trial: Trial, look: &Look, cost: Cost, busy: f64) -> Vec<Step> {
-        let is_there =
-            |step: &Step| look.lanes.iter().any(|lane| lane.lane == step.lane && lane.thread == step.thread);
+        let is_there = |step: &Step| {
+            look.lanes.iter().any(|lane| lane.lane == step.lane && lane.thread == step.thread)
+        };
         if !trial.steps.iter().all(is_there) {
             if self.now.saturating_sub(trial.since) <= PATIENCE {
                 self.trial = Some(trial);
@@ -461,7 +470,8 @@ fn held(look: &Look) -> Vec<Held> {
 
 /// The threads that have room for each other, those with the least to do first.
 fn group(held: &[Held]) -> Vec<usize> {
-    let mut used: Vec<_> = (0..held.len()).filter(|thread| !held[*thread].lanes.is_empty()).collect();
+    let mut used: Vec<_> =
+        (0..held.len()).filter(|thread| !held[*thread].lanes.is_empty()).collect();
     used.sort_by(|a, b| held[*a].busy.total_cmp(&held[*b].busy));
     let mut together = 0.0;
     used.retain(|thread| {
@@ -475,7 +485,10 @@ fn group(held: &[Held]) -> Vec<usize> {
 fn gather(held: &[Held], group: &[usize]) -> Vec<Step> {
     let Some(to) = group.iter().copied().min() else { return Vec::new() };
     let others = group.iter().filter(|thread| **thread != to);
-    others.flat_map(|thread| &held[*thread].lanes).map(|(lane, _)| Step { lane: *lane, thread: to }).collect()
+    others
+        .flat_map(|thread| &held[*thread].lanes)
+        .map(|(lane, _)| Step { lane: *lane, thread: to })
+        .collect()
 }
 
 fn count(n: u64) -> f64 {

@@ -83,7 +83,8 @@ impl Shared {
                 under_way.push((step.lane, step.thread, Instant::now()));
             }
             under_way.retain(|(lane, to, since)| {
-                let is_there = look.lanes.iter().any(|seen| (seen.lane, seen.thread) == (*lane, *to));
+                let is_there =
+                    look.lanes.iter().any(|seen| (seen.lane, seen.thread) == (*lane, *to));
                 if !is_there && since.elapsed() > PATIENCE {
                     self.routes.cancel(*lane);
                     return false;
@@ -97,7 +98,8 @@ impl Shared {
                 self.look(&mut eyes);
                 (period, empty) = (SHORTEST, 0);
             } else {
-                let is_easy = look.threads.iter().all(|thread| thread.busy < look.length.mul_f64(0.4));
+                let is_easy =
+                    look.threads.iter().all(|thread| thread.busy < look.length.mul_f64(0.4));
                 period = if is_settled && is_easy { (period * 2).min(LONGEST) } else { SHORTEST };
             }
         }
@@ -118,8 +120,13 @@ impl Shared {
 
     /// Sleeps until a thread has work.
     fn sleep(&self) {
-        let counted =
-            || self.routes.running().iter().map(|lane| lane.counters.snapshot().requests()).sum::<u64>();
+        let counted = || {
+            self.routes
+                .running()
+                .iter()
+                .map(|lane| lane.counters.snapshot().requests())
+                .sum::<u64>()
+        };
         let before = counted();
         self.meters.wake_me();
         // Work that came at that moment is counted a moment later.
@@ -183,10 +190,17 @@ impl Eyes {
 }
 
 impl Seen {
-    fn look(&mut self, meters: &Meters, number: usize, is_used: bool, length: Duration) -> ThreadLook {
+    fn look(
+        &mut self,
+        meters: &Meters,
+        number: usize,
+        is_used: bool,
+        length: Duration,
+    ) -> ThreadLook {
         let reading = meters.read(number);
         let idle = reading.idle.saturating_sub(std::mem::replace(&mut self.idle, reading.idle));
-        let rounds = reading.rounds - std::mem::replace(&mut self.rounds, reading.rounds).min(reading.rounds);
+        let rounds = reading.rounds
+            - std::mem::replace(&mut self.rounds, reading.rounds).min(reading.rounds);
         let busy = length.saturating_sub(idle);
         let cpu = if is_used { self.cpu_time(meters.tid(number)) } else { None };
         let used = cpu.zip(self.cpu).map(|(now, before)| now.saturating_sub(before));

@@ -1,4 +1,5 @@
-//! Operations that go to another thread's io_uring, over real files: lanes that stop, move and end while some are out, threads that end.
+//! Operations that go to another thread's io_uring, over real files: lanes that stop, move and end
+//! while some are out, threads that end.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -11,8 +12,8 @@ use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::NullEngine;
 use vlane_engine::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation, Outcome,
-    Request as Taken, Slot, Status, StorageFile,
+    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation,
+    Outcome, Request as Taken, Slot, Status, StorageFile,
 };
 use vlane_policy::express::{Express, Mode};
 
@@ -127,7 +128,8 @@ impl Ballast {
 fn pool(threads: u16) -> Pool {
     let topology = Topology { queues: threads * 2, threads, cpus: Vec::new(), adapts: false };
     let poll_max = Duration::from_micros(50);
-    Pool::new(&PoolConfig { topology, poll: PollMode::Balanced, poll_max, hands_over: true }).unwrap()
+    Pool::new(&PoolConfig { topology, poll: PollMode::Balanced, poll_max, hands_over: true })
+        .unwrap()
 }
 
 fn eventfd() -> OwnedFd {
@@ -139,7 +141,8 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }
@@ -174,8 +177,15 @@ impl Guest {
     fn new(index: u16, mode: Mode, engine: &Arc<dyn Engine>) -> Guest {
         let format = if index.is_multiple_of(2) { Format::Split } else { Format::Packed };
         let (segments, data) = (if index == 1 { 3 } else { 1 }, BLOCK);
-        let options =
-            BlkOptions { format, size: None, depth: DEPTH, data, segments, indirect: true, event_idx: true };
+        let options = BlkOptions {
+            format,
+            size: None,
+            depth: DEPTH,
+            data,
+            segments,
+            indirect: true,
+            event_idx: true,
+        };
         let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
         let driver = BlkQueue::new(&arena, options).unwrap();
         Guest {
@@ -216,7 +226,8 @@ impl Guest {
         pool.start(self.index, config, &[]).unwrap();
     }
 
-    /// Makes requests in free slots, on blocks that no other request is at: all shown to the lane together.
+    /// Makes requests in free slots, on blocks that no other request is at: all shown to the lane
+    /// together.
     fn submit(&mut self, dice: &mut Dice, count: u16, ioprio: u32, writes: bool) {
         let mut left = count;
         for slot in 0..DEPTH {
@@ -242,7 +253,8 @@ impl Guest {
             for at in [0, usize::try_from(BLOCK).unwrap() - 8] {
                 data.copy_in(at, &mark.to_le_bytes()).unwrap();
             }
-            self.out[at] = Some(Out { is_write: kind == Kind::Write, is_of_pipe: false, block, version });
+            self.out[at] =
+                Some(Out { is_write: kind == Kind::Write, is_of_pipe: false, block, version });
             let sector = (u64::from(self.index) * BLOCKS + block) * u64::from(BLOCK) / 512;
             self.driver.submit(slot, Request { kind, sector, len: BLOCK, ioprio }).unwrap();
         }
@@ -251,7 +263,9 @@ impl Guest {
     fn read_pipe(&mut self, slot: u16, ioprio: u32) {
         self.out[usize::from(slot)] =
             Some(Out { is_write: false, is_of_pipe: true, block: slot.into(), version: 0 });
-        self.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: Ballast::LEN, ioprio }).unwrap();
+        self.driver
+            .submit(slot, Request { kind: Kind::Read, sector: 0, len: Ballast::LEN, ioprio })
+            .unwrap();
     }
 
     fn show(&mut self) {
@@ -265,7 +279,9 @@ impl Guest {
         let mut done = Vec::new();
         self.driver.reap(&mut done).unwrap();
         for completion in done {
-            let out = self.out[usize::from(completion.slot)].take().expect("answered twice, or never asked");
+            let out = self.out[usize::from(completion.slot)]
+                .take()
+                .expect("answered twice, or never asked");
             self.answered += 1;
             assert_eq!(completion.status, 0, "{out:?}");
             if out.is_of_pipe {
@@ -287,7 +303,12 @@ impl Guest {
         let begin = Instant::now();
         while self.out.iter().any(Option::is_some) {
             self.reap();
-            assert!(begin.elapsed() < LIMIT, "queue {}: never answered: {:?}", self.index, self.out);
+            assert!(
+                begin.elapsed() < LIMIT,
+                "queue {}: never answered: {:?}",
+                self.index,
+                self.out
+            );
             std::thread::yield_now();
         }
     }
@@ -300,7 +321,8 @@ impl Guest {
 /// They leave a thread with a long queue, and come back later.
 #[test]
 fn express_requests_go_to_idle_thread() {
-    for (mode, expected) in [(Mode::Off, 0), (Mode::Order, 0), (Mode::Shortest, 10), (Mode::On, 10)] {
+    for (mode, expected) in [(Mode::Off, 0), (Mode::Order, 0), (Mode::Shortest, 10), (Mode::On, 10)]
+    {
         let pool = pool(2);
         let mut ballast = Ballast::new(0, mode, &pool, 0);
         for slot in Ballast::READS..Ballast::READS + 10 {
@@ -383,11 +405,13 @@ fn muddle(seed: u64, steps: u64) -> u64 {
     const LANES: u16 = 3;
     let engine = engine(LANES.into());
     let mut dice = Dice(seed);
-    let mut guests: Vec<_> = (0..LANES).map(|lane| Guest::new(lane, Mode::Shortest, &engine)).collect();
+    let mut guests: Vec<_> =
+        (0..LANES).map(|lane| Guest::new(lane, Mode::Shortest, &engine)).collect();
     let threads = pool(LANES + 1);
     guests.iter().for_each(|guest| guest.start(&threads, None));
     // Of two threads, the queues are long all the time.
-    let mut ballasts = [0, 1].map(|thread| Ballast::new(LANES + 1 + thread, Mode::Shortest, &threads, 0));
+    let mut ballasts =
+        [0, 1].map(|thread| Ballast::new(LANES + 1 + thread, Mode::Shortest, &threads, 0));
     for _ in 0..steps {
         let lane = u16::try_from(dice.below(LANES.into())).unwrap();
         let guest = &mut guests[usize::from(lane)];
@@ -397,7 +421,9 @@ fn muddle(seed: u64, steps: u64) -> u64 {
                 guest.start(&threads, stopped);
                 guest.show_again();
             }
-            1 => threads.move_lane(lane, usize::try_from(dice.below(u64::from(LANES) + 1)).unwrap()),
+            1 => {
+                threads.move_lane(lane, usize::try_from(dice.below(u64::from(LANES) + 1)).unwrap())
+            }
             2..10 => {
                 let (few, many) = (dice.below(12), dice.below(u64::from(DEPTH)));
                 guest.submit(&mut dice, u16::try_from(many).unwrap(), 0, true);
@@ -431,7 +457,8 @@ impl Guest {
 #[test]
 fn handed_operations_survive_stops_and_moves() {
     // `VLANE_HANDING` says how many others.
-    let more: u64 = std::env::var("VLANE_HANDING").map_or(0, |text| text.parse().expect("a number"));
+    let more: u64 =
+        std::env::var("VLANE_HANDING").map_or(0, |text| text.parse().expect("a number"));
     let handed_over: u64 = (0..4 + more).map(|seed| muddle(seed, 150)).sum();
     assert!(handed_over > 0, "nothing was handed over");
 }

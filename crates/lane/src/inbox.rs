@@ -30,7 +30,8 @@ pub(crate) enum Message {
         suspends: bool,
         reply: Sender<Option<Stopped>>,
     },
-    /// As [`Message::Stop`], for as long as it is wanted. Not answered when it was called off first.
+    /// As [`Message::Stop`], for as long as it is wanted. Not answered when it was called off
+    /// first.
     TryStop {
         index: u16,
         stop: Arc<CancellableRequest>,
@@ -78,7 +79,8 @@ pub(crate) enum Message {
         index: u16,
         recorder: Option<Box<Recorder>>,
     },
-    /// The lane of that queue tells the vCPU scheduler, now or when it starts; or no longer. Not answered.
+    /// The lane of that queue tells the vCPU scheduler, now or when it starts; or no longer. Not
+    /// answered.
     SetHint {
         index: u16,
         hint: Option<Box<LaneHint>>,

@@ -11,7 +11,9 @@ mod order;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use vlane_engine::{Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile};
+use vlane_engine::{
+    Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile,
+};
 use vlane_io::{Finished, InflightQueue, Instant, Uring};
 use vlane_policy::express::{Class, Express};
 use vlane_ring::{Kind, Queue, Request, Slot, Status};
@@ -31,7 +33,8 @@ pub use events::{EventReceiver, EventSender, LaneEvent, event_channel};
 
 /// Requests that one lane takes before another lane of the thread has its turn.
 const BUDGET: usize = 128;
-/// Bytes of requests that the storage may answer at once, by copying, before another lane has its turn.
+/// Bytes of requests that the storage may answer at once, by copying, before another lane has its
+/// turn.
 const BUDGET_BYTES: u64 = 32 << 20;
 /// The most that a lane has begun and not answered. Beyond any of the two it begins no request.
 #[cfg(not(vlane_simulated))]
@@ -58,7 +61,8 @@ pub struct LaneConfig {
     pub queue: Queue,
     /// The volume's storage.
     pub engine: Arc<dyn Engine>,
-    /// Written by the guest when it wants to be served; none: the lane looks by itself, all the time.
+    /// Written by the guest when it wants to be served; none: the lane looks by itself, all the
+    /// time.
     pub kick: Option<OwnedFd>,
     /// To be written when the guest wants to be signalled.
     pub call: Option<OwnedFd>,
@@ -70,7 +74,8 @@ pub struct LaneConfig {
     pub counters: Arc<Counters>,
     /// The receiver of events that the lane cannot deal with.
     pub events: EventSender,
-    /// Where the lane writes down what the storage has to answer; none for storage that cannot hang.
+    /// Where the lane writes down what the storage has to answer; none for storage that cannot
+    /// hang.
     pub watch: Option<Arc<PendingRequests>>,
     /// The volume's treatment of its requests' priorities.
     pub express: Express,
@@ -133,7 +138,8 @@ pub(crate) struct Lane {
     ahead: Load,
     /// The lane's part in the volume's limits, if it has any.
     limits: Option<Box<LaneLimits>>,
-    /// The next request to begin is the next of the ring: none waits, classes are not mixed, and there are no limits.
+    /// The next request to begin is the next of the ring: none waits, classes are not mixed, and
+    /// there are no limits.
     is_plain: bool,
     /// Requests that have begun, and that continue after the lane's other work.
     continuing: List,
@@ -174,9 +180,19 @@ impl Lane {
         config: LaneConfig,
         uring: &mut Uring,
     ) -> Result<Lane, EngineError> {
-        let classes = LaneClasses::new(config.express, config.classes, index, config.queue.config().size);
+        let classes =
+            LaneClasses::new(config.express, config.classes, index, config.queue.config().size);
         let LaneConfig {
-            mut queue, engine, kick, call, serial, write_through, counters, events, watch, ..
+            mut queue,
+            engine,
+            kick,
+            call,
+            serial,
+            write_through,
+            counters,
+            events,
+            watch,
+            ..
         } = config;
         // Of a request without a priority.
         let class = classes.as_ref().map_or(Class::Normal, |classes| classes.class_of(0));
@@ -227,7 +243,8 @@ impl Lane {
             shared_counters: counters,
             counted_before,
         };
-        // An interrupt may have been lost with the back end that was here before: one more does no harm.
+        // An interrupt may have been lost with the back end that was here before: one more does no
+        // harm.
         lane.write_call();
         Ok(lane)
     }
@@ -251,7 +268,8 @@ impl Lane {
     #[inline(always)]
     fn serve_turn<const CLASSES: bool>(&mut self, uring: &mut Uring, show_early: bool) -> bool {
         let mut worked = !self.continuing.is_empty() && self.go_on_with_a_part(uring);
-        self.observers.turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
+        self.observers
+            .turn_begins(|| !self.broken && self.draining.is_none() && self.queue.has_available());
         let (mut left, mut bytes, mut show_after) = (BUDGET, BUDGET_BYTES, 1);
         while left > 0 && bytes > 0 && self.has_room() {
             let Some(slot) = self.next::<CLASSES>() else { break };
@@ -318,7 +336,8 @@ impl Lane {
         }
     }
 
-    /// Takes requests that cannot be begun yet: one of a better class is to go first when there is room.
+    /// Takes requests that cannot be begun yet: one of a better class is to go first when there is
+    /// room.
     #[cold]
     fn take_ahead(&mut self) {
         while self.ahead.is_below(self.most_ahead()) && self.take_one_ahead() {}
@@ -365,8 +384,8 @@ impl Lane {
                 self.counters.read_bytes += request.len();
             }
             //= virtio 5.2.6.2
-            //# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the VIRTIO_BLK_F_RO
-            //# feature if offered, and MUST NOT write any data.
+            //# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the
+            //# VIRTIO_BLK_F_RO feature if offered, and MUST NOT write any data.
             Kind::Out if !self.read_only && request.fits(self.sectors) => {
                 self.counters.writes += 1;
                 self.counters.written_bytes += request.len();
@@ -428,7 +447,9 @@ impl Lane {
             }
             _ if self.is_ending() && self.goes_back(slot, outcome) => {}
             Outcome::Pending => {
-                self.operations.iter_mut().for_each(|operation| self.queue.submit(uring, slot, operation));
+                self.operations
+                    .iter_mut()
+                    .for_each(|operation| self.queue.submit(uring, slot, operation));
                 self.operations.clear();
             }
             Outcome::Continue => self.continuing.push(&mut self.links, slot),
@@ -443,7 +464,8 @@ impl Lane {
         self.is_touched = true;
         let request = self.queue.request(slot);
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.finished(slot, request, decisions, completion, &mut self.operations);
+        let outcome =
+            self.channel.finished(slot, request, decisions, completion, &mut self.operations);
         if let Outcome::Done(status) = outcome {
             self.answer_begun(slot, status);
         } else if let Some(status) = self.proceed(uring, slot, outcome) {
@@ -549,8 +571,8 @@ impl Lane {
 
     /// Returns begun requests without an operation in progress, each with the reason.
     fn idle(&mut self) -> Vec<(Slot, Idle)> {
-        let continuing =
-            std::iter::from_fn(|| self.continuing.pop(&self.links)).map(|slot| (slot, Idle::Continues));
+        let continuing = std::iter::from_fn(|| self.continuing.pop(&self.links))
+            .map(|slot| (slot, Idle::Continues));
         let mut idle: Vec<(Slot, Idle)> = continuing.collect();
         let mut waiting = Vec::new();
         self.channel.waiting(&mut waiting);
@@ -562,7 +584,8 @@ impl Lane {
     /// them was begun. It does the same with begun ones without an operation in progress, as far as
     /// [`Lane::put_back`] does.
     fn put_back_waiting(&mut self) {
-        let waiting = std::iter::from_fn(|| self.next_waiting()).map(|slot| (slot, Idle::NotBegun, false));
+        let waiting =
+            std::iter::from_fn(|| self.next_waiting()).map(|slot| (slot, Idle::NotBegun, false));
         let mut slots: Vec<(Slot, Idle, bool)> = waiting.collect();
         slots.extend(self.idle().into_iter().map(|(slot, idle)| (slot, idle, false)));
         // The last one taken goes first. A queue may have 32,768 of them, so there is no search.
@@ -660,7 +683,8 @@ impl Lane {
     /// earlier back end had in flight are not in the ring, and are done in any case.
     #[inline]
     fn takes_no_more(&self) -> bool {
-        self.broken || (self.draining.is_some() && (self.is_suspending() || !self.queue.is_replaying()))
+        self.broken
+            || (self.draining.is_some() && (self.is_suspending() || !self.queue.is_replaying()))
     }
 
     /// Has the uring tell of the guest's kick, and of the channel's doorbell.
@@ -717,7 +741,9 @@ impl Load {
     #[inline]
     fn of(request: &Request) -> Load {
         match request.kind() {
-            Kind::In | Kind::Out => Load { requests: 1, bytes: request.len().min(SHARE), others: 0 },
+            Kind::In | Kind::Out => {
+                Load { requests: 1, bytes: request.len().min(SHARE), others: 0 }
+            }
             _ => Load { requests: 1, bytes: 0, others: 1 },
         }
     }

@@ -56,7 +56,8 @@ mod try_stop_tests;
 
 pub use alarm::Alarm;
 pub use classes::{
-    BUCKETS, ClassBoard, ClassSnapshot, JOURNAL, KINDS, KindSnapshot, LaneWindow, TimesSnapshot, bucket_end,
+    BUCKETS, ClassBoard, ClassSnapshot, JOURNAL, KINDS, KindSnapshot, LaneWindow, TimesSnapshot,
+    bucket_end,
 };
 pub use counters::{Counters, Snapshot};
 pub use error::{LaneError, Stopped};
@@ -69,5 +70,6 @@ pub use recorder::{Recorded, Recorder, RecorderConfig, recorder};
 #[cfg(vlane_simulated)]
 pub use thread::simulated;
 pub use topology::{
-    CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, USUAL_QUEUES, online_cpus, parse_cpu_list,
+    CpuChoice, MAX_QUEUES, ThreadChoice, Topology, TopologyError, USUAL_QUEUES, online_cpus,
+    parse_cpu_list,
 };

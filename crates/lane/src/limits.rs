@@ -1,4 +1,5 @@
-//! A volume's limits: one budget that all of its lanes use, each from its own thread, without a lock.
+//! A volume's limits: one budget that all of its lanes use, each from its own thread, without a
+//! lock.
 //!
 //! A budget has a bucket for requests and one for bytes ([`vlane_policy::throttle`]); each is a
 //! number on a separate cache line. A lane takes half a millisecond's worth at a time, and uses it
@@ -15,7 +16,9 @@ use std::time::Duration;
 
 use vlane_engine::Class;
 use vlane_io::Instant;
-use vlane_policy::throttle::{Bucket, ExpressBudget, Level, Limits, Share, TICKS_PER_NS, refund, ticks};
+use vlane_policy::throttle::{
+    Bucket, ExpressBudget, Level, Limits, Share, TICKS_PER_NS, refund, ticks,
+};
 use vlane_ring::{Kind, Range, Request, SECTOR};
 
 /// The longest that a lane sleeps for its budget before it looks again.
@@ -33,7 +36,8 @@ impl Level for SharedLevel {
     #[inline]
     fn change(&self, change: impl Fn(u64) -> u64) -> u64 {
         // A number that guards no other data.
-        let changed = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |level| Some(change(level)));
+        let changed =
+            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |level| Some(change(level)));
         changed.unwrap_or_else(|level| level)
     }
 }
@@ -177,8 +181,8 @@ impl LaneLimits {
         LaneLimits { budget, requests, bytes, now: None, held: None }
     }
 
-    /// No more requests are begun in this turn: the next one has another time. A turn that ends because it has had its share hands its time
-    /// on to the next one, which follows at once.
+    /// No more requests are begun in this turn: the next one has another time. A turn that ends
+    /// because it has had its share hands its time on to the next one, which follows at once.
     pub(crate) fn turn_ends(&mut self) {
         self.now = None;
     }
@@ -243,8 +247,10 @@ impl LaneLimits {
             return;
         }
         let now = self.now();
-        let rates =
-            [(&self.budget.requests, &mut self.requests, 1), (&self.budget.bytes, &mut self.bytes, bytes)];
+        let rates = [
+            (&self.budget.requests, &mut self.requests, 1),
+            (&self.budget.bytes, &mut self.bytes, bytes),
+        ];
         for (rate, share, tokens) in rates {
             let Some(rate) = rate else { continue };
             share.pay_anyway(&rate.bucket, &rate.level, now, rate.bucket.cost(tokens));

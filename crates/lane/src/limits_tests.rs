@@ -106,7 +106,10 @@ fn waiting_requests_of_all_classes_are_put_back() {
     assert_eq!(answered(&mut guest).len(), BURST);
     // Idle, best effort 0, none.
     for (slot, ioprio) in (0..).zip([3 << 13, 2 << 13, 0, 2 << 13, 3 << 13]) {
-        guest.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+        guest
+            .driver
+            .submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio })
+            .unwrap();
     }
     guest.driver.publish();
     lane.serve(&mut uring, false);
@@ -147,7 +150,8 @@ fn exempt_express_requests_overtake_for_free() {
     assert!(is_used(&budget, BURST + 2), "{:?}", budget.used());
 }
 
-/// `shortest` keeps the order of arrival: only what is exempt overtakes. Otherwise background requests would wait for as long as others come.
+/// `shortest` keeps the order of arrival: only what is exempt overtakes. Otherwise background
+/// requests would wait for as long as others come.
 #[test]
 fn others_wait_in_order_of_arrival() {
     let budget = slow(ExpressBudget::Exempt);
@@ -158,7 +162,10 @@ fn others_wait_in_order_of_arrival() {
     lane.set_limits(Some(budget));
     let idle = 3 << 13;
     for (slot, ioprio) in (0..8).zip([0, 0, 0, 0, 0, idle, 0, 0]) {
-        guest.driver.submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+        guest
+            .driver
+            .submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio })
+            .unwrap();
     }
     guest.driver.publish();
     lane.serve(&mut uring, false);
@@ -173,7 +180,10 @@ fn counted_express_requests_go_first() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     (0..6).for_each(|slot| guest.submit(slot, Kind::Read, 0));
-    guest.driver.submit(6, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 2 << 13 }).unwrap();
+    guest
+        .driver
+        .submit(6, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 2 << 13 })
+        .unwrap();
     guest.driver.publish();
     lane.serve(&mut uring, false);
     lane.serve(&mut uring, false);
@@ -191,7 +201,8 @@ fn new_limits_apply_to_waiting_requests() {
     let same = Arc::new(budget.replaced_by(budget.limits()).unwrap());
     lane.set_limits(Some(Arc::clone(&same)));
     assert!(!lane.serve(&mut uring, false) && lane.is_held());
-    // Eight times as much: the next request costs a second, in which what was used of the old burst is paid no sooner.
+    // Eight times as much: the next request costs a second, in which what was used of the old burst
+    // is paid no sooner.
     let burst = Duration::from_millis(1);
     let more = Limits { bandwidth: NonZeroU64::new(1 << 30), burst, ..budget.limits() };
     let more = Arc::new(same.replaced_by(more).unwrap());
@@ -249,7 +260,8 @@ fn idle_lane_returns_its_budget() {
 
 #[test]
 fn returned_large_request_gets_budget_back() {
-    let limits = Limits { iops: NonZeroU64::new(1), burst: Duration::from_secs(60), ..Limits::default() };
+    let limits =
+        Limits { iops: NonZeroU64::new(1), burst: Duration::from_secs(60), ..Limits::default() };
     let budget = Arc::new(Budget::new(limits).unwrap());
     let engine = Stuck { is_busy: true, ..Stuck::default() };
     let (mut guest, mut lane, mut uring, _) = lane_of(engine, Format::Split);

@@ -1,4 +1,5 @@
-//! A lane's own queues: lists of slots without a node to allocate, because a slot is in one list at a time.
+//! A lane's own queues: lists of slots without a node to allocate, because a slot is in one list at
+//! a time.
 
 use vlane_engine::{Class, Slot};
 
@@ -95,7 +96,8 @@ mod tests {
     fn first_class_goes_first_in_order() {
         let mut links = Links::new(8);
         let mut waiting = Waiting::EMPTY;
-        let classes = [Class::Background, Class::Normal, Class::Express, Class::Normal, Class::Express];
+        let classes =
+            [Class::Background, Class::Normal, Class::Express, Class::Normal, Class::Express];
         for (slot, class) in (0..).zip(classes) {
             waiting.push(&mut links, class, Slot(slot));
         }
@@ -112,7 +114,8 @@ mod tests {
         for round in 0..3u16 {
             assert!(list.is_empty() && list.pop(&links).is_none());
             (0..4).for_each(|slot| list.push(&mut links, Slot((slot + round) % 4)));
-            let order: Vec<u16> = std::iter::from_fn(|| list.pop(&links)).map(|slot| slot.0).collect();
+            let order: Vec<u16> =
+                std::iter::from_fn(|| list.pop(&links)).map(|slot| slot.0).collect();
             assert_eq!(order, (0..4).map(|slot| (slot + round) % 4).collect::<Vec<_>>());
         }
     }

@@ -1,5 +1,5 @@
-//! Messages from one thread to another that sleeps on a descriptor: the order of steps that loses none. Every interleaving of them is
-//! tried by the models (crates/models).
+//! Messages from one thread to another that sleeps on a descriptor: the order of steps that loses
+//! none. Every interleaving of them is tried by the models (crates/models).
 
 use crate::sync::{Arc, AtomicBool, Ordering, Receiver, Sender, Wake, channel};
 

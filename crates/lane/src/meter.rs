@@ -66,7 +66,10 @@ impl Meters {
             }
         }
         let going_on = if since == 0 { 0 } else { self.now().saturating_sub(since) };
-        Reading { idle: Duration::from_nanos(idle + going_on), rounds: meter.rounds.load(Ordering::Relaxed) }
+        Reading {
+            idle: Duration::from_nanos(idle + going_on),
+            rounds: meter.rounds.load(Ordering::Relaxed),
+        }
     }
 
     /// The kernel's number of a thread; 0 before it runs.

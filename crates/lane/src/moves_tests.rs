@@ -1,4 +1,5 @@
-//! Lanes that move between threads while they run: with requests, with messages of control, with storage that hangs.
+//! Lanes that move between threads while they run: with requests, with messages of control, with
+//! storage that hangs.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -26,7 +27,8 @@ use vlane_policy::throttle::Limits;
 use vlane_ring::{Queue, QueueConfig, RingFormat};
 
 use crate::{
-    Counters, LaneConfig, Pool, PoolConfig, RecorderConfig, Stopped, Topology, event_channel, recorder,
+    Counters, LaneConfig, Pool, PoolConfig, RecorderConfig, Stopped, Topology, event_channel,
+    recorder,
 };
 
 const DEPTH: u16 = 8;
@@ -50,9 +52,13 @@ struct FilesChannel {
 
 impl Engine for Files {
     fn geometry(&self) -> Geometry {
-        NullEngine::new(NullConfig { size: BLOCKS * u64::from(BLOCK), latency: None, parallelism: 1 })
-            .unwrap()
-            .geometry()
+        NullEngine::new(NullConfig {
+            size: BLOCKS * u64::from(BLOCK),
+            latency: None,
+            parallelism: 1,
+        })
+        .unwrap()
+        .geometry()
     }
 
     fn sync(&self) -> std::io::Result<()> {
@@ -69,14 +75,28 @@ impl Channel for FilesChannel {
         &self.files
     }
 
-    fn begin(&mut self, _: Slot, request: &Taken, _: Decisions, operations: &mut Vec<Operation>) -> Outcome {
+    fn begin(
+        &mut self,
+        _: Slot,
+        request: &Taken,
+        _: Decisions,
+        operations: &mut Vec<Operation>,
+    ) -> Outcome {
         let kind = match request.kind() {
             vlane_ring::Kind::In => OperationKind::Read(Memory::Request(0)),
             vlane_ring::Kind::Out => OperationKind::Write(Memory::Request(0)),
             _ => return Outcome::Done(Status::Ok),
         };
         let (offset, len, patient) = (request.sector() * 512, request.len(), self.patient);
-        operations.push(Operation { number: 0, kind, file: 0, offset, len, durable: false, patient });
+        operations.push(Operation {
+            number: 0,
+            kind,
+            file: 0,
+            offset,
+            len,
+            durable: false,
+            patient,
+        });
         Outcome::Pending
     }
 
@@ -212,7 +232,8 @@ impl Guest {
         }
     }
 
-    /// Makes up to so many requests, one after the other from `block` on; kicks if the lane wants it.
+    /// Makes up to so many requests, one after the other from `block` on; kicks if the lane wants
+    /// it.
     fn submit(&mut self, block: u64, count: u16) {
         let mut left = count;
         for slot in 0..DEPTH {
@@ -224,7 +245,9 @@ impl Guest {
                 let sector = block * u64::from(BLOCK) / 512;
                 // Real time, none, idle, as Linux writes them.
                 let ioprio = [1 << 13, 0, 3 << 13][(block % 3) as usize];
-                self.driver.submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio }).unwrap();
+                self.driver
+                    .submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio })
+                    .unwrap();
             }
         }
         if self.driver.publish() {
@@ -237,8 +260,9 @@ impl Guest {
         let mut done = Vec::new();
         self.driver.reap(&mut done).unwrap();
         for completion in done {
-            let block =
-                self.out[usize::from(completion.slot)].take().expect("answered twice, or never asked");
+            let block = self.out[usize::from(completion.slot)]
+                .take()
+                .expect("answered twice, or never asked");
             self.answered += 1;
             if completion.status != 0 {
                 self.errors += 1;
@@ -259,14 +283,20 @@ impl Guest {
         let begin = Instant::now();
         while !self.is_done() {
             self.reap();
-            assert!(begin.elapsed() < LIMIT, "queue {}: never answered: {:?}", self.index, self.out);
+            assert!(
+                begin.elapsed() < LIMIT,
+                "queue {}: never answered: {:?}",
+                self.index,
+                self.out
+            );
             std::thread::yield_now();
         }
     }
 }
 
 fn mapped(arena: &Arena) -> Arc<GuestMemory> {
-    let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+    let spec =
+        RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
     let file = File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
     Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap())
 }
@@ -371,7 +401,8 @@ fn act() -> impl Strategy<Value = Act> {
 fn run(engine: &Arc<dyn Engine>, has_data: bool, packed: bool, unrest: bool, acts: &[Act]) {
     let format = if packed { Format::Packed } else { Format::Split };
     let pool = pool(LANES, u16::try_from(THREADS).unwrap());
-    let mut guests: Vec<_> = (0..LANES).map(|index| Guest::new(index, format, engine, has_data)).collect();
+    let mut guests: Vec<_> =
+        (0..LANES).map(|index| Guest::new(index, format, engine, has_data)).collect();
     guests.iter().for_each(|guest| guest.start(&pool, None));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -380,7 +411,10 @@ fn run(engine: &Arc<dyn Engine>, has_data: bool, packed: bool, unrest: bool, act
                 let mut n = 0_usize;
                 while !over.load(Ordering::Relaxed) {
                     n = n.wrapping_add(1);
-                    pool.move_lane(u16::try_from(n % usize::from(LANES)).unwrap(), n * 7 / 3 % THREADS);
+                    pool.move_lane(
+                        u16::try_from(n % usize::from(LANES)).unwrap(),
+                        n * 7 / 3 % THREADS,
+                    );
                     std::thread::sleep(Duration::from_micros(100));
                 }
             });
@@ -414,7 +448,10 @@ fn perform(act: Act, pool: &Pool, guests: &mut [Guest]) {
             guest.call = eventfd();
             let call = guest.call.try_clone().unwrap();
             pool.set_call(guest.index, Some(call), &[]).unwrap();
-            assert!(is_readable(guest.call.as_fd()), "the lane did not get its new call descriptor");
+            assert!(
+                is_readable(guest.call.as_fd()),
+                "the lane did not get its new call descriptor"
+            );
         }
         Act::Memory { lane, drain } => {
             let guest = &mut guests[lane];
@@ -432,7 +469,9 @@ fn perform(act: Act, pool: &Pool, guests: &mut [Guest]) {
             guest.wait();
             assert_eq!(guest.errors - before, u64::from(half), "the lane did not get its size");
         }
-        Act::WriteThrough { lane, on } => pool.set_write_through(guests[lane].index, on, &[]).unwrap(),
+        Act::WriteThrough { lane, on } => {
+            pool.set_write_through(guests[lane].index, on, &[]).unwrap()
+        }
         Act::Record { lane, on } => {
             let config = RecorderConfig { origin: Instant::now(), hashes: false, entries: 64 };
             let (recorder, _) = recorder(guests[lane].index, config);
@@ -558,7 +597,10 @@ fn recorder_and_hint_move_with_their_lane() {
     let mut entries = 0;
     recorded.drain(|_| entries += 1);
     assert_eq!(entries, rounds + 1, "one for each request and one for the start");
-    assert!(signalled >= u64::try_from(rounds).unwrap() / 2, "{signalled} signals were told of {rounds}");
+    assert!(
+        signalled >= u64::try_from(rounds).unwrap() / 2,
+        "{signalled} signals were told of {rounds}"
+    );
 }
 
 /// True if this process has a thread of that name.
@@ -649,7 +691,8 @@ fn idle_adaptive_lanes_share_a_thread() {
         hands_over: false,
     })
     .unwrap();
-    let mut guests: Vec<_> = (0..2).map(|index| Guest::new(index, Format::Split, &engine, false)).collect();
+    let mut guests: Vec<_> =
+        (0..2).map(|index| Guest::new(index, Format::Split, &engine, false)).collect();
     guests.iter().for_each(|guest| guest.start(&pool, None));
     assert_eq!(pool.places(), [(0, 0), (1, 0)]);
     guests.iter_mut().for_each(|guest| {

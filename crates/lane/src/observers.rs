@@ -160,7 +160,8 @@ impl Observers {
         self.taken
     }
 
-    /// The guest is about to see all answers, and `show` shows them and says whether it is to be signalled.
+    /// The guest is about to see all answers, and `show` shows them and says whether it is to be
+    /// signalled.
     #[inline]
     pub(crate) fn shown(&mut self, show: impl FnOnce() -> bool) -> bool {
         if let Some(recorder) = &mut self.recorder {
@@ -178,7 +179,12 @@ impl Observers {
     }
 
     /// Sets or removes the recorder of every request from now on.
-    pub(crate) fn set_recorder(&mut self, recorder: Option<Box<Recorder>>, slots: u16, in_flight: usize) {
+    pub(crate) fn set_recorder(
+        &mut self,
+        recorder: Option<Box<Recorder>>,
+        slots: u16,
+        in_flight: usize,
+    ) {
         self.recorder = recorder;
         self.is_any = self.recorder.is_some() || self.hint.is_some();
         if let Some(recorder) = &mut self.recorder {

@@ -67,7 +67,8 @@ pub(crate) struct Payoff {
     is_settled: bool,
     /// Earliest end of the present phase.
     until: u64,
-    /// Cost of a request in nanoseconds, and requests per nanosecond, as measured last without a trial.
+    /// Cost of a request in nanoseconds, and requests per nanosecond, as measured last without a
+    /// trial.
     usual: Option<(f64, f64)>,
     interval: u32,
     /// Measurements before the next trial.
@@ -109,7 +110,8 @@ impl Payoff {
         now >= self.until
     }
 
-    /// Takes note of what was seen up to now. Says for which turn polling begins with this, if it does.
+    /// Takes note of what was seen up to now. Says for which turn polling begins with this, if it
+    /// does.
     pub(crate) fn look(&mut self, seen: Seen) -> Option<Turn> {
         if !self.is_settled {
             self.begin = seen;
@@ -145,8 +147,10 @@ impl Payoff {
             self.left = self.left.saturating_sub(1);
             return if self.left == 0 { self.try_other() } else { None };
         };
-        let is_better = self.usual.is_some_and(|(usual, at)| cost < usual * BETTER * worth(rate / at));
-        // A guest that lost its CPU for a moment makes polling look dear: to give it up takes two trials.
+        let is_better =
+            self.usual.is_some_and(|(usual, at)| cost < usual * BETTER * worth(rate / at));
+        // A guest that lost its CPU for a moment makes polling look dear: to give it up takes two
+        // trials.
         let is_to_sleep = !self.polls[tried];
         if is_better && is_to_sleep && !std::mem::replace(&mut self.is_doubted, true) {
             self.next = tried;
@@ -271,7 +275,8 @@ mod tests {
         assert!(otherwise < 0.03, "{otherwise}");
     }
 
-    /// Figures of a client that polls, of a disk one at a time, and of a User-Mode Linux guest at depth 32.
+    /// Figures of a client that polls, of a disk one at a time, and of a User-Mode Linux guest at
+    /// depth 32.
     #[test]
     fn large_throughput_gain_justifies_polling() {
         for (polled, slept, is_polled) in [
@@ -292,14 +297,16 @@ mod tests {
         run(&mut payoff, 10.0, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
         let (polls, _) = run(&mut payoff, 0.1, 1e6, |polls| if polls[0] { 210.0 } else { 340.0 });
         assert!(polls[0]);
-        let (polls, _) = run(&mut payoff, 0.1, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
+        let (polls, _) =
+            run(&mut payoff, 0.1, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
         assert!(!polls[0]);
     }
 
     #[test]
     fn idle_thread_restarts_its_trials() {
         let mut payoff = Payoff::new();
-        let (polls, _) = run(&mut payoff, 1.0, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
+        let (polls, _) =
+            run(&mut payoff, 1.0, 50e3, |polls| if polls[0] { 19_000.0 } else { 6_000.0 });
         assert!(!polls[0]);
         let (polls, _) = run(&mut payoff, 1.0, 10.0, |_| 10_000.0);
         assert_eq!(polls, [true; 2]);

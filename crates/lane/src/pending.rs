@@ -3,8 +3,8 @@
 //!
 //! A lane writes down each request before the storage gets it, and strikes it out when it is
 //! answered. That takes two stores into its own memory, and no clock. The age of a request is found
-//! by a watcher that looks from time to time ([`PendingRequests::look`]). It may sleep while there is none,
-//! and is woken by the next request.
+//! by a watcher that looks from time to time ([`PendingRequests::look`]). It may sleep while there
+//! is none, and is woken by the next request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,8 @@ pub enum WaitingKind {
 }
 
 impl WaitingKind {
-    const ALL: [WaitingKind; 5] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
+    const ALL: [WaitingKind; 5] =
+        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
 
     /// In a word.
     pub fn name(self) -> &'static str {
@@ -77,7 +78,8 @@ const SECTOR_BITS: u32 = 44;
 const NUMBER_BITS: u32 = 16;
 
 impl PendingRequests {
-    /// All requests that the storage has now. Those that come or are answered meanwhile may be among them or not.
+    /// All requests that the storage has now. Those that come or are answered meanwhile may be
+    /// among them or not.
     pub fn look(&self) -> Vec<Waiting> {
         let lanes = self.lanes();
         let mut found = Vec::new();
@@ -89,8 +91,8 @@ impl PendingRequests {
         found
     }
 
-    /// From now on the next request wakes the calling thread ([`std::thread::park`]). A request that comes at this moment may not: look
-    /// again a moment later, before sleeping for longer.
+    /// From now on the next request wakes the calling thread ([`std::thread::park`]). A request
+    /// that comes at this moment may not: look again a moment later, before sleeping for longer.
     pub fn wake_me(&self) {
         *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
         self.asleep.store(true, Ordering::SeqCst);

@@ -95,7 +95,8 @@ impl Polling {
         if polls { self.windows[turn as usize] } else { Duration::ZERO }
     }
 
-    /// Learns whether it pays; `requests` says how many the thread has served. Reads no clock, and asks for neither, unless it is time to.
+    /// Learns whether it pays; `requests` says how many the thread has served. Reads no clock, and
+    /// asks for neither, unless it is time to.
     #[inline]
     pub(crate) fn learn(&mut self, requests: impl FnOnce() -> u64) {
         let now = nanoseconds(self.now.saturating_duration_since(self.origin));
@@ -111,7 +112,8 @@ impl Polling {
         }
     }
 
-    /// Looks for work with `find` for as long as it is likely to come; says whether it came, or the `deadline`.
+    /// Looks for work with `find` for as long as it is likely to come; says whether it came, or the
+    /// `deadline`.
     pub(crate) fn poll(
         &mut self,
         turn: Turn,
@@ -190,7 +192,11 @@ mod tests {
         for _ in 0..10 {
             polling.slept(Turn::Guest, Duration::from_micros(20));
         }
-        assert_eq!(polling.windows, [Duration::from_micros(50), Duration::ZERO], "each turn has its own");
+        assert_eq!(
+            polling.windows,
+            [Duration::from_micros(50), Duration::ZERO],
+            "each turn has its own"
+        );
         for _ in 0..10 {
             polling.slept(Turn::Guest, Duration::from_millis(2));
         }

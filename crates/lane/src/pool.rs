@@ -45,8 +45,8 @@ impl std::fmt::Debug for Outbox {
     }
 }
 
-/// The lane threads of one volume. Queue i runs on thread i modulo their number, or where it pays ([`Topology::adapts`]). Dropping it drains
-/// all lanes.
+/// The lane threads of one volume. Queue i runs on thread i modulo their number, or where it pays
+/// ([`Topology::adapts`]). Dropping it drains all lanes.
 ///
 /// Every request to a lane has been carried out when the call returns. A front end that lets a call
 /// descriptor fill up keeps the lane that signals it waiting for ever. With it wait all lanes of
@@ -75,11 +75,13 @@ impl Pool {
         let pairs = (0..threads).map(|_| pair()).collect::<Result<Vec<_>, _>>()?;
         let (outboxes, inboxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
         // Lanes that go where it pays begin together.
-        let beginnings = (0..usize::from(queues)).map(|queue| if adapts { 0 } else { queue % threads });
+        let beginnings =
+            (0..usize::from(queues)).map(|queue| if adapts { 0 } else { queue % threads });
         let routes = Arc::new(Routes::new(outboxes, beginnings));
         let meters = adapts.then(|| Arc::new(Meters::new(threads)));
         let hands_over = config.hands_over && threads > 1;
-        let mut queues = if hands_over { cross_thread_queues(threads)? } else { Vec::new() }.into_iter();
+        let mut queues =
+            if hands_over { cross_thread_queues(threads)? } else { Vec::new() }.into_iter();
         let births = inboxes.into_iter().enumerate().map(|(number, inbox)| Birth {
             number,
             cpu: cpus.get(number).copied(),
@@ -187,7 +189,12 @@ impl Pool {
     ///
     /// # Errors
     /// [`LaneError`].
-    pub fn start(&self, index: u16, config: LaneConfig, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+    pub fn start(
+        &self,
+        index: u16,
+        config: LaneConfig,
+        calls: &[BorrowedFd<'_>],
+    ) -> Result<(), LaneError> {
         let counters = Arc::clone(&config.counters);
         let (reply, answer) = channel();
         let held = self.lock_limits();
@@ -216,7 +223,11 @@ impl Pool {
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn suspend(&self, index: u16, calls: &[BorrowedFd<'_>]) -> Result<Option<Stopped>, LaneError> {
+    pub fn suspend(
+        &self,
+        index: u16,
+        calls: &[BorrowedFd<'_>],
+    ) -> Result<Option<Stopped>, LaneError> {
         self.routes.set_running(index, None);
         self.ask(index, calls, |reply| Message::Stop { index, suspends: true, reply })
     }
@@ -321,16 +332,26 @@ impl Pool {
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_write_through(&self, index: u16, on: bool, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+    pub fn set_write_through(
+        &self,
+        index: u16,
+        on: bool,
+        calls: &[BorrowedFd<'_>],
+    ) -> Result<(), LaneError> {
         self.ask(index, calls, |reply| Message::SetWriteThrough { index, on, reply })
     }
 
-    /// Records the lane of queue `index` from now on, or from when it starts, across its stops and starts; `None` ends that.
-    /// Does not wait: a recorder has ended when its [`crate::Recorded`] says so.
+    /// Records the lane of queue `index` from now on, or from when it starts, across its stops and
+    /// starts; `None` ends that. Does not wait: a recorder has ended when its [`crate::Recorded`]
+    /// says so.
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_recorder(&self, index: u16, recorder: Option<Box<Recorder>>) -> Result<(), LaneError> {
+    pub fn set_recorder(
+        &self,
+        index: u16,
+        recorder: Option<Box<Recorder>>,
+    ) -> Result<(), LaneError> {
         self.send(index, Message::SetRecorder { index, recorder })
     }
 
@@ -347,7 +368,12 @@ impl Pool {
     ///
     /// # Errors
     /// [`LaneError::Gone`].
-    pub fn set_sectors(&self, index: u16, sectors: u64, calls: &[BorrowedFd<'_>]) -> Result<(), LaneError> {
+    pub fn set_sectors(
+        &self,
+        index: u16,
+        sectors: u64,
+        calls: &[BorrowedFd<'_>],
+    ) -> Result<(), LaneError> {
         self.ask(index, calls, |reply| Message::SetSectors { index, sectors, reply })
     }
 }
@@ -370,7 +396,8 @@ fn wait<T>(answer: &Receiver<T>, calls: &[BorrowedFd<'_>]) -> Result<T, LaneErro
                     // For any mode of the descriptor: another holder may be quicker to read it.
                     let (mut count, current) = ([0u8; 8], u64::MAX);
                     let mut buffers = [IoSliceMut::new(&mut count)];
-                    let _ = rustix::io::preadv2(call, &mut buffers, current, ReadWriteFlags::NOWAIT);
+                    let _ =
+                        rustix::io::preadv2(call, &mut buffers, current, ReadWriteFlags::NOWAIT);
                 }
             }
         }

@@ -153,7 +153,8 @@ impl Recorder {
     #[cold]
     fn head(&mut self, head: Head) {
         let Some((first, rest)) = head.bytes.split_first_chunk() else { return };
-        if let (Some(magic), Ok(rest), true) = (Magic::of(*first), rest.try_into(), self.catch_up()) {
+        if let (Some(magic), Ok(rest), true) = (Magic::of(*first), rest.try_into(), self.catch_up())
+        {
             let sector = head.offset / vlane_ring::SECTOR;
             let _ = self.producer.push(Entry::Head(BlockHead {
                 lane: self.lane,

@@ -55,7 +55,8 @@ impl Routes {
     /// for an unknown queue is dropped.
     pub(crate) fn send(&self, index: u16, message: Message) -> bool {
         let places = self.lock();
-        let thread = places.get(usize::from(index)).and_then(|place| self.outboxes.get(place.thread));
+        let thread =
+            places.get(usize::from(index)).and_then(|place| self.outboxes.get(place.thread));
         thread.is_some_and(|outbox| outbox.send(message).is_ok())
     }
 
@@ -101,7 +102,8 @@ impl Routes {
     /// Asks a lane that runs to go to another thread.
     pub(crate) fn move_lane(&self, index: u16, to: usize) {
         let places = self.lock();
-        let Some(place) = places.get(usize::from(index)).filter(|place| place.running.is_some()) else {
+        let Some(place) = places.get(usize::from(index)).filter(|place| place.running.is_some())
+        else {
             return;
         };
         if place.thread != to && to < self.outboxes.len() {

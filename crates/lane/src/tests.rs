@@ -10,8 +10,8 @@ use rustix::event::EventfdFlags;
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request as Asked,
-    Slot, Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome,
+    Request as Asked, Slot, Status,
 };
 use vlane_io::Uring;
 use vlane_memory::{GuestMemory, Region, RegionSpec};
@@ -26,8 +26,8 @@ use crate::lane::{Lane, Settled};
 use crate::polling::Polling;
 use crate::thread::Thread;
 use crate::{
-    Counters, LaneConfig, LaneEvent, PollMode, Pool, PoolConfig, RecorderConfig, Topology, event_channel,
-    recorder,
+    Counters, LaneConfig, LaneEvent, PollMode, Pool, PoolConfig, RecorderConfig, Topology,
+    event_channel, recorder,
 };
 
 /// A guest's queue, and what makes a lane of it.
@@ -49,7 +49,11 @@ fn guest_of(format: Format, engine: Arc<dyn Engine>) -> (Guest, LaneConfig) {
     guest_of_segments(format, engine, 1)
 }
 
-fn guest_of_segments(format: Format, engine: Arc<dyn Engine>, segments: u16) -> (Guest, LaneConfig) {
+fn guest_of_segments(
+    format: Format,
+    engine: Arc<dyn Engine>,
+    segments: u16,
+) -> (Guest, LaneConfig) {
     guest_with(BlkOptions { format, segments, ..OPTIONS }, engine)
 }
 
@@ -150,7 +154,9 @@ fn recording_names_journal_blocks() {
         lane.set_recorder(None);
         let (mut heads, mut records) = (Vec::new(), 0);
         recorded.drain(|entry| match entry {
-            Entry::Head(head) => heads.push((head.lane, head.seq, head.sector, head.magic, head.rest)),
+            Entry::Head(head) => {
+                heads.push((head.lane, head.seq, head.sector, head.magic, head.rest))
+            }
             Entry::Record(_) => records += 1,
             _ => {}
         });
@@ -162,9 +168,13 @@ fn recording_names_journal_blocks() {
 #[test]
 fn dropped_pool_answers_requests_in_flight() {
     let topology = Topology { queues: 1, threads: 1, cpus: Vec::new(), adapts: false };
-    let pool =
-        Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO, hands_over: false })
-            .unwrap();
+    let pool = Pool::new(&PoolConfig {
+        topology,
+        poll: PollMode::Off,
+        poll_max: Duration::ZERO,
+        hands_over: false,
+    })
+    .unwrap();
     let (mut guest, mut config) = guest(null(Some(Duration::from_millis(300))));
     let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     config.kick = Some(kick.try_clone().unwrap());
@@ -274,12 +284,24 @@ impl Channel for StuckChannel {
         Decisions { durable: self.write_through, ..Decisions::default() }
     }
 
-    fn begin(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(
+        &mut self,
+        slot: Slot,
+        _: &Asked,
+        decisions: Decisions,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
         self.submitted.lock().unwrap().push((slot.0, decisions));
         self.outcome()
     }
 
-    fn go_on(&mut self, slot: Slot, _: &Asked, decisions: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn go_on(
+        &mut self,
+        slot: Slot,
+        _: &Asked,
+        decisions: Decisions,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
         self.submitted.lock().unwrap().push((slot.0, decisions));
         match self.is_busy {
             true => Outcome::Continue,
@@ -311,7 +333,11 @@ pub(crate) fn lane_of(engine: Stuck, format: Format) -> (Guest, Lane, Uring, Sub
 }
 
 /// The same with a ring like that; which `is_tracked`, or not.
-fn stuck_lane(engine: Stuck, options: BlkOptions, is_tracked: bool) -> (Guest, Lane, Uring, Submitted) {
+fn stuck_lane(
+    engine: Stuck,
+    options: BlkOptions,
+    is_tracked: bool,
+) -> (Guest, Lane, Uring, Submitted) {
     let submitted = Arc::clone(&engine.submitted);
     let (guest, mut config) = guest_with(options, Arc::new(engine));
     if is_tracked {
@@ -331,7 +357,8 @@ fn stuck_lane(engine: Stuck, options: BlkOptions, is_tracked: bool) -> (Guest, L
 fn requests_without_room_return_to_ring() {
     for format in [Format::Split, Format::Packed] {
         let options = BlkOptions { format, depth: 21, data: 4 << 20, ..OPTIONS };
-        let (mut guest, mut lane, mut uring, submitted) = stuck_lane(Stuck::default(), options, false);
+        let (mut guest, mut lane, mut uring, submitted) =
+            stuck_lane(Stuck::default(), options, false);
         // 64 MiB fill a lane; the small ones come behind it.
         for slot in 0..16 {
             let read = Request { kind: Kind::Read, sector: 0, len: 4 << 20, ioprio: 0 };
@@ -342,7 +369,8 @@ fn requests_without_room_return_to_ring() {
         assert!(lane.serve(&mut uring, false));
         assert!(!lane.serve(&mut uring, false), "there is room for none of them");
         assert!(!lane.has_work() && !lane.before_sleep(), "it would never sleep");
-        let begun: Vec<Slot> = submitted.lock().unwrap().iter().map(|(slot, _)| Slot(*slot)).collect();
+        let begun: Vec<Slot> =
+            submitted.lock().unwrap().iter().map(|(slot, _)| Slot(*slot)).collect();
         assert_eq!(begun.len(), 16, "{format:?}");
         let (reply, stopped) = channel();
         lane.stop(reply);
@@ -358,7 +386,8 @@ fn requests_without_room_return_to_ring() {
 fn large_requests_leave_room_for_others() {
     for format in [Format::Split, Format::Packed] {
         let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
-        let (mut guest, mut lane, mut uring, submitted) = stuck_lane(Stuck::default(), options, false);
+        let (mut guest, mut lane, mut uring, submitted) =
+            stuck_lane(Stuck::default(), options, false);
         for slot in [0, 1, 2, 5, 6] {
             let large = Request { kind: Kind::Read, sector: 0, len: 64 << 20, ioprio: 0 };
             guest.driver.submit(slot, large).unwrap();
@@ -369,13 +398,19 @@ fn large_requests_leave_room_for_others() {
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
         let begun: Vec<u16> = submitted.lock().unwrap().iter().map(|(slot, _)| *slot).collect();
-        assert_eq!(begun, [0, 1, 2, 3, 4, 5], "{format:?}: three leave room, and a fifth is not begun");
+        assert_eq!(
+            begun,
+            [0, 1, 2, 3, 4, 5],
+            "{format:?}: three leave room, and a fifth is not begun"
+        );
     }
 }
 
 #[test]
 fn stopped_queue_puts_large_request_back() {
-    for (format, is_tracked) in [(Format::Split, false), (Format::Packed, false), (Format::Split, true)] {
+    for (format, is_tracked) in
+        [(Format::Split, false), (Format::Packed, false), (Format::Split, true)]
+    {
         let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
         let engine = Stuck { is_busy: true, ..Stuck::default() };
         let (mut guest, mut lane, mut uring, submitted) = stuck_lane(engine, options, is_tracked);
@@ -388,7 +423,11 @@ fn stopped_queue_puts_large_request_back() {
         lane.stop(reply);
         lane.serve(&mut uring, false);
         assert!(matches!(lane.settle(), Settled::Ends), "{format:?}");
-        assert_eq!(stopped.recv().unwrap().unwrap().base & 0x7fff, 0, "{format:?}: it is the next again");
+        assert_eq!(
+            stopped.recv().unwrap().unwrap().base & 0x7fff,
+            0,
+            "{format:?}: it is the next again"
+        );
         let mut done = Vec::new();
         guest.driver.reap(&mut done).unwrap();
         assert!(done.is_empty(), "{format:?}: it was answered");
@@ -427,7 +466,11 @@ fn discards_and_zeroings_leave_room() {
         (4..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
-        assert_eq!(submitted.lock().unwrap().len(), 8, "{format:?}: 8 GiB are named before the reads");
+        assert_eq!(
+            submitted.lock().unwrap().len(),
+            8,
+            "{format:?}: 8 GiB are named before the reads"
+        );
     }
 }
 
@@ -442,7 +485,11 @@ fn waiting_zeroings_return_last_first() {
         let (reply, stopped) = channel();
         lane.stop(reply);
         assert!(matches!(lane.settle(), Settled::Ends), "{format:?}");
-        assert_eq!(stopped.recv().unwrap().unwrap().base & 0x7fff, 0, "{format:?}: all are next again");
+        assert_eq!(
+            stopped.recv().unwrap().unwrap().base & 0x7fff,
+            0,
+            "{format:?}: all are next again"
+        );
     }
 }
 
@@ -495,9 +542,11 @@ fn lane_stays_awake_on_lost_ring() {
         let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &file).unwrap()]).unwrap());
         // The device's writes are in the third page.
         let [desc, driver, device] = [0, 0x1000, 0x2000];
-        let queue = QueueConfig { layout, size: 8, event_idx, desc, driver, device, base, log_addr: None };
+        let queue =
+            QueueConfig { layout, size: 8, event_idx, desc, driver, device, base, log_addr: None };
         let (events, told) = event_channel().unwrap();
-        let config = LaneConfig { queue: Queue::new(queue, memory).unwrap(), events, ..guest(null(None)).1 };
+        let config =
+            LaneConfig { queue: Queue::new(queue, memory).unwrap(), events, ..guest(null(None)).1 };
         let mut uring = Uring::new(64).unwrap();
         let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
         assert!(!lane.before_sleep() && told.next().is_none());
@@ -505,7 +554,8 @@ fn lane_stays_awake_on_lost_ring() {
         file.set_len(0x2000).unwrap();
         lane.before_sleep();
         let event = told.next();
-        let is_broken = matches!(event, Some(LaneEvent::Broken { index: 0, reason: Broken::MemoryLost }));
+        let is_broken =
+            matches!(event, Some(LaneEvent::Broken { index: 0, reason: Broken::MemoryLost }));
         assert!(is_broken, "{layout:?}, event index {event_idx}: {event:?}");
         assert!(!lane.before_sleep() && told.next().is_none(), "it is told once");
     }

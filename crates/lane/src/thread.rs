@@ -122,8 +122,11 @@ impl Thread {
             let is_held = self.is_held();
             let Thread { lanes, uring, inbox, polling, contention, turn, .. } = self;
             polling.learn(|| lanes.iter().flatten().map(Lane::requests).sum());
-            let find =
-                || lanes.iter_mut().flatten().any(Lane::has_work) || uring.has_work() || inbox.has_mail();
+            let find = || {
+                lanes.iter_mut().flatten().any(Lane::has_work)
+                    || uring.has_work()
+                    || inbox.has_mail()
+            };
             if !is_held && !contention.is_shared() && polling.poll(*turn, deadline, find) {
                 continue;
             }
@@ -218,7 +221,8 @@ impl Thread {
             // round.
             let _ = self.uring.submit();
             let Some(lane) = self.lanes[place].take() else { continue };
-            if let Some(lane) = routes.hand_over(Box::new(lane), to, &self.inbox, &mut self.unread) {
+            if let Some(lane) = routes.hand_over(Box::new(lane), to, &self.inbox, &mut self.unread)
+            {
                 lane.watch(&mut self.uring);
                 self.lanes[place] = Some(*lane);
             }
@@ -252,11 +256,15 @@ impl Thread {
         }
     }
 
-    /// As good as no kick (vhost-user allows that, too): the lane is looked at all the time it runs.
+    /// As good as no kick (vhost-user allows that, too): the lane is looked at all the time it
+    /// runs.
     #[cold]
     fn cannot_wait(&mut self, token: u32, errno: i32) {
         if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token == token) {
-            tracing::warn!("queue {}: cannot wait for its kicks (error {errno}); polling it", lane.index);
+            tracing::warn!(
+                "queue {}: cannot wait for its kicks (error {errno}); polling it",
+                lane.index
+            );
             lane.kick = None;
         }
     }
@@ -277,7 +285,9 @@ impl Thread {
             Event::Unwatchable { token, errno } => self.cannot_wait(token, errno),
             Event::Wake { token, armed } => {
                 // A completion that belongs to no lane is the echo of a watch that ended.
-                if let Some(lane) = self.lanes.iter_mut().flatten().find(|lane| lane.token | 1 == token | 1) {
+                if let Some(lane) =
+                    self.lanes.iter_mut().flatten().find(|lane| lane.token | 1 == token | 1)
+                {
                     lane.woken(&mut self.uring, token, armed);
                 }
             }
@@ -356,7 +366,9 @@ impl Thread {
                     let _ = reply.send(Ok(()));
                 }
             },
-            Message::SetCall { index, call, reply } => self.with(index, &reply, |lane| lane.set_call(call)),
+            Message::SetCall { index, call, reply } => {
+                self.with(index, &reply, |lane| lane.set_call(call))
+            }
             Message::SetLog { index, log, ring, reply } => {
                 self.with(index, &reply, |lane| lane.set_log(log, ring));
             }

@@ -16,8 +16,8 @@ pub const USUAL_QUEUES: u16 = 64;
 /// The CPUs that the threads run on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum CpuChoice {
-    /// Wherever the scheduler likes, within the process's own affinity. The default: several vlane processes on a host
-    /// would otherwise all pin themselves to the same first CPUs.
+    /// Wherever the scheduler likes, within the process's own affinity. The default: several vlane
+    /// processes on a host would otherwise all pin themselves to the same first CPUs.
     #[default]
     Unpinned,
     /// Thread i on the i-th CPU that the process may use.
@@ -34,7 +34,8 @@ pub enum ThreadChoice {
     PerQueue,
     /// This number.
     Number(u32),
-    /// As many as pay, measured while they work; no more than the process may use CPUs, or than are listed for them.
+    /// As many as pay, measured while they work; no more than the process may use CPUs, or than are
+    /// listed for them.
     Auto,
 }
 
@@ -60,7 +61,8 @@ pub enum TopologyError {
     Queues(u32),
     /// No thread, or more than there is work for.
     #[error(
-        "--threads {threads} for --queues {queues}: give at least one thread and at most one per queue; change --threads"
+        "--threads {threads} for --queues {queues}: give at least one thread and at most one per \
+         queue; change --threads"
     )]
     Threads {
         /// As given.
@@ -75,11 +77,14 @@ pub enum TopologyError {
         text: String,
     },
     /// A CPU twice.
-    #[error("CPU {0} is in --cpus twice: two threads would wait for each other; name each CPU once")]
+    #[error(
+        "CPU {0} is in --cpus twice: two threads would wait for each other; name each CPU once"
+    )]
     Duplicate(usize),
     /// Fewer CPUs than threads, or more.
     #[error(
-        "--cpus names {cpus}, and --threads is {threads}; name one CPU for each thread, or change --threads"
+        "--cpus names {cpus}, and --threads is {threads}; name one CPU for each thread, or change \
+         --threads"
     )]
     Mismatch {
         /// CPUs named.
@@ -97,7 +102,8 @@ pub enum TopologyError {
     },
     /// The process may not use it.
     #[error(
-        "CPU {cpu} is outside this process's affinity ({allowed}); widen that (taskset, cpuset), or choose another"
+        "CPU {cpu} is outside this process's affinity ({allowed}); widen that (taskset, cpuset), \
+         or choose another"
     )]
     NotAllowed {
         /// As given.
@@ -214,7 +220,8 @@ fn format_cpu_list(cpus: &[usize]) -> String {
     let mut parts: Vec<String> = Vec::new();
     let mut rest = cpus;
     while let Some(&first) = rest.first() {
-        let run = rest.iter().zip(first..).take_while(|(cpu, expected)| *cpu == expected).count().max(1);
+        let run =
+            rest.iter().zip(first..).take_while(|(cpu, expected)| *cpu == expected).count().max(1);
         parts.push(if run == 1 { first.to_string() } else { format!("{first}-{}", rest[run - 1]) });
         rest = &rest[run..];
     }
@@ -251,15 +258,23 @@ mod tests {
     #[test]
     fn default_is_a_thread_per_cpu() {
         let topology = on_four(None, None, &CpuChoice::Unpinned);
-        assert_eq!(topology, Ok(Topology { queues: USUAL_QUEUES, threads: 4, cpus: vec![], adapts: false }));
+        assert_eq!(
+            topology,
+            Ok(Topology { queues: USUAL_QUEUES, threads: 4, cpus: vec![], adapts: false })
+        );
         let many: Vec<usize> = (0..100).collect();
-        let topology = Topology::on(None, ThreadChoice::PerQueue, &CpuChoice::Unpinned, &many, &many);
-        assert_eq!(topology, Ok(Topology { queues: 100, threads: 100, cpus: vec![], adapts: false }));
+        let topology =
+            Topology::on(None, ThreadChoice::PerQueue, &CpuChoice::Unpinned, &many, &many);
+        assert_eq!(
+            topology,
+            Ok(Topology { queues: 100, threads: 100, cpus: vec![], adapts: false })
+        );
     }
 
     #[test]
     fn baseline_mq_and_mt_are_two_numbers() {
-        let of = |q, t| on_four(Some(q), Some(t), &CpuChoice::Unpinned).map(|t| (t.queues, t.threads));
+        let of =
+            |q, t| on_four(Some(q), Some(t), &CpuChoice::Unpinned).map(|t| (t.queues, t.threads));
         assert_eq!(of(1, 1), Ok((1, 1)));
         assert_eq!(of(8, 1), Ok((8, 1)));
         assert_eq!(of(8, 8), Ok((8, 8)));
@@ -276,7 +291,10 @@ mod tests {
         assert_eq!(of(2, CpuChoice::Unpinned), Ok((2, vec![], true)));
         assert_eq!(of(8, CpuChoice::Auto), Ok((3, vec![0, 1, 2], true)));
         assert_eq!(of(8, CpuChoice::List(vec![2, 0])), Ok((2, vec![2, 0], true)));
-        assert_eq!(of(1, CpuChoice::List(vec![2, 0])), Err(TopologyError::Mismatch { cpus: 2, threads: 1 }));
+        assert_eq!(
+            of(1, CpuChoice::List(vec![2, 0])),
+            Err(TopologyError::Mismatch { cpus: 2, threads: 1 })
+        );
     }
 
     #[test]

@@ -15,16 +15,21 @@ use crate::{PollMode, Pool, PoolConfig, Topology};
 #[test]
 fn hung_lane_continues_after_timed_stop() {
     let topology = Topology { queues: 2, threads: 2, cpus: Vec::new(), adapts: false };
-    let pool =
-        Pool::new(&PoolConfig { topology, poll: PollMode::Off, poll_max: Duration::ZERO, hands_over: false })
-            .unwrap();
+    let pool = Pool::new(&PoolConfig {
+        topology,
+        poll: PollMode::Off,
+        poll_max: Duration::ZERO,
+        hands_over: false,
+    })
+    .unwrap();
     let stuck = Stuck::default();
     let submitted = Arc::clone(&stuck.submitted);
     let mut lanes = Vec::new();
     let (mut guests, mut kicks) = (Vec::new(), Vec::new());
     for (index, engine) in (0..).zip([null(None), Arc::new(stuck)]) {
         let (guest, mut config) = guest(engine);
-        let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let kick =
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         config.kick = Some(kick.try_clone().unwrap());
         lanes.push((index, Arc::clone(&config.counters)));
         pool.start(index, config, &[]).unwrap();
@@ -34,7 +39,10 @@ fn hung_lane_continues_after_timed_stop() {
     let begun = |wanted| {
         let begin = Instant::now();
         while submitted.lock().unwrap().len() < wanted {
-            assert!(begin.elapsed() < Duration::from_secs(10), "the lane does not take request {wanted}");
+            assert!(
+                begin.elapsed() < Duration::from_secs(10),
+                "the lane does not take request {wanted}"
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
     };

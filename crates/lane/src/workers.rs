@@ -86,7 +86,9 @@ impl Workers {
                     return Ok(());
                 }
                 // None of its lanes runs; the limits come with the start.
-                Message::SetLimits { .. } | Message::Hold { .. } | Message::CarryOn { .. } => return Ok(()),
+                Message::SetLimits { .. } | Message::Hold { .. } | Message::CarryOn { .. } => {
+                    return Ok(());
+                }
                 _ => worker.make(&self.routes)?,
             }
         }
@@ -182,7 +184,8 @@ impl Birth {
             }
         };
         let spawned = std::thread::Builder::new().name(name).spawn(body).map_err(LaneError::from);
-        let made = spawned.and_then(|thread| started.recv().map_err(|_| LaneError::Gone)?.map(|()| thread));
+        let made = spawned
+            .and_then(|thread| started.recv().map_err(|_| LaneError::Gone)?.map(|()| thread));
         made.map_err(|error| (error, lock(&cradle, None)))
     }
 
@@ -192,7 +195,10 @@ impl Birth {
             let mut set = CpuSet::new();
             set.set(cpu);
             if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-                tracing::warn!("lane thread {} cannot be pinned to CPU {cpu}: {error}", self.number);
+                tracing::warn!(
+                    "lane thread {} cannot be pinned to CPU {cpu}: {error}",
+                    self.number
+                );
             }
         }
         // Deadlines of a modelled device are exact; the default slack is 50 us.

@@ -1,4 +1,5 @@
-//! How exactly a volume's limits are kept: a client asks for all that it can get, and each second is counted where the lanes count.
+//! How exactly a volume's limits are kept: a client asks for all that it can get, and each second
+//! is counted where the lanes count.
 
 use std::num::NonZeroU16;
 use std::path::PathBuf;
@@ -120,8 +121,12 @@ impl Look {
     fn rate_since(&self, before: &Look, limited: Limited) -> f64 {
         let seconds = (self.ns - before.ns) as f64 / 1e9;
         match limited {
-            Limited::Iops(limit) => (self.requests - before.requests) as f64 / seconds / limit as f64,
-            Limited::Bandwidth(limit) => (self.bytes - before.bytes) as f64 / seconds / limit as f64,
+            Limited::Iops(limit) => {
+                (self.requests - before.requests) as f64 / seconds / limit as f64
+            }
+            Limited::Bandwidth(limit) => {
+                (self.bytes - before.bytes) as f64 / seconds / limit as f64
+            }
         }
     }
 }
@@ -178,10 +183,16 @@ fn client(
         let words = blkio::options(&load, server.socket(), time, RAMP);
         return Ok(blkio::measure(fio, words, (time, RAMP), cpus, &mut || (), interrupt)?.iops);
     }
-    let session = SessionOptions { queues: row.lanes, depth: 32, data: block, ..SessionOptions::default() };
+    let session =
+        SessionOptions { queues: row.lanes, depth: 32, data: block, ..SessionOptions::default() };
     let session = server.connect(&session)?;
-    let workload =
-        Workload { block, limit: Limit::Time(time), ramp: RAMP, cpus: cpus.to_vec(), ..Workload::default() };
+    let workload = Workload {
+        block,
+        limit: Limit::Time(time),
+        ramp: RAMP,
+        cpus: cpus.to_vec(),
+        ..Workload::default()
+    };
     let going_on = &mut |_| match interrupt.is_raised() {
         true => std::ops::ControlFlow::Break(()),
         false => std::ops::ControlFlow::Continue(()),
@@ -189,10 +200,16 @@ fn client(
     Ok(vlane_driver::run(session, &workload, going_on)?.iops)
 }
 
-fn measure(options: &Options, row: Row, fio: Option<&BlkioFio>, interrupt: &Interrupt) -> Result<Measured> {
+fn measure(
+    options: &Options,
+    row: Row,
+    fio: Option<&BlkioFio>,
+    interrupt: &Interrupt,
+) -> Result<Measured> {
     let directory = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory")?;
     let path = directory.path().join("control");
-    let mut arguments = vec!["--queues".to_owned(), row.lanes.to_string(), "--sched=off".to_owned()];
+    let mut arguments =
+        vec!["--queues".to_owned(), row.lanes.to_string(), "--sched=off".to_owned()];
     arguments.extend(["--control".to_owned(), path.display().to_string()]);
     arguments.extend(row.limited.arguments());
     let all = usable_cpus()?;
@@ -202,14 +219,17 @@ fn measure(options: &Options, row: Row, fio: Option<&BlkioFio>, interrupt: &Inte
         _ => (Vec::new(), Vec::new()),
     };
     let storage = Storage::null(1 << 30);
-    let mut server = Server::vlane(&options.vlane, directory.path(), storage, &of_server, &arguments)?;
+    let mut server =
+        Server::vlane(&options.vlane, directory.path(), storage, &of_server, &arguments)?;
     let looking = looks(Control::new(&path), options.seconds);
     let time = Duration::from_secs(options.seconds.into()) + SPARE;
     let by_the_client = client(row, &mut server, fio, time, &of_client, interrupt)?;
-    let looked = looking.join().map_err(|_| Error::new(ErrorKind::Process, "the one who looks is lost"))?;
+    let looked =
+        looking.join().map_err(|_| Error::new(ErrorKind::Process, "the one who looks is lost"))?;
     interrupt.check()?;
     let looks = looked?;
-    let seconds: Vec<f64> = looks.windows(2).map(|pair| pair[1].rate_since(&pair[0], row.limited)).collect();
+    let seconds: Vec<f64> =
+        looks.windows(2).map(|pair| pair[1].rate_since(&pair[0], row.limited)).collect();
     let (Some(each_second), [first, .., last]) = (Spread::of(&seconds), &looks[..]) else {
         return Err(Error::new(ErrorKind::Process, "there is nothing to compare"));
     };
@@ -248,9 +268,11 @@ pub fn run(options: &Options, host: &Host, command: &str, interrupt: &Interrupt)
 
 fn report(options: &Options, measured: &[Measured], notes: Vec<Note>, begun: &Begun) -> Report {
     let off = |part: f64| (part - 1.0).abs() * 100.0;
-    let worst = |of: fn(&Measured) -> f64| measured.iter().map(|one| off(of(one))).fold(0.0, f64::max);
+    let worst =
+        |of: fn(&Measured) -> f64| measured.iter().map(|one| off(of(one))).fold(0.0, f64::max);
     let summary = vec![format!(
-        "The median of {} seconds is within {:.2} % of the limit in each of {}, the whole time within {:.2} %.",
+        "The median of {} seconds is within {:.2} % of the limit in each of {}, the whole time \
+         within {:.2} %.",
         options.seconds,
         worst(|one| one.each_second.median),
         counted(measured.len(), "row"),
@@ -279,7 +301,9 @@ fn report(options: &Options, measured: &[Measured], notes: Vec<Note>, begun: &Be
         ("by the client", "of the limit"),
         ("back end", "CPUs"),
     ];
-    let text = "The lanes' count in each second, divided by the limit: the median of the seconds, the least and the most. Then the same of the whole time, and the client's count. The first second, which has the burst in it, does not count.";
+    let text = "The lanes' count in each second, divided by the limit: the median of the seconds, \
+                the least and the most. Then the same of the whole time, and the client's count. \
+                The first second, which has the burst in it, does not count.";
     let blocks = vec![table("Rates", &columns, measured.iter().map(cells).collect())];
     Report {
         summary,

@@ -11,7 +11,8 @@ use crate::mapping::Mapping;
 /// Bytes that one bit stands for (`VHOST_LOG_PAGE`).
 const PAGE: u64 = 4096;
 
-/// A bitmap shared with the front end: one bit per 4 KiB page of guest physical memory, little-endian bit order.
+/// A bitmap shared with the front end: one bit per 4 KiB page of guest physical memory,
+/// little-endian bit order.
 #[derive(Debug)]
 pub struct DirtyLog {
     mapping: Mapping,
@@ -40,16 +41,19 @@ impl DirtyLog {
         Ok(DirtyLog { mapping, len })
     }
 
-    /// Marks the pages of `len` bytes at guest physical address `guest`. Pages beyond the log are not the front
-    /// end's memory and are passed over.
+    /// Marks the pages of `len` bytes at guest physical address `guest`. Pages beyond the log are
+    /// not the front end's memory and are passed over.
     pub fn mark(&self, guest: u64, len: u64) {
         if len == 0 {
             return;
         }
         let last = guest.saturating_add(len - 1) / PAGE;
         for page in guest / PAGE..=last {
-            let Some(byte) = usize::try_from(page / 8).ok().filter(|byte| *byte < self.len) else { return };
-            // SAFETY: `byte` is inside the mapping, which this log keeps and which is only touched atomically.
+            let Some(byte) = usize::try_from(page / 8).ok().filter(|byte| *byte < self.len) else {
+                return;
+            };
+            // SAFETY: `byte` is inside the mapping, which this log keeps and which is only touched
+            // atomically.
             let cell = unsafe { AtomicU8::from_ptr(self.mapping.base().as_ptr().add(byte)) };
             cell.fetch_or(1 << (page % 8), Ordering::AcqRel);
         }

@@ -30,14 +30,15 @@ struct Entry {
 #[allow(clippy::declare_interior_mutable_const)]
 const FREE: Entry =
     Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), tripped: AtomicBool::new(false) };
-/// Start address that marks an entry as taken but not yet (or no longer) valid. No mapping starts at 1.
+/// Start address that marks an entry as taken but not yet (or no longer) valid. No mapping starts
+/// at 1.
 const CLAIMED: usize = 1;
 static TABLE: [Entry; MAX_GUARDS] = [FREE; MAX_GUARDS];
 /// Times that a page was replaced, in any mapping.
 static TRIPS: AtomicU64 = AtomicU64::new(0);
 
-/// Sizes of pages that systems have, as powers of two. A mapping of huge pages can be replaced by whole ones only; which it has, the
-/// handler finds out by trying.
+/// Sizes of pages that systems have, as powers of two. A mapping of huge pages can be replaced by
+/// whole ones only; which it has, the handler finds out by trying.
 const PAGE_SHIFTS: [u32; 8] = [12, 14, 16, 20, 21, 25, 29, 30];
 
 /// How often memory was lost so far, in any mapping: one load, to see that there was no loss.
@@ -73,7 +74,8 @@ impl Guard {
     pub fn new(start: *mut u8, len: usize) -> io::Result<Guard> {
         install()?;
         for (index, entry) in TABLE.iter().enumerate() {
-            if entry.start.compare_exchange(0, CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            if entry.start.compare_exchange(0, CLAIMED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            {
                 entry.tripped.store(false, Ordering::SeqCst);
                 entry.len.store(len, Ordering::SeqCst);
                 entry.start.store(start as usize, Ordering::SeqCst);
@@ -102,8 +104,9 @@ impl Drop for Guard {
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
     let result = INSTALLED.get_or_init(|| {
-        // SAFETY: `sigaction` is plain data for which all zeroes is a valid value; the handler is `on_sigbus`, which
-        // has the three-argument form that SA_SIGINFO asks for and calls only async-signal-safe functions.
+        // SAFETY: `sigaction` is plain data for which all zeroes is a valid value; the handler is
+        // `on_sigbus`, which has the three-argument form that SA_SIGINFO asks for and calls only
+        // async-signal-safe functions.
         let code = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_sigbus as *const () as usize;
@@ -120,14 +123,20 @@ fn install() -> io::Result<()> {
     result.map_err(io::Error::from_raw_os_error)
 }
 
-extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and a SIGBUS of its own carries an address.
+extern "C" fn on_sigbus(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler, and a SIGBUS of its own
+    // carries an address.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     // A page is lost that was not touched: its next reader gets the error.
     if code == libc::BUS_MCEERR_AO {
         return;
     }
-    // Sent by a process (`kill -BUS`): no access failed, and what is read as the address is something else.
+    // Sent by a process (`kill -BUS`): no access failed, and what is read as the address is
+    // something else.
     let sent = code <= 0;
     for entry in TABLE.iter().filter(|_| !sent) {
         let start = entry.start.load(Ordering::SeqCst);
@@ -144,12 +153,16 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
         let end = start + len;
         let pages = PAGE_SHIFTS.iter().map(|shift| {
             let first = (address >> shift << shift).max(start);
-            let last = (address >> shift).saturating_add(1).checked_mul(1 << shift).unwrap_or(end).min(end);
+            let last = (address >> shift)
+                .saturating_add(1)
+                .checked_mul(1 << shift)
+                .unwrap_or(end)
+                .min(end);
             (first, last)
         });
         for (first, last) in pages.chain([(start, end)]) {
-            // SAFETY: the range is part of a mapping whose owner registered it for just this; replacing it in place keeps every
-            // pointer into it valid.
+            // SAFETY: the range is part of a mapping whose owner registered it for just this;
+            // replacing it in place keeps every pointer into it valid.
             let mapped = unsafe {
                 libc::mmap(
                     first as *mut libc::c_void,
@@ -165,7 +178,8 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
             }
         }
     }
-    // Not ours: the default action, which the access that is now repeated will meet, or the signal sent once more.
+    // Not ours: the default action, which the access that is now repeated will meet, or the signal
+    // sent once more.
     // SAFETY: `signal` with SIG_DFL and `raise` are async-signal-safe.
     unsafe {
         libc::signal(libc::SIGBUS, libc::SIG_DFL);
@@ -199,14 +213,16 @@ mod tests {
             }
         };
         let make = || {
-            let fd = rustix::fs::memfd_create("fault", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+            let fd =
+                rustix::fs::memfd_create("fault", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
             let file = std::fs::File::from(fd);
             file.set_len(8192).expect("set_len");
             file
         };
         let (victim, bystander) = (make(), make());
         let (a, b) = (map(&victim), map(&bystander));
-        let (guard_a, guard_b) = (Guard::new(a, 8192).expect("guard"), Guard::new(b, 8192).expect("guard"));
+        let (guard_a, guard_b) =
+            (Guard::new(a, 8192).expect("guard"), Guard::new(b, 8192).expect("guard"));
         // SAFETY: both mappings are 8192 bytes long and stay mapped to the end of the test.
         unsafe {
             a.write_volatile(7);
@@ -236,15 +252,16 @@ mod tests {
     fn untouched_lost_page_changes_no_state() {
         let fd = rustix::fs::memfd_create("fault", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
         rustix::fs::ftruncate(&fd, 8192).expect("size");
-        // SAFETY: a fresh shared mapping of a file we own; 8192 bytes that stay mapped to the end of the test.
+        // SAFETY: a fresh shared mapping of a file we own; 8192 bytes that stay mapped to the end
+        // of the test.
         let at = unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             libc::mmap(std::ptr::null_mut(), 8192, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0)
                 .cast::<u8>()
         };
         let guard = Guard::new(at, 8192).expect("guard");
-        // SAFETY: as above; the signal is sent to this thread, with what the kernel puts into one that it sends: the number, the code,
-        // and the address behind them, aligned as a pointer.
+        // SAFETY: as above; the signal is sent to this thread, with what the kernel puts into one
+        // that it sends: the number, the code, and the address behind them, aligned as a pointer.
         unsafe {
             at.write_volatile(7);
             let mut info = [0u64; 16];

@@ -1,7 +1,8 @@
 //! Guest memory: a set of regions, each a file of the front end's that is mapped here.
 //!
-//! A [`GuestMemory`] is a value that never changes: adding or removing a region makes a new one that shares the
-//! mappings of the old. So a lane reads it without a lock, and a request that is in flight keeps the old one alive.
+//! A [`GuestMemory`] is a value that never changes: adding or removing a region makes a new one
+//! that shares the mappings of the old. So a lane reads it without a lock, and a request that is in
+//! flight keeps the old one alive.
 
 use std::fs::File;
 use std::io;
@@ -32,7 +33,8 @@ pub struct RegionSpec {
 pub enum MemoryError {
     /// Empty, or an end beyond 64 bits.
     #[error(
-        "memory region at {guest:#x} has size {size:#x} and file offset {offset:#x}: empty, or its end overflows"
+        "memory region at {guest:#x} has size {size:#x} and file offset {offset:#x}: empty, or \
+         its end overflows"
     )]
     BadSize {
         /// Guest physical address.
@@ -104,7 +106,8 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Maps a region of `file`, readable and writable, shared.
     ///
-    /// The file is mapped from its start: a huge-page file cannot be mapped at any page. Address space is cheap.
+    /// The file is mapped from its start: a huge-page file cannot be mapped at any page. Address
+    /// space is cheap.
     ///
     /// # Errors
     /// [`MemoryError::BadSize`], [`MemoryError::FileTooShort`], [`MemoryError::Map`].
@@ -135,8 +138,11 @@ impl Region {
         let mapping = Mapping::new(file, 0, len, MapFlags::NORESERVE).map_err(map_error)?;
         let base = mapping.base();
         // A core dump of the back end must not carry the guest's memory. Advice only: a failure has
-        // no effect. SAFETY: the range is the mapping just made.
-        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump) };
+        // no effect.
+        // SAFETY: the range is the mapping just made.
+        let _ = unsafe {
+            rustix::mm::madvise(base.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontDump)
+        };
         // SAFETY: offset + size <= len of the mapping.
         let host = unsafe { base.add(start) };
         Ok(Region { spec, host, mapping: Some(Arc::new(mapping)), file: None })
@@ -182,15 +188,17 @@ impl Region {
     }
 
     fn holds(&self, guest: u64, len: u64) -> bool {
-        guest >= self.spec.guest && guest - self.spec.guest < self.spec.size && len <= self.end() - guest
+        guest >= self.spec.guest
+            && guest - self.spec.guest < self.spec.size
+            && len <= self.end() - guest
     }
 
     /// Host address of `guest`, which the region holds.
     #[inline]
     fn host_of(&self, guest: u64) -> *mut u8 {
         debug_assert!(self.holds(guest, 0));
-        // SAFETY: the caller checked that `guest` is inside, so the result is inside the mapping. The difference fits
-        // because the size was checked against the mapping's length, a usize.
+        // SAFETY: the caller checked that `guest` is inside, so the result is inside the mapping.
+        // The difference fits because the size was checked against the mapping's length, a usize.
         #[allow(clippy::cast_possible_truncation)]
         unsafe {
             self.host.as_ptr().add((guest - self.spec.guest) as usize)
@@ -209,13 +217,15 @@ pub struct Window {
 impl Window {
     const NONE: Window = Window { guest: 0, size: 0, host: std::ptr::null_mut() };
 
-    /// Host address of `len` bytes at `guest`, if the region holds them all, and there is at least one.
+    /// Host address of `len` bytes at `guest`, if the region holds them all, and there is at least
+    /// one.
     #[inline]
     pub fn translate(&self, guest: u64, len: u32) -> Option<*mut u8> {
         // An address before the region wraps around to beyond any region, and zero bytes do too.
         let offset = guest.wrapping_sub(self.guest);
         let is_inside = offset < self.size && u64::from(len).wrapping_sub(1) < self.size - offset;
-        // An offset inside the region: it fits, because the size was checked against the mapping's length, a usize.
+        // An offset inside the region: it fits, because the size was checked against the mapping's
+        // length, a usize.
         #[allow(clippy::cast_possible_truncation)]
         is_inside.then(|| self.host.wrapping_add(offset as usize))
     }
@@ -269,7 +279,8 @@ impl GuestMemory {
     /// [`MemoryError::Overlap`].
     pub fn with(&self, region: Region) -> Result<GuestMemory, MemoryError> {
         let spec = region.spec;
-        if let Some(other) = self.regions.iter().find(|r| spec.guest < r.end() && r.spec.guest < region.end())
+        if let Some(other) =
+            self.regions.iter().find(|r| spec.guest < r.end() && r.spec.guest < region.end())
         {
             let RegionSpec { guest, size, .. } = spec;
             return Err(MemoryError::Overlap { guest, size, other: other.spec.guest });
@@ -282,7 +293,8 @@ impl GuestMemory {
 
     /// The same memory with one region more, in the place of all that it overlaps.
     pub fn replacing(&self, region: Region) -> GuestMemory {
-        let overlaps = |other: &Region| region.spec.guest < other.end() && other.spec.guest < region.end();
+        let overlaps =
+            |other: &Region| region.spec.guest < other.end() && other.spec.guest < region.end();
         let mut regions: Vec<Region> =
             self.regions.iter().filter(|other| !overlaps(other)).cloned().collect();
         let at = regions.partition_point(|other| other.spec.guest < region.spec.guest);
@@ -295,7 +307,9 @@ impl GuestMemory {
     /// # Errors
     /// [`MemoryError::NotFound`].
     pub fn without(&self, guest: u64, size: u64) -> Result<GuestMemory, MemoryError> {
-        let Some(at) = self.regions.iter().position(|r| r.spec.guest == guest && r.spec.size == size) else {
+        let Some(at) =
+            self.regions.iter().position(|r| r.spec.guest == guest && r.spec.size == size)
+        else {
             return Err(MemoryError::NotFound { guest, size });
         };
         let mut regions = self.regions.clone();
@@ -335,8 +349,9 @@ impl GuestMemory {
         // Bytes beyond the end do not count.
         let _ = self.pieces(guest, len, |host, len| {
             let len = usize::try_from(len).unwrap_or(usize::MAX);
-            // SAFETY: `pieces` gives addresses inside a region's mapping, which `self` keeps; others may write to it meanwhile, so the
-            // bytes are read one by one and none is relied upon.
+            // SAFETY: `pieces` gives addresses inside a region's mapping, which `self` keeps;
+            // others may write to it meanwhile, so the bytes are read one by one and none is relied
+            // upon.
             is_zero = is_zero && (0..len).all(|at| unsafe { host.add(at).read_volatile() } == 0);
         });
         is_zero
@@ -350,8 +365,8 @@ impl GuestMemory {
         })
     }
 
-    /// Host address of `len` bytes at `guest`, if one region holds them all. `hint` is the index of the region that
-    /// answered last; the right one nearly always answers next.
+    /// Host address of `len` bytes at `guest`, if one region holds them all. `hint` is the index of
+    /// the region that answered last; the right one nearly always answers next.
     #[inline]
     pub fn translate(&self, guest: u64, len: u64, hint: &mut usize) -> Option<*mut u8> {
         if let Some(region) = self.regions.get(*hint)
@@ -379,9 +394,14 @@ impl GuestMemory {
         })
     }
 
-    /// Calls `each` with the pieces of `len` bytes at `guest`, which may span regions that lie side by side. Returns
-    /// the first address that no region holds.
-    pub fn pieces(&self, guest: u64, len: u64, mut each: impl FnMut(*mut u8, u64)) -> Result<(), u64> {
+    /// Calls `each` with the pieces of `len` bytes at `guest`, which may span regions that lie side
+    /// by side. Returns the first address that no region holds.
+    pub fn pieces(
+        &self,
+        guest: u64,
+        len: u64,
+        mut each: impl FnMut(*mut u8, u64),
+    ) -> Result<(), u64> {
         let mut at = guest;
         let mut left = len;
         while left > 0 {

@@ -45,7 +45,14 @@ impl Mapping {
     ) -> io::Result<Mapping> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, may, MapFlags::SHARED | flags, file.as_fd(), offset)
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                may,
+                MapFlags::SHARED | flags,
+                file.as_fd(),
+                offset,
+            )
         }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::Other)?;
         let guard = Guard::new(base.as_ptr(), len.next_multiple_of(PAGE)).inspect_err(|_| {
@@ -85,17 +92,19 @@ struct Pages {
     guard: ManuallyDrop<Guard>,
 }
 
-// SAFETY: mapped pages are plain shared memory; they are only ever accessed through raw pointers and volatile or
-// atomic operations, and unmapped once, by the last owner.
+// SAFETY: mapped pages are plain shared memory; they are only ever accessed through raw pointers
+// and volatile or atomic operations, and unmapped once, by the last owner.
 unsafe impl Send for Pages {}
 // SAFETY: as above: no operation on the mapping itself needs exclusive access.
 unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: dropped once, here, and not used again. Before the unmapping: what is mapped at that address after it is not this guard's.
+        // SAFETY: dropped once, here, and not used again. Before the unmapping: what is mapped at
+        // that address after it is not this guard's.
         unsafe { ManuallyDrop::drop(&mut self.guard) };
-        // SAFETY: `base` and `len` are what `mmap` returned, and this is the only place that unmaps.
+        // SAFETY: `base` and `len` are what `mmap` returned, and this is the only place that
+        // unmaps.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
             debug_assert!(false, "munmap: {error}");
         }

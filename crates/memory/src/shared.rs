@@ -62,7 +62,8 @@ fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> SharedError {
 }
 
 impl SharedWords {
-    /// New memory of `bytes` zero bytes (a multiple of 8), sealed so that its size never changes, and its descriptor.
+    /// New memory of `bytes` zero bytes (a multiple of 8), sealed so that its size never changes,
+    /// and its descriptor.
     ///
     /// # Errors
     /// [`SharedError::System`].
@@ -94,7 +95,10 @@ impl SharedWords {
         // After the seal was seen: from now on it can only grow.
         let len = rustix::fs::fstat(fd).map_err(system("look at it"))?.st_size;
         if usize::try_from(len).ok() != Some(bytes) {
-            return Err(SharedError::WrongSize { len: u64::try_from(len).unwrap_or(0), wanted: bytes });
+            return Err(SharedError::WrongSize {
+                len: u64::try_from(len).unwrap_or(0),
+                wanted: bytes,
+            });
         }
         SharedWords::map(fd, bytes)
     }
@@ -125,11 +129,15 @@ impl SharedWords {
         if first.checked_add(count)? > self.len {
             return None;
         }
-        // SAFETY: the words lie inside the mapping, which is page-aligned and lives as long as `self`. It is `len` words of a file
-        // that cannot shrink, so no access faults; both processes access it as atomics only, and an atomic may change
-        // under a shared reference. Every bit pattern is a valid u64.
+        // SAFETY: the words lie inside the mapping, which is page-aligned and lives as long as
+        // `self`. It is `len` words of a file that cannot shrink, so no access faults; both
+        // processes access it as atomics only, and an atomic may change under a shared reference.
+        // Every bit pattern is a valid u64.
         Some(unsafe {
-            std::slice::from_raw_parts(self.mapping.base().as_ptr().cast::<AtomicU64>().add(first), count)
+            std::slice::from_raw_parts(
+                self.mapping.base().as_ptr().cast::<AtomicU64>().add(first),
+                count,
+            )
         })
     }
 
@@ -195,7 +203,10 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let refused = SharedWords::open(file.as_fd(), 4096);
-        assert!(matches!(refused, Err(SharedError::NotMemory | SharedError::NotSealed)), "{refused:?}");
+        assert!(
+            matches!(refused, Err(SharedError::NotMemory | SharedError::NotSealed)),
+            "{refused:?}"
+        );
         let null = File::open("/dev/null").unwrap();
         assert!(matches!(SharedWords::open(null.as_fd(), 4096), Err(SharedError::NotMemory)));
         let small = memfd(SealFlags::SHRINK, 4095);
@@ -205,6 +216,9 @@ mod tests {
         ));
         // Sealed against writing: it cannot be mapped to write.
         let read_only = memfd(SealFlags::SHRINK | SealFlags::WRITE, 4096);
-        assert!(matches!(SharedWords::open(read_only.as_fd(), 4096), Err(SharedError::System { .. })));
+        assert!(matches!(
+            SharedWords::open(read_only.as_fd(), 4096),
+            Err(SharedError::System { .. })
+        ));
     }
 }

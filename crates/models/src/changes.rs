@@ -1,7 +1,8 @@
 //! Writes, and changes of part of a block, by several lanes.
 //!
-//! A block is a word of two halves. A write stores both; a change reads both and stores one anew: as between a lane and a device, only in fewer
-//! steps. A change that begins too early, or does not see what ended before it, puts the old half back.
+//! A block is a word of two halves. A write stores both; a change reads both and stores one anew:
+//! as between a lane and a device, only in fewer steps. A change that begins too early, or does not
+//! see what ended before it, puts the old half back.
 
 use std::mem::ManuallyDrop;
 use std::ops::Range;
@@ -71,7 +72,8 @@ impl Block {
 
 /// A lane's thread.
 struct Lane {
-    /// Dropped where all went well, and nowhere else: when a model fails, loom is over before this would be.
+    /// Dropped where all went well, and nowhere else: when a model fails, loom is over before this
+    /// would be.
     holder: ManuallyDrop<Holder>,
     doorbell: Arc<Wake>,
     disk: Arc<[Block; 2]>,
@@ -132,7 +134,8 @@ impl Lane {
         self.holder.end(hold);
     }
 
-    /// The first one does not wait for the second one, which may wait for a change that waits for the first one.
+    /// The first one does not wait for the second one, which may wait for a change that waits for
+    /// the first one.
     fn writes(&mut self, one: usize, other: usize, value: u32) {
         let hold = self.holder.begin_write(Slot(0), bytes(one));
         let hold = hold.unwrap_or_else(|| self.wait());
@@ -153,9 +156,11 @@ impl Lane {
     }
 
     fn changes(&mut self, blocks: [usize; 2], value: u32) {
-        let asked = [0, 1]
-            .map(|slot| (Slot(slot), self.holder.begin_change(Slot(slot), part(blocks[usize::from(slot)]))));
-        let mut held: Vec<_> = asked.into_iter().filter_map(|(slot, hold)| Some((slot, hold?))).collect();
+        let asked = [0, 1].map(|slot| {
+            (Slot(slot), self.holder.begin_change(Slot(slot), part(blocks[usize::from(slot)])))
+        });
+        let mut held: Vec<_> =
+            asked.into_iter().filter_map(|(slot, hold)| Some((slot, hold?))).collect();
         let mut left = blocks.len();
         loop {
             left -= held.len();

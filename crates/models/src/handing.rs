@@ -33,7 +33,10 @@ fn work(queue: &mut CrossThreadQueue, to: usize, plan: Plan) {
     loop {
         while let Some((mark, came)) = queue.next_result() {
             assert_eq!(came, result([mark; crate::cross_thread::WORDS]), "another one's result");
-            assert!(sent >> mark & 1 == 1 && answered >> mark & 1 == 0, "a result that nobody waits for");
+            assert!(
+                sent >> mark & 1 == 1 && answered >> mark & 1 == 0,
+                "a result that nobody waits for"
+            );
             answered |= 1 << mark;
         }
         if queue.has_mail() {

@@ -155,7 +155,8 @@ pub fn no_mark_of_a_lane_is_lost(express_only: bool, steps: &'static [Step]) {
                 hint.answered_of(step.classes());
                 hint.shown(true);
             } else {
-                // As a lane does it: once for all that has come, then for each where it matters what comes.
+                // As a lane does it: once for all that has come, then for each where it matters
+                // what comes.
                 hint.some_taken();
                 hint.taken_of(step.classes());
             }

@@ -39,7 +39,8 @@ pub enum Turn {
 /// Bytes of the volume.
 const SIZE: usize = 4;
 
-/// By byte: requests under way, those around the page cache counted up, the others down. No step of the model, which runs one thread at a time.
+/// By byte: requests under way, those around the page cache counted up, the others down. No step of
+/// the model, which runs one thread at a time.
 #[derive(Default)]
 struct Disk {
     under_way: [Plain; SIZE],
@@ -50,7 +51,8 @@ struct Disk {
 impl Disk {
     fn begin(&self, (from, to): (u64, u64), mut is_direct: impl FnMut(u64) -> bool) {
         for byte in from..to {
-            let (at, way) = (usize::try_from(byte).unwrap_or(0), if is_direct(byte) { 1 } else { -1 });
+            let (at, way) =
+                (usize::try_from(byte).unwrap_or(0), if is_direct(byte) { 1 } else { -1 });
             assert_eq!(self.is_alone[at].load(SeqCst), 0, "byte {byte} is used while it changes");
             let before = self.under_way[at].fetch_add(way, SeqCst);
             assert!(before * way >= 0, "byte {byte} is used in both ways");
@@ -67,7 +69,8 @@ impl Disk {
 
 /// A lane's thread.
 struct Lane {
-    /// Dropped where all went well, and nowhere else: when a model fails, loom is over before this would be.
+    /// Dropped where all went well, and nowhere else: when a model fails, loom is over before this
+    /// would be.
     placer: ManuallyDrop<Placer>,
     doorbell: Arc<Wake>,
     disk: Arc<Disk>,
@@ -97,7 +100,8 @@ impl Lane {
         None
     }
 
-    /// Requests in the slots 0, 1, ...; each begins as soon as it may, and ends after all have been begun that may.
+    /// Requests in the slots 0, 1, ...; each begins as soon as it may, and ends after all have been
+    /// begun that may.
     fn serve(&mut self, requests: &[(u64, u64)]) {
         let mut under_way = Vec::new();
         let mut left = requests.len();
@@ -169,7 +173,11 @@ pub fn no_byte_goes_both_ways(turns: &'static [Turn], lanes: &'static [&'static 
             }
             let bytes = || (0..SIZE).filter(|byte| changing.at(*byte as u64).0);
             for byte in bytes() {
-                assert_eq!(disk.under_way[byte].load(SeqCst), 0, "byte {byte} is used while it changes");
+                assert_eq!(
+                    disk.under_way[byte].load(SeqCst),
+                    0,
+                    "byte {byte} is used while it changes"
+                );
                 disk.is_alone[byte].store(1, SeqCst);
             }
             // The cache is emptied, and others continue.

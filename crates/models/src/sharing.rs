@@ -43,7 +43,8 @@ struct Disk {
 
 /// A lane's thread.
 struct Lane {
-    /// Dropped where all went well, and nowhere else: when a model fails, loom is over before this would be.
+    /// Dropped where all went well, and nowhere else: when a model fails, loom is over before this
+    /// would be.
     flusher: ManuallyDrop<Flusher>,
     doorbell: Arc<Wake>,
     disk: Arc<Disk>,
@@ -91,7 +92,8 @@ impl Lane {
 
     /// Answers so many flushes that the guest submits together.
     fn flush(&mut self, count: u16) {
-        let promised: [u64; LANES + 1] = array::from_fn(|at| self.disk.shown[at].load(Ordering::Acquire));
+        let promised: [u64; LANES + 1] =
+            array::from_fn(|at| self.disk.shown[at].load(Ordering::Acquire));
         let mut left = count;
         for slot in 0..count {
             if self.flusher.ask(Slot(slot), Writeback::Flush) == Asked::Durable {
@@ -116,7 +118,8 @@ impl Lane {
             let stable = stable.load(SeqCst);
             assert!(
                 stable >= promised,
-                "lane {number}: {promised} writes were answered before a flush, {stable} are durable"
+                "lane {number}: {promised} writes were answered before a flush, {stable} are \
+                 durable"
             );
         }
         *left -= 1;
@@ -143,10 +146,14 @@ fn sync(flushes: &Arc<Flushes>, disk: &Disk, ends: &[End]) {
 /// are durable, and no lane waits for ever.
 pub fn no_answered_write_is_missed(lanes: &'static [&'static [Work]], first_fails: bool) {
     let flushes = Flushes::new();
-    let numbers = |last: u64| array::from_fn(|at| AtomicU64::new(if at == LANES { last } else { 0 }));
+    let numbers =
+        |last: u64| array::from_fn(|at| AtomicU64::new(if at == LANES { last } else { 0 }));
     // The earlier user has written data, and is gone.
-    let disk =
-        Arc::new(Disk { cached: numbers(1), shown: numbers(1), stable: array::from_fn(|_| Plain::new(0)) });
+    let disk = Arc::new(Disk {
+        cached: numbers(1),
+        shown: numbers(1),
+        stable: array::from_fn(|_| Plain::new(0)),
+    });
     let syncs = thread::spawn({
         let (flushes, disk) = (Arc::clone(&flushes), Arc::clone(&disk));
         let ends: &[End] = if first_fails { &[End::Failed(5)] } else { &[] };

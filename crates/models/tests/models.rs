@@ -1,4 +1,5 @@
-//! Every execution of the models. A failure prints the steps; `LOOM_LOG=trace LOOM_LOCATION=1` prints more.
+//! Every execution of the models. A failure prints the steps; `LOOM_LOG=trace LOOM_LOCATION=1`
+//! prints more.
 
 use loom::model::Builder;
 use vlane_models::PlacedStep::{self, Both, End, Forget as PutBack, Serve};
@@ -31,7 +32,9 @@ fn lane_loses_no_event() {
 #[test]
 fn handed_operation_returns_exactly_once() {
     let plan = |hands_over, takes| Plan { hands_over, takes };
-    let two = |one, other| every(move || every_operation_that_is_handed_over_comes_back_once(&[one, other]));
+    let two = |one, other| {
+        every(move || every_operation_that_is_handed_over_comes_back_once(&[one, other]))
+    };
     // One waits for what the other hands over; leaves before; or in between.
     two(plan(1, 0), plan(0, 1));
     two(plan(1, 0), plan(0, 0));
@@ -55,7 +58,9 @@ fn signal_is_counted_once_during_answers() {
 #[test]
 fn background_does_not_count_with_express() {
     every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[OtherSignal, Signal, OtherAnswer]));
-    every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[Signal, OtherAnswer, Answer, OtherSignal]));
+    every(|| {
+        vlane_models::no_mark_of_a_lane_is_lost(true, &[Signal, OtherAnswer, Answer, OtherSignal])
+    });
     every(|| vlane_models::no_mark_of_a_lane_is_lost(true, &[Signal, OtherSignal, Answer, Signal]));
 }
 
@@ -123,7 +128,8 @@ fn ended_lane_delays_no_flush() {
     flushed(&[&[Work::Write, Flush], &[Work::Write, Flush, Flush]], true);
 }
 
-/// With several lanes fewer switches: each step of a change wakes all lanes, so there are many executions.
+/// With several lanes fewer switches: each step of a change wakes all lanes, so there are many
+/// executions.
 fn placed(turns: &'static [Turn], lanes: &'static [&'static [PlacedStep]]) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(if lanes.len() > 1 { 2 } else { 3 });

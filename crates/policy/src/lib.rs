@@ -1,5 +1,5 @@
-//! The decisions of vlane, pure: no I/O, no clock, no thread, no `unsafe`. Time and events are arguments, so the same
-//! code decides in a simulator, in a live scheduler and in a test.
+//! The decisions of vlane, pure: no I/O, no clock, no thread, no `unsafe`. Time and events are
+//! arguments, so the same code decides in a simulator, in a live scheduler and in a test.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     test,

@@ -12,8 +12,9 @@ const TICK: u64 = 4 * MS;
 /// A vCPU with a larger debt is held back (nice 19), until it owes no more than the second figure.
 const HOLD: [i64; 2] = [-8_000_000, -2_000_000];
 
-/// Three vCPUs that compute, on one CPU; one has an event whenever it is not boosted. As under the real-time vehicle, which the fair
-/// scheduler below it does not charge for boosts. Timers come at ticks.
+/// Three vCPUs that compute, on one CPU; one has an event whenever it is not boosted. As under the
+/// real-time vehicle, which the fair scheduler below it does not charge for boosts. Timers come at
+/// ticks.
 struct Host {
     book: Book,
     ids: Vec<VcpuId>,
@@ -60,7 +61,9 @@ impl Host {
         self.used[runs] += STEP;
         self.untold[runs] += STEP;
         self.now += STEP;
-        if self.now.is_multiple_of(TICK) && self.deadline.is_some_and(|deadline| deadline <= self.now) {
+        if self.now.is_multiple_of(TICK)
+            && self.deadline.is_some_and(|deadline| deadline <= self.now)
+        {
             self.tell(0);
             self.book.end(self.ids[0]);
             self.deadline = None;
@@ -74,7 +77,9 @@ impl Host {
         // In no step with the ticks.
         if self.deadline.is_none() && self.now.is_multiple_of(7 * STEP) {
             self.tell(0);
-            if let Some(Decision::Boost { ns }) = self.book.event(self.ids[0], self.now, Doing::Waiting) {
+            if let Some(Decision::Boost { ns }) =
+                self.book.event(self.ids[0], self.now, Doing::Waiting)
+            {
                 self.deadline = Some(self.now + ns);
             }
         }
@@ -92,7 +97,10 @@ fn late_timer_time_is_charged() {
         let account = host.book.account(host.ids[0]).unwrap();
         let totals = account.totals;
         let length = host.boosted / totals.boosts;
-        assert!(length > allowed * 5 / 4, "boosts of {length} ns are not late: {allowed} were allowed");
+        assert!(
+            length > allowed * 5 / 4,
+            "boosts of {length} ns are not late: {allowed} were allowed"
+        );
         // But for one that is on.
         assert!(
             totals.lent_ns.abs_diff(host.boosted) <= allowed + TICK,

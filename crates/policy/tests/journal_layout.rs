@@ -27,7 +27,8 @@ fn examine(disk: &mut Sparse) -> Findings {
     let findings = layout::examine(disk, size);
     assert!(disk.reads <= MOST_READS && disk.bytes <= MOST_BYTES, "{} reads", disk.reads);
     let JournalLayout { journals, watched } = &findings.layout;
-    let mut ranges: Vec<&Range<u64>> = journals.iter().flat_map(|journal| &journal.ranges).collect();
+    let mut ranges: Vec<&Range<u64>> =
+        journals.iter().flat_map(|journal| &journal.ranges).collect();
     ranges.extend(watched);
     ranges.sort_by_key(|range| range.start);
     assert!(ranges.iter().all(|range| range.start < range.end && range.end <= size), "{ranges:?}");
@@ -116,26 +117,74 @@ fn set32(disk: &mut Sparse, at: u64, value: u32) {
 fn lying_ext4_gives_a_reason_without_verdict() {
     // The root of the map is in the inode from byte 0x28 on; extents begin 12 bytes behind it.
     let lies: [Lie; 32] = [
-        ("an unknown feature", |disk, parts| set32(disk, parts.superblock + 0x60, 0x4000_00c2), "not known"),
+        (
+            "an unknown feature",
+            |disk, parts| set32(disk, parts.superblock + 0x60, 0x4000_00c2),
+            "not known",
+        ),
         ("no journal", |disk, parts| set32(disk, parts.superblock + 0x5c, 0), "none"),
         ("no inode", |disk, parts| set32(disk, parts.superblock + 0xe0, 0), "not where"),
         ("two journals", |disk, parts| set32(disk, parts.superblock + 0xe4, 7), "two journals"),
-        ("an inode behind the last", |disk, parts| set32(disk, parts.superblock + 0xe0, 9999), "not there"),
+        (
+            "an inode behind the last",
+            |disk, parts| set32(disk, parts.superblock + 0xe0, 9999),
+            "not there",
+        ),
         ("another inode", |disk, parts| set32(disk, parts.superblock + 0xe0, 9), "no file"),
-        ("blocks of 64 TiB", |disk, parts| set32(disk, parts.superblock + 0x18, 36), "impossible sizes"),
-        ("more blocks than the disk", |disk, parts| set32(disk, parts.superblock + 4, 16001), "larger"),
+        (
+            "blocks of 64 TiB",
+            |disk, parts| set32(disk, parts.superblock + 0x18, 36),
+            "impossible sizes",
+        ),
+        (
+            "more blocks than the disk",
+            |disk, parts| set32(disk, parts.superblock + 4, 16001),
+            "larger",
+        ),
         ("2^63 blocks", |disk, parts| set32(disk, parts.superblock + 0x150, 1 << 31), "larger"),
         ("no blocks", |disk, parts| set32(disk, parts.superblock + 4, 0), "impossible sizes"),
-        ("a first block", |disk, parts| set32(disk, parts.superblock + 0x14, 1), "impossible sizes"),
+        (
+            "a first block",
+            |disk, parts| set32(disk, parts.superblock + 0x14, 1),
+            "impossible sizes",
+        ),
         ("empty groups", |disk, parts| set32(disk, parts.superblock + 0x20, 0), "do not add up"),
-        ("huge groups", |disk, parts| set32(disk, parts.superblock + 0x20, u32::MAX), "do not add up"),
-        ("groups without inodes", |disk, parts| set32(disk, parts.superblock + 0x28, 0), "do not add up"),
-        ("another number of inodes", |disk, parts| set32(disk, parts.superblock, 129), "do not add up"),
-        ("inodes of 3 bytes", |disk, parts| set16(disk, parts.superblock + 0x58, 3), "impossible sizes"),
-        ("inodes of 32K", |disk, parts| set16(disk, parts.superblock + 0x58, 32768), "impossible sizes"),
-        ("no descriptors", |disk, parts| set16(disk, parts.superblock + 0xfe, 0), "impossible sizes"),
+        (
+            "huge groups",
+            |disk, parts| set32(disk, parts.superblock + 0x20, u32::MAX),
+            "do not add up",
+        ),
+        (
+            "groups without inodes",
+            |disk, parts| set32(disk, parts.superblock + 0x28, 0),
+            "do not add up",
+        ),
+        (
+            "another number of inodes",
+            |disk, parts| set32(disk, parts.superblock, 129),
+            "do not add up",
+        ),
+        (
+            "inodes of 3 bytes",
+            |disk, parts| set16(disk, parts.superblock + 0x58, 3),
+            "impossible sizes",
+        ),
+        (
+            "inodes of 32K",
+            |disk, parts| set16(disk, parts.superblock + 0x58, 32768),
+            "impossible sizes",
+        ),
+        (
+            "no descriptors",
+            |disk, parts| set16(disk, parts.superblock + 0xfe, 0),
+            "impossible sizes",
+        ),
         ("inodes outside", |disk, parts| set32(disk, parts.descriptor + 8, 16000), "outside"),
-        ("inodes far outside", |disk, parts| disk.write(parts.descriptor + 0x28, &[0xff; 4]), "outside"),
+        (
+            "inodes far outside",
+            |disk, parts| disk.write(parts.descriptor + 0x28, &[0xff; 4]),
+            "outside",
+        ),
         (
             "inodes in the last block of all",
             |disk, parts| {
@@ -145,14 +194,30 @@ fn lying_ext4_gives_a_reason_without_verdict() {
             "outside",
         ),
         ("a directory", |disk, parts| set16(disk, parts.inode, 0x4180), "no file"),
-        ("an odd size", |disk, parts| set32(disk, parts.inode + 4, 1536 * 4096 + 1), "impossible size"),
-        ("a small size", |disk, parts| set32(disk, parts.inode + 4, 1023 * 4096), "impossible size"),
+        (
+            "an odd size",
+            |disk, parts| set32(disk, parts.inode + 4, 1536 * 4096 + 1),
+            "impossible size",
+        ),
+        (
+            "a small size",
+            |disk, parts| set32(disk, parts.inode + 4, 1023 * 4096),
+            "impossible size",
+        ),
         ("a huge size", |disk, parts| set32(disk, parts.inode + 0x6c, 1 << 31), "impossible size"),
         ("more than its extents", |disk, parts| set32(disk, parts.inode + 4, 1537 * 4096), "hole"),
         ("a tree of depth 6", |disk, parts| set16(disk, parts.inode + 0x28 + 6, 6), "damaged"),
         ("a hole", |disk, parts| set32(disk, parts.inode + 0x28 + 24, 701), "hole"),
-        ("a part not written", |disk, parts| set16(disk, parts.inode + 0x28 + 16, 0x8000 + 700), "damaged"),
-        ("an extent outside", |disk, parts| set32(disk, parts.inode + 0x28 + 20, 15_999), "outside"),
+        (
+            "a part not written",
+            |disk, parts| set16(disk, parts.inode + 0x28 + 16, 0x8000 + 700),
+            "damaged",
+        ),
+        (
+            "an extent outside",
+            |disk, parts| set32(disk, parts.inode + 0x28 + 20, 15_999),
+            "outside",
+        ),
         ("a part twice", |disk, parts| set32(disk, parts.inode + 0x28 + 32, 1400), "twice"),
         (
             "the inode's own block",
@@ -189,7 +254,8 @@ fn circular_trees_and_maps_end() {
         let why = why(&examine(&mut disk)).to_string();
         assert!(why.contains("damaged"), "{why}");
     }
-    let ext = Ext { checksums: false, copy: false, mapped: Mapped::Blocks, block: 1024, ..Ext::small() };
+    let ext =
+        Ext { checksums: false, copy: false, mapped: Mapped::Blocks, block: 1024, ..Ext::small() };
     let (mut disk, parts) = with(&ext);
     let double = parts.maps[1];
     for pointer in 0..256 {
@@ -203,11 +269,18 @@ fn circular_trees_and_maps_end() {
 fn absurd_journals_are_given_up_early() {
     // All of the disk as single blocks in turn: as many pieces as blocks.
     let pieces: Vec<_> = (0..9000).map(|n| 1000 + 2 * n..1001 + 2 * n).collect();
-    let ext =
-        Ext { mapped: Mapped::Blocks, block: 1024, checksums: false, pieces, blocks: 30_000, ..Ext::small() };
+    let ext = Ext {
+        mapped: Mapped::Blocks,
+        block: 1024,
+        checksums: false,
+        pieces,
+        blocks: 30_000,
+        ..Ext::small()
+    };
     let (mut disk, _) = with(&ext);
     assert_eq!(why(&examine(&mut disk)), Why::TooMuch);
-    // More blocks of the map than are read: a map of depth 3 that names one map of data again and again, in 10 TiB.
+    // More blocks of the map than are read: a map of depth 3 that names one map of data again and
+    // again, in 10 TiB.
     let ext = Ext {
         mapped: Mapped::Blocks,
         block: 1024,
@@ -240,7 +313,11 @@ fn inode_copy_replaces_a_damaged_inode() {
             for at in [parts.inode, parts.descriptor] {
                 let mut damaged = disk.clone();
                 damaged.write(at, &[0xff; 32]);
-                assert_eq!(ranges(&examine(&mut damaged)), std::slice::from_ref(&parts.journal), "{ext:?}");
+                assert_eq!(
+                    ranges(&examine(&mut damaged)),
+                    std::slice::from_ref(&parts.journal),
+                    "{ext:?}"
+                );
             }
             // The superblock's own copy is another one.
             set32(&mut disk, parts.superblock + 0x10c + 20, 9);
@@ -334,7 +411,10 @@ fn each_kind_of_table_gives_partitions() {
     mbr(&mut disk, 0, &[(0, 0, 0), entry(0), (0x83, 1 << 31, 5), entry(1)]);
     let found = examine(&mut disk);
     assert_eq!((ranges(&found), found.label), (journals.clone(), Some(Label::Mbr(512))));
-    assert_eq!(found.places.iter().map(|place| place.number).collect::<Vec<_>>(), [Some(2), Some(4)]);
+    assert_eq!(
+        found.places.iter().map(|place| place.number).collect::<Vec<_>>(),
+        [Some(2), Some(4)]
+    );
 
     // One primary, the other logical behind an empty link.
     mbr(&mut disk, 0, &[entry(0), (0x0f, sectors[1] - 1000, SECTORS + 1000)]);
@@ -348,7 +428,8 @@ fn each_kind_of_table_gives_partitions() {
     for sector in [512, 4096] {
         let mut disk = Sparse::new(size);
         let journals = two(&mut disk, begins);
-        let partitions = begins.map(|at| (at / sector, (at + u64::from(SECTORS) * 512) / sector - 1));
+        let partitions =
+            begins.map(|at| (at / sector, (at + u64::from(SECTORS) * 512) / sector - 1));
         gpt(&mut disk, sector, &partitions);
         mbr(&mut disk, 0, &[(0x83, 40_000, 2000), (0xee, 1, 40_000)]);
         let found = examine(&mut disk);
@@ -383,7 +464,8 @@ fn lying_tables_give_no_verdict() {
     let mut disk = Sparse::new(size);
     let journals = two(&mut disk, begins);
 
-    // A chain that comes back to its beginning, and one that leaves its partition: its partitions are not believed, the others are.
+    // A chain that comes back to its beginning, and one that leaves its partition: its partitions
+    // are not believed, the others are.
     let extended = sectors[1] - 2000;
     let chain = u64::from(extended) * 512;
     mbr(&mut disk, 0, &[(0x83, sectors[0], SECTORS), (5, extended, SECTORS + 2000)]);
@@ -401,7 +483,11 @@ fn lying_tables_give_no_verdict() {
     }
 
     // Partitions over each other.
-    mbr(&mut disk, 0, &[(0x83, sectors[0], SECTORS), (0x83, sectors[1], SECTORS), (0x83, sectors[1] + 9, 5)]);
+    mbr(
+        &mut disk,
+        0,
+        &[(0x83, sectors[0], SECTORS), (0x83, sectors[1], SECTORS), (0x83, sectors[1] + 9, 5)],
+    );
     assert_eq!(ranges(&examine(&mut disk)), journals[..1]);
     // Too small for their file systems, or beyond the disk.
     mbr(&mut disk, 0, &[(0x83, sectors[0], 1000), (0x83, sectors[1], SECTORS * 4)]);
@@ -443,8 +529,10 @@ fn layout_changing_during_read_gives_no_verdict() {
         examine(&mut disk);
         disk.reads
     };
-    let moved =
-        Ext { pieces: ext.pieces.iter().map(|piece| piece.start + 5..piece.end + 5).collect(), ..ext };
+    let moved = Ext {
+        pieces: ext.pieces.iter().map(|piece| piece.start + 5..piece.end + 5).collect(),
+        ..ext
+    };
     let mut after = Sparse::new(disk.size);
     moved.make(&mut after, 0);
     let leaf = parts.maps[0];
@@ -487,7 +575,8 @@ fn evidence_is_watched_and_journal_is_not() {
     gpt(&mut disk, 512, &[(2048, 2048 + 63 * 2048), (160 * 1024, 160 * 1024 + 63 * 2048)]);
     let layout = examine(&mut disk).layout;
     assert_eq!(layout.journals.len(), 2);
-    let own = [0, 512, 1024, 160 * MIB - 512, parts.superblock, parts.descriptor, parts.inode, 80 * MIB];
+    let own =
+        [0, 512, 1024, 160 * MIB - 512, parts.superblock, parts.descriptor, parts.inode, 80 * MIB];
     for at in own.into_iter().chain(parts.maps) {
         assert!(needs(&layout, at), "{at}");
     }

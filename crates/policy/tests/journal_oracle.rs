@@ -60,7 +60,9 @@ fn has(programs: &[&str]) -> bool {
 /// blank.
 fn run(program: &str, words: &str, path: &Path, input: &str) -> String {
     let mut command = Command::new(program);
-    command.env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin").env("LC_ALL", "C");
+    command
+        .env("PATH", std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin")
+        .env("LC_ALL", "C");
     command.args(words.split_whitespace().map(|word| word.replace('+', " "))).arg(path);
     let mut child = command
         .stdin(Stdio::piped())
@@ -88,7 +90,10 @@ fn mkfs_ext(path: &Path, options: &str) {
 }
 
 fn value_of(text: &str, name: &str) -> u64 {
-    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(name))
+        .unwrap_or_else(|| panic!("{name}: {text}"));
     let digits = line[name.len()..].trim_start_matches([' ', ':', '=']);
     digits.split_whitespace().next().unwrap().parse().unwrap()
 }
@@ -98,11 +103,14 @@ fn by_debugfs(path: &Path, at: u64) -> Vec<Range<u64>> {
     let head = run("dumpe2fs", "-h", path, "");
     let (block, inode) = (value_of(&head, "Block size"), value_of(&head, "Journal inode"));
     let stat = run("debugfs", &format!("-R stat+<{inode}>"), path, "");
-    let pieces =
-        stat.lines().skip_while(|line| !line.starts_with("BLOCKS:") && !line.starts_with("EXTENTS:"));
+    let pieces = stat
+        .lines()
+        .skip_while(|line| !line.starts_with("BLOCKS:") && !line.starts_with("EXTENTS:"));
     let mut ranges: Vec<Range<u64>> = Vec::new();
     let mut next = 0;
-    for piece in pieces.skip(1).flat_map(|line| line.split(", ")).filter(|piece| piece.starts_with('(')) {
+    for piece in
+        pieces.skip(1).flat_map(|line| line.split(", ")).filter(|piece| piece.starts_with('('))
+    {
         let (logical, physical) = piece[1..].split_once("):").unwrap();
         // Blocks of the map itself have letters.
         if !logical.starts_with(|c: char| c.is_ascii_digit()) {
@@ -263,12 +271,18 @@ fn external_journal_is_found_on_its_device() {
         return;
     }
     let dir = TempDir::new().unwrap();
-    for (options, block) in [("-b 1024", 1024), ("-b 4096", 4096), ("-b 4096 -O metadata_csum", 4096)] {
+    for (options, block) in
+        [("-b 1024", 1024), ("-b 4096", 4096), ("-b 4096 -O metadata_csum", 4096)]
+    {
         let path = sparse(&dir, "journal", 64 * MIB);
         run("mke2fs", &format!("-q -F -O journal_dev {options}"), &path, "");
         let range = if block == 1024 { 2048..64 * MIB } else { 4096..64 * MIB };
         let ranges = vec![range];
-        assert_eq!(examine(&path).layout.journals, [journal(FileSystem::Ext4, ranges)], "{options}");
+        assert_eq!(
+            examine(&path).layout.journals,
+            [journal(FileSystem::Ext4, ranges)],
+            "{options}"
+        );
     }
     let path = sparse(&dir, "disk", 64 * MIB);
     for (options, name) in [("-O ^has_journal", "ext4"), ("-t ext2", "ext2")] {
@@ -327,7 +341,8 @@ fn fill(disk: &Path, dir: &TempDir, partitions: [u64; 3]) -> Vec<Journal> {
     for (image, at) in [&big, &small, &xfs].into_iter().zip(partitions) {
         let words = format!("if={} of={} seek={at}", image.display(), disk.display());
         let mut dd = Command::new("dd");
-        dd.args(["bs=64k", "conv=notrunc,sparse", "oflag=seek_bytes", "status=none"]).args(words.split(' '));
+        dd.args(["bs=64k", "conv=notrunc,sparse", "oflag=seek_bytes", "status=none"])
+            .args(words.split(' '));
         let status = dd.status().unwrap();
         assert!(status.success());
     }
@@ -346,7 +361,8 @@ fn journals_are_found_in_every_partition_kind() {
     let dir = TempDir::new().unwrap();
     let disk = sparse(&dir, "disk", 1024 * MIB);
 
-    // MBR: a primary partition, and two logical ones, with a third between that is another system's.
+    // MBR: a primary partition, and two logical ones, with a third between that is another
+    // system's.
     let logical = "5: size=40MiB, type=83\n6: size=10MiB, type=7\n7: size=310MiB, type=83\n";
     let script = format!("label: dos\n1: size=130MiB, type=83\n2: size=800MiB, type=5\n{logical}");
     run("sfdisk", "-q", &disk, &script);

@@ -150,8 +150,8 @@ proptest! {
     }
 }
 
-/// A host that runs the vCPU with the highest priority first, a millisecond at a time; all compute, the first ones have
-/// events too. Returns the CPU time that each has used.
+/// A host that runs the vCPU with the highest priority first, a millisecond at a time; all compute,
+/// the first ones have events too. Returns the CPU time that each has used.
 fn contended(
     params: Params,
     weights: &[u32],
@@ -197,7 +197,8 @@ fn keeps_shares(
     let params = Params::sound(policy);
     let ahead = params.overdraft_ns;
     let (used, book) = contended(params, weights, cpus, events, 40);
-    let (all, total) = (used.iter().sum::<u64>(), weights.iter().copied().map(u64::from).sum::<u64>());
+    let (all, total) =
+        (used.iter().sum::<u64>(), weights.iter().copied().map(u64::from).sum::<u64>());
     for (n, (&used, &weight)) in used.iter().zip(weights).enumerate() {
         let due = all * u64::from(weight) / total;
         let off = used.abs_diff(due);
@@ -273,8 +274,14 @@ fn heavy_vcpu_gets_smaller_loans() {
         // Figure 3: light and rare (C), then either (A, D), then both (B).
         let (light, both) = (line(50 * US, 7 * MS), line(450 * US, 2 * MS));
         let (computing, frequent) = (line(450 * US, 7 * MS), line(50 * US, 2 * MS));
-        assert!(light.1 < computing.1.min(frequent.1) && both.1 > computing.1.max(frequent.1), "cm");
-        assert!(light.0 >= computing.0.max(frequent.0) && both.0 <= computing.0.min(frequent.0), "loans");
+        assert!(
+            light.1 < computing.1.min(frequent.1) && both.1 > computing.1.max(frequent.1),
+            "cm"
+        );
+        assert!(
+            light.0 >= computing.0.max(frequent.0) && both.0 <= computing.0.min(frequent.0),
+            "loans"
+        );
         assert!(light.0 > both.0);
     }
 }
@@ -284,7 +291,8 @@ fn heavy_vcpu_gets_smaller_loans() {
 fn loans_match_table_7_within_a_tenth() {
     let params = Params::paper();
     for (cm_ppm, loan) in [(500_000u64, 600u64), (920_000, 375)] {
-        let next = params.line_ns * params.cm_ref_ppm / cm_ppm / vlane_policy::loan::units::CREDIT_NS;
+        let next =
+            params.line_ns * params.cm_ref_ppm / cm_ppm / vlane_policy::loan::units::CREDIT_NS;
         assert!(next.abs_diff(loan) * 10 <= loan, "{next} credits, the paper has {loan}");
     }
 }
@@ -333,7 +341,8 @@ fn reused_place_gets_a_new_account() {
 /// The number of their vCPUs does not matter.
 #[test]
 fn machines_share_by_weight_under_caps() {
-    let mut book = Book::new(Params { credit_max_ns: 3000 * MS, ..Params::default() }, Goal::default());
+    let mut book =
+        Book::new(Params { credit_max_ns: 3000 * MS, ..Params::default() }, Goal::default());
     let wide: Vec<_> = (0..4).map(|_| book.open(Claim::of(1))).collect();
     let narrow = book.open(Claim::of(2));
     let capped = book.open(Claim { cap_permille: 100, ..Claim::of(3) });
@@ -366,7 +375,8 @@ fn vcpu_over_its_cap_is_denied() {
     let account = |id| book.account(id).unwrap();
     assert_eq!(account(capped).priority(), Priority::Over);
     assert!(denied[0] > 180, "{denied:?}");
-    // A tenth of a CPU was given to it, at the most, and what it would have had besides to the others.
+    // A tenth of a CPU was given to it, at the most, and what it would have had besides to the
+    // others.
     let given = |id| account(id).totals.allotted_ns;
     assert!(given(capped) <= 200 * params.period_ns / 10, "{}", given(capped));
     for &id in &others {
@@ -378,7 +388,8 @@ fn vcpu_over_its_cap_is_denied() {
 /// They neither gain from unused time nor pay for the savings of sleepers.
 #[test]
 fn levelling_keeps_contenders_even() {
-    // Switches take 1 % of the CPU, which is given out all the same; and one vCPU in five sleeps and saves.
+    // Switches take 1 % of the CPU, which is given out all the same; and one vCPU in five sleeps
+    // and saves.
     let contend = |params: &Params, given: u64| {
         let mut book = Book::new(params.clone(), Goal::default());
         let ids: Vec<_> = (0..10).map(|vm| book.open(Claim::of(vm))).collect();
@@ -398,7 +409,8 @@ fn levelling_keeps_contenders_even() {
         assert!((-31_000_000..1_000_000).contains(&own), "{own}");
     }
     // Two of ten save 60 ms each, at the cost of eight.
-    let (saved, inflated) = (contend(&unlevelled, 60 * MS), contend(&unlevelled, 60 * MS * 101 / 100));
+    let (saved, inflated) =
+        (contend(&unlevelled, 60 * MS), contend(&unlevelled, 60 * MS * 101 / 100));
     assert!(saved < -12_000_000, "{saved}");
     assert!(inflated > 40_000_000, "{inflated}");
 }
@@ -443,7 +455,9 @@ fn idle_vcpu_redeems_fastest() {
                 }
             }
         }
-        let [Some(idle), Some(computes)] = redeemed else { panic!("{redeemed:?} periods: {params:?}") };
+        let [Some(idle), Some(computes)] = redeemed else {
+            panic!("{redeemed:?} periods: {params:?}")
+        };
         assert!(idle <= computes, "{idle} periods, and {computes} for who computes");
     }
 }
@@ -452,7 +466,8 @@ fn idle_vcpu_redeems_fastest() {
 #[test]
 fn inactive_vcpus_leave_boosts_to_others() {
     for params in [Params::paper(), Params::sound(Policy::Loan)] {
-        // Four vCPUs, and five machines of one that compute, on two CPUs. An event every 20 ms takes 1 ms: more than is lent.
+        // Four vCPUs, and five machines of one that compute, on two CPUs. An event every 20 ms
+        // takes 1 ms: more than is lent.
         let boosts = |active: usize| {
             let mut book = Book::new(params.clone(), Goal::default());
             let own: Vec<_> = (0..4).map(|_| book.open(Claim::of(0))).collect();

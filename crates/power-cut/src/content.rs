@@ -36,7 +36,8 @@ pub(super) fn check_log(directory: &Path, worker: u32, durable: u64, wrong: &mut
     let mut step = durable;
     for found in records {
         step += 1;
-        // Its place may have been made before it was written; what else was there once must not show.
+        // Its place may have been made before it was written; what else was there once must not
+        // show.
         if found != record(worker, step) && found.iter().any(|byte| *byte != 0) {
             return wrong.push(format!("in place of record {step}, the log has {}", shown(found)));
         }
@@ -48,7 +49,9 @@ pub(super) fn shown(bytes: &[u8]) -> String {
     match bytes {
         [] => "nothing".to_owned(),
         _ if bytes.iter().all(|byte| *byte == 0) => format!("{} zeroes", bytes.len()),
-        _ => format!("{} bytes, \"{}\"...", bytes.len(), bytes[..bytes.len().min(24)].escape_ascii()),
+        _ => {
+            format!("{} bytes, \"{}\"...", bytes.len(), bytes[..bytes.len().min(24)].escape_ascii())
+        }
     }
 }
 

@@ -44,14 +44,22 @@ pub(super) fn told_in(bytes: &[u8]) -> impl Iterator<Item = (u32, u64)> + '_ {
 ///
 /// # Errors
 /// When sqlite3 cannot be started, or does not end.
-pub(super) fn wrong(sqlite3: &Path, directory: &Path, worker: u32, told: u64) -> Result<Vec<String>> {
+pub(super) fn wrong(
+    sqlite3: &Path,
+    directory: &Path,
+    worker: u32,
+    told: u64,
+) -> Result<Vec<String>> {
     let database = directory.join("db");
     if !database.is_file() {
         return Ok(if told == 0 { Vec::new() } else { vec!["there is no database".to_owned()] });
     }
     let ask = |question: &str| {
         let mut command = Command::new(sqlite3);
-        command.args(["-bail", "-batch", "-noheader", "-separator", " "]).arg(&database).arg(question);
+        command
+            .args(["-bail", "-batch", "-noheader", "-separator", " "])
+            .arg(&database)
+            .arg(question);
         vlane_boot::run(&mut command, LIMIT)
     };
     // Rolls a journal back, or a log forward, as the next program that opens it does.
@@ -63,9 +71,8 @@ pub(super) fn wrong(sqlite3: &Path, directory: &Path, worker: u32, told: u64) ->
         // Its tables may be on their way.
         return Ok(Vec::new());
     }
-    let answer = ask(
-        "SELECT value FROM counter; SELECT sum(balance) FROM accounts; SELECT content FROM log ORDER BY step;",
-    )?;
+    let answer = ask("SELECT value FROM counter; SELECT sum(balance) FROM accounts; SELECT \
+                      content FROM log ORDER BY step;")?;
     Ok(missing(&answer.text, worker, told))
 }
 
@@ -111,7 +118,8 @@ mod tests {
     fn losses_are_seen_in_sound_database() {
         let answer = |counter: u64, sum: u64, steps: &[u64]| {
             let rows = steps.iter().map(|step| String::from_utf8(content(1, *step)).unwrap());
-            let lines: Vec<String> = [counter.to_string(), sum.to_string()].into_iter().chain(rows).collect();
+            let lines: Vec<String> =
+                [counter.to_string(), sum.to_string()].into_iter().chain(rows).collect();
             lines.join("\n")
         };
         assert_eq!(missing(&answer(3, 1600, &[1, 2, 3]), 1, 3), Vec::<String>::new());

@@ -61,7 +61,8 @@ impl FileSystem {
         }
     }
 
-    /// Its smallest useful volume, bytes: the smaller, the sooner the journal comes round, and the quicker the check.
+    /// Its smallest useful volume, bytes: the smaller, the sooner the journal comes round, and the
+    /// quicker the check.
     pub fn size(self) -> u64 {
         match self {
             FileSystem::Ext4 | FileSystem::Ext4Journal => 64 << 20,
@@ -134,13 +135,19 @@ impl Bench {
     /// [`ErrorKind::Missing`].
     pub fn new(host: &Host, file_system: FileSystem, dir: &Path) -> Result<Self> {
         let tools = match file_system {
-            FileSystem::Ext4 | FileSystem::Ext4Journal => [host.program("e2fsck")?, host.program("debugfs")?],
+            FileSystem::Ext4 | FileSystem::Ext4Journal => {
+                [host.program("e2fsck")?, host.program("debugfs")?]
+            }
             FileSystem::Xfs => {
                 if !rustix::process::geteuid().is_root() || !has_xfs() {
-                    let context = "XFS cannot be mounted here, which replays its log: it takes root, and a kernel that has XFS";
+                    let context = "XFS cannot be mounted here, which replays its log: it takes \
+                                   root, and a kernel that has XFS";
                     return Err(Error::new(ErrorKind::Missing, context));
                 }
-                [host.program("xfs_repair")?, find_program("mount").unwrap_or_else(|| "mount".into())]
+                [
+                    host.program("xfs_repair")?,
+                    find_program("mount").unwrap_or_else(|| "mount".into()),
+                ]
             }
         };
         let dir = tempfile::TempDir::with_prefix_in("vlane-power-cut-", dir);
@@ -168,7 +175,8 @@ impl Bench {
     fn check_ext4(&self, look: impl FnOnce(&Path)) -> Result<Option<String>> {
         let [e2fsck, debugfs] = &self.tools;
         let image = self.image();
-        // Replays the journal. 1: something was corrected, such as files that were open when they were removed.
+        // Replays the journal. 1: something was corrected, such as files that were open when they
+        // were removed.
         let repair = run(Command::new(e2fsck).arg("-p").arg(&image))?;
         let again = run(Command::new(e2fsck).arg("-fn").arg(&image))?;
         let wrong = match (repair.code, again.code) {
@@ -178,8 +186,12 @@ impl Bench {
         };
         let files = self.dir.path().join("files");
         let _ = std::fs::remove_dir_all(&files);
-        std::fs::create_dir(&files).context(ErrorKind::Io, || "no directory for a state's files")?;
-        run(Command::new(debugfs).arg("-R").arg(format!("rdump / {}", files.display())).arg(&image))?;
+        std::fs::create_dir(&files)
+            .context(ErrorKind::Io, || "no directory for a state's files")?;
+        run(Command::new(debugfs)
+            .arg("-R")
+            .arg(format!("rdump / {}", files.display()))
+            .arg(&image))?;
         look(&files);
         Ok(wrong)
     }
@@ -189,7 +201,8 @@ impl Bench {
         let (image, at) = (self.image(), self.dir.path().join("mounted"));
         let _ = std::fs::create_dir(&at);
         // Replays the log.
-        let mounted = run(Command::new(mount).args(["-t", "xfs", "-o", "loop,nouuid"]).arg(&image).arg(&at))?;
+        let mounted =
+            run(Command::new(mount).args(["-t", "xfs", "-o", "loop,nouuid"]).arg(&image).arg(&at))?;
         if mounted.code != Some(0) {
             look(&at);
             return Ok(Some(format!("mount: {}", mounted.text.trim())));
@@ -209,7 +222,10 @@ impl Bench {
                 return Ok(());
             }
             if begin.elapsed() > BUSY {
-                return Err(Error::new(ErrorKind::Process, format!("umount: {}", unmounted.text.trim())));
+                return Err(Error::new(
+                    ErrorKind::Process,
+                    format!("umount: {}", unmounted.text.trim()),
+                ));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -254,7 +270,10 @@ mod tests {
         for (file_system, bench) in benches() {
             for _ in 0..3 {
                 let mut looked = 0;
-                assert_eq!(bench.check(|files| looked += usize::from(files.is_dir())).unwrap(), None);
+                assert_eq!(
+                    bench.check(|files| looked += usize::from(files.is_dir())).unwrap(),
+                    None
+                );
                 assert_eq!(looked, 1);
             }
             // The root's inodes, and the counters of free blocks: all that lies behind the

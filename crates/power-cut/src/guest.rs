@@ -1,4 +1,5 @@
-//! The guest whose writes are recorded: a volume for each way to serve one, with a file system that some programs write to at once.
+//! The guest whose writes are recorded: a volume for each way to serve one, with a file system that
+//! some programs write to at once.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,7 +37,8 @@ pub(super) fn record(
     base: &Path,
 ) -> Result<()> {
     let maker = Maker::find(host, options.machines.unwrap_or(file_system.machines()))?;
-    let sockets = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory for sockets")?;
+    let sockets =
+        tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory for sockets")?;
     let mut servers = Vec::new();
     for (arm, load) in options.volumes() {
         let name = name(arm, load);
@@ -45,15 +47,20 @@ pub(super) fn record(
         let socket = sockets.path().join(format!("{name}.sock"));
         let words = ["serve".into(), image, "--queues".into(), "1".into()];
         let cache = arm.words().into_iter().map(PathBuf::from);
-        let record =
-            ["--danger-record-storage".into(), record_of(dir, arm, load), "--socket".into(), socket.clone()];
+        let record = [
+            "--danger-record-storage".into(),
+            record_of(dir, arm, load),
+            "--socket".into(),
+            socket.clone(),
+        ];
         let spec = Spec::new(
             &options.vlane,
             words.into_iter().chain(cache).chain(record).map(PathBuf::into_os_string),
         );
         servers.push(Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?);
     }
-    let mut programs: Vec<&str> = options.loads.iter().flat_map(|load| load.programs()).copied().collect();
+    let mut programs: Vec<&str> =
+        options.loads.iter().flat_map(|load| load.programs()).copied().collect();
     programs.sort_unstable();
     programs.dedup();
     let initramfs = Initramfs::new(script(options, file_system))
@@ -85,9 +92,11 @@ pub(super) fn record(
 fn script(options: &Options, file_system: FileSystem) -> String {
     let (kind, mount) = (file_system.kind(), file_system.mount_options());
     let mut script = String::from("set -e\n");
-    let disks: Vec<String> = ('a'..='z').take(options.volumes().count()).map(String::from).collect();
+    let disks: Vec<String> =
+        ('a'..='z').take(options.volumes().count()).map(String::from).collect();
     for disk in &disks {
-        script += &format!("mkdir /mnt/{disk}\nmount -t {kind} -o {mount} /dev/vd{disk} /mnt/{disk}\n");
+        script +=
+            &format!("mkdir /mnt/{disk}\nmount -t {kind} -o {mount} /dev/vd{disk} /mnt/{disk}\n");
     }
     script += "pids=\n";
     for worker in 1..=options.workers {
@@ -99,7 +108,8 @@ fn script(options: &Options, file_system: FileSystem) -> String {
     script += "for pid in $pids; do\n    while kill -0 $pid 2>/dev/null; do\n        sleep 0.2\n";
     let disks = disks.join(" ");
     script += &format!(
-        "        for disk in {disks}; do fsfreeze --freeze /mnt/$disk; fsfreeze --unfreeze /mnt/$disk; done\n"
+        "        for disk in {disks}; do fsfreeze --freeze /mnt/$disk; fsfreeze --unfreeze \
+         /mnt/$disk; done\n"
     );
     script + "    done\n    wait $pid\ndone\n"
 }

@@ -183,8 +183,8 @@ impl Outcome {
         // One way of two is enough: a journal that was written whole replays soundly, though all of
         // its flushes failed to act. Of few states none may then be unsound, while most have
         // losses. If not all states were looked at, neither is expected.
-        let sees =
-            !self.is_whole || self.broken.as_ref().is_none_or(|broken| broken.lost + broken.unsound > 0);
+        let sees = !self.is_whole
+            || self.broken.as_ref().is_none_or(|broken| broken.lost + broken.unsound > 0);
         // A guest whose journal has gone through the page cache all the same proves no direct
         // writes.
         let is_as_meant = self.direct_writes != Some(0);
@@ -220,7 +220,10 @@ fn missing(options: &Options, outcomes: &[Outcome], error: &Error) -> String {
         0 => String::new(),
         n => format!(", {n} in part"),
     };
-    format!("PARTIAL: {whole} of {wanted} {were} looked at as a whole{begun}; then it broke off: {error}")
+    format!(
+        "PARTIAL: {whole} of {wanted} {were} looked at as a whole{begun}; then it broke off: \
+         {error}"
+    )
 }
 
 /// Looks at the volumes of a file system; `outcomes` has what came until an error.
@@ -235,67 +238,85 @@ fn run_one(
         let bytes = file_system.size().saturating_mul(2 * options.volumes().count() as u64 + 1);
         let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
         tempfile::TempDir::with_prefix_in("vlane-power-cut-", place.dir())
-            .context(ErrorKind::Io, || format!("{}: no directory can be made there", place.dir().display()))?
+            .context(ErrorKind::Io, || {
+                format!("{}: no directory can be made there", place.dir().display())
+            })?
     };
     let in_memory = Path::new("/dev/shm");
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
     // Requirements are checked before a guest is started.
     Bench::new(host, file_system, bench_dir)?;
-    let judges: Result<Vec<Judge>> = options.loads.iter().map(|load| Judge::new(host, *load)).collect();
+    let judges: Result<Vec<Judge>> =
+        options.loads.iter().map(|load| Judge::new(host, *load)).collect();
     let judges = judges?;
     let base = dir.path().join("base");
     file_system.make(host, &base)?;
     guest::record(options, file_system, host, interrupt, dir.path(), &base)?;
-    let base = std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
+    let base =
+        std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
     let volume = |judge: &Judge, arm: &Arm| -> Result<(Outcome, Result<()>)> {
-        let load = judge.load();
-        let history = read(&guest::record_of(dir.path(), arm, load))?;
+        let history = read(&guest::record_of(dir.path(), arm, judge.load()))?;
         let bench = Bench::new(host, file_system, bench_dir)?;
-        let told = Told::new(&history, load);
+        let told = Told::new(&history, judge.load());
         let looker = Looker { bench: &bench, judge, told: &told, base: &base, seed: options.seed };
-        let (states, mut looked) = check(&looker, &history, options.states, interrupt);
-        if states.states == 0
-            && let Err(error) = looked
-        {
-            return Err(error);
-        }
-        let flushes = history.flushes();
-        let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
-        let mut outcome = Outcome {
-            file_system,
-            load,
-            arm: arm.clone(),
-            broken_promises: words.collect(),
-            flushes,
-            writes: writes(&history),
-            direct_writes: arm.is_direct.then(|| direct_writes(&history)),
-            steps: told.steps(),
-            states,
-            broken: None,
-            is_whole: false,
-        };
-        if looked.is_ok() && options.broken_states > 0 {
-            let broken = history.with_nothing_durable();
-            let (broken, ended) = check(&looker, &broken, options.broken_states, interrupt);
-            (outcome.broken, looked) = ((broken.states > 0).then_some(broken), ended);
-        }
-        outcome.is_whole = looked.is_ok();
-        Ok((outcome, looked))
+        outcome_of(&looker, history, file_system, arm, options, interrupt)
     };
     // One load after the other, for the memory that states take.
     for judge in &judges {
         // Mostly they wait for tools.
         let of_load: Vec<Result<(Outcome, Result<()>)>> = std::thread::scope(|scope| {
-            let volumes: Vec<_> = options.arms.iter().map(|arm| scope.spawn(|| volume(judge, arm))).collect();
+            let volumes: Vec<_> =
+                options.arms.iter().map(|arm| scope.spawn(|| volume(judge, arm))).collect();
             let volumes = volumes.into_iter();
             volumes
-                .map(|volume| volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .map(|volume| {
+                    volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
                 .collect()
         });
         keep(of_load, outcomes)?;
     }
     Ok(())
+}
+
+/// Looks at the states of one volume, and, if wanted, at those without working flushes.
+fn outcome_of(
+    looker: &Looker<'_>,
+    history: History,
+    file_system: FileSystem,
+    arm: &Arm,
+    options: &Options,
+    interrupt: &Interrupt,
+) -> Result<(Outcome, Result<()>)> {
+    let (states, mut looked) = check(looker, &history, options.states, interrupt);
+    if states.states == 0
+        && let Err(error) = looked
+    {
+        return Err(error);
+    }
+    let flushes = history.flushes();
+    let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
+    let mut outcome = Outcome {
+        file_system,
+        load: looker.judge.load(),
+        arm: arm.clone(),
+        broken_promises: words.collect(),
+        flushes,
+        writes: writes(&history),
+        direct_writes: arm.is_direct.then(|| direct_writes(&history)),
+        steps: looker.told.steps(),
+        states,
+        broken: None,
+        is_whole: false,
+    };
+    if looked.is_ok() && options.broken_states > 0 {
+        let broken = history.with_nothing_durable();
+        let (broken, ended) = check(looker, &broken, options.broken_states, interrupt);
+        (outcome.broken, looked) = ((broken.states > 0).then_some(broken), ended);
+    }
+    outcome.is_whole = looked.is_ok();
+    Ok((outcome, looked))
 }
 
 /// Keeps what there is of each volume; the first error.
@@ -312,13 +333,15 @@ fn keep(volumes: Vec<Result<(Outcome, Result<()>)>>, outcomes: &mut Vec<Outcome>
 }
 
 fn read(path: &Path) -> Result<History> {
-    let file = std::fs::File::open(path).context(ErrorKind::Io, || format!("{}", path.display()))?;
+    let file =
+        std::fs::File::open(path).context(ErrorKind::Io, || format!("{}", path.display()))?;
     let reader = Reader::new(std::io::BufReader::with_capacity(1 << 20, file));
     let history = reader.and_then(|reader| {
         let in_memory = reader.header().in_memory;
         History::new(reader).map(|history| (history, in_memory))
     });
-    let (history, in_memory) = history.context(ErrorKind::Format, || format!("{}", path.display()))?;
+    let (history, in_memory) =
+        history.context(ErrorKind::Format, || format!("{}", path.display()))?;
     match in_memory {
         false => Ok(history),
         true => Err(Error::new(
@@ -345,8 +368,9 @@ fn direct_writes(history: &History) -> usize {
     history.operations.iter().filter(|operation| is_direct(&operation.what)).count()
 }
 
-/// Where the power goes: mostly around the answers of flushes and durable writes, where promises begin; and anywhere. As many as give so many
-/// states, nearly all of them where something is not durable: elsewhere there is one state only.
+/// Where the power goes: mostly around the answers of flushes and durable writes, where promises
+/// begin; and anywhere. As many as give so many states, nearly all of them where something is not
+/// durable: elsewhere there is one state only.
 fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> Vec<usize> {
     let mut answers: Vec<usize> = history
         .requests
@@ -368,7 +392,8 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
         .collect();
     drawn.sort_unstable();
     drawn.dedup();
-    // In the order of time, which of them are open; then, in the order of chance, as many as are needed.
+    // In the order of time, which of them are open; then, in the order of chance, as many as are
+    // needed.
     let mut storage = Storage::new(history, base.to_vec());
     let mut found: Vec<(u64, usize, bool)> = Vec::new();
     for cut in drawn {
@@ -402,8 +427,10 @@ fn check(
     interrupt: &Interrupt,
 ) -> (Checked, Result<()>) {
     let begin = Instant::now();
-    let mut checked =
-        Checked { by: Strategy::ALL.map(|strategy| (strategy, [0; 3])).to_vec(), ..Checked::default() };
+    let mut checked = Checked {
+        by: Strategy::ALL.map(|strategy| (strategy, [0; 3])).to_vec(),
+        ..Checked::default()
+    };
     let looked = look(looker, history, states, interrupt, &mut checked);
     checked.took = begin.elapsed();
     (checked, looked)
@@ -438,7 +465,8 @@ fn look(
             checked.add(*strategy, is_open, unsound.is_some(), !lost.is_empty());
             tracing::debug!("a state was looked at");
             if checked.told.len() < TOLD && (unsound.is_some() || !lost.is_empty()) {
-                let what: Vec<String> = unsound.into_iter().chain(lost.into_iter().take(3)).collect();
+                let what: Vec<String> =
+                    unsound.into_iter().chain(lost.into_iter().take(3)).collect();
                 checked.told.push(format!(
                     "power cut at entry {cut} of {}, seed {seed}, {}: {}",
                     history.len,
@@ -497,7 +525,8 @@ mod tests {
 
     #[test]
     fn either_control_proves_the_check() {
-        for (unsound, lost, is_good) in [(0, 34, true), (11, 0, true), (7, 35, true), (0, 0, false)] {
+        for (unsound, lost, is_good) in [(0, 34, true), (11, 0, true), (7, 35, true), (0, 0, false)]
+        {
             let broken = Checked { states: 42, unsound, lost, ..Checked::default() };
             assert_eq!(
                 outcome(broken, Checked::default()).is_good(),

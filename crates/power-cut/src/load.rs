@@ -31,7 +31,8 @@ pub enum Load {
     Files,
     /// Deliveries to a Maildir.
     Mail,
-    /// Transactions of SQLite, half of the databases with a write-ahead log, half with a rollback journal.
+    /// Transactions of SQLite, half of the databases with a write-ahead log, half with a rollback
+    /// journal.
     Sqlite,
 }
 
@@ -59,7 +60,9 @@ impl Load {
         match self {
             Load::Files | Load::Mail => perl,
             // Output of `load.pl` is statements here.
-            Load::Sqlite => format!("mkdir {directory} && sync && {perl} | sqlite3 -bail {directory}/db"),
+            Load::Sqlite => {
+                format!("mkdir {directory} && sync && {perl} | sqlite3 -bail {directory}/db")
+            }
         }
     }
 }
@@ -138,7 +141,8 @@ impl Told {
         told
     }
 
-    /// By worker, the last step of which everything but the log's record is durable when entry `at` has happened.
+    /// By worker, the last step of which everything but the log's record is durable when entry `at`
+    /// has happened.
     pub fn at(&self, at: usize) -> BTreeMap<u32, u64> {
         let next = self.by.partition_point(|(begin, _)| *begin <= at);
         next.checked_sub(1).map(|last| self.by[last].1.clone()).unwrap_or_default()
@@ -225,7 +229,11 @@ mod tests {
         let program = dir.path().join("load.pl");
         std::fs::write(&program, PROGRAM).unwrap();
         let mut command = std::process::Command::new(perl);
-        command.arg(&program).arg(dir.path().join("w")).args(["3", &steps.to_string(), load.name()]);
+        command.arg(&program).arg(dir.path().join("w")).args([
+            "3",
+            &steps.to_string(),
+            load.name(),
+        ]);
         assert!(command.status().unwrap().success());
         Some(dir)
     }
@@ -293,7 +301,12 @@ mod tests {
             std::fs::write(dir.path().join("load.pl"), PROGRAM).unwrap();
             let script = "\"$0\" \"$1/load.pl\" \"$1\" \"$3\" 21 sqlite | \"$2\" -bail \"$1/db\"";
             let mut command = std::process::Command::new("sh");
-            command.args(["-c", script]).arg(&perl).arg(dir.path()).arg(&sqlite3).arg(worker.to_string());
+            command
+                .args(["-c", script])
+                .arg(&perl)
+                .arg(dir.path())
+                .arg(&sqlite3)
+                .arg(worker.to_string());
             let output = command.output().unwrap();
             assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
             let wrong = |told| database::wrong(&sqlite3, dir.path(), worker, told).unwrap();

@@ -15,20 +15,23 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
     let flushes = sum(|outcome| outcome.flushes.flushes);
     let mut summary = vec![
         format!(
-            "{} after a power cut, of {}: the file system was not sound in {unsound}, and something that was \
-             durable was missing in {lost}.",
+            "{} after a power cut, of {}: the file system was not sound in {unsound}, and \
+             something that was durable was missing in {lost}.",
             counted(states, "state"),
             counted(outcomes.len(), "volume")
         ),
         format!(
-            "Flushes that were answered: {flushes}. Promises that were not kept, by the record: {violations}."
+            "Flushes that were answered: {flushes}. Promises that were not kept, by the record: \
+             {violations}."
         ),
     ];
-    let broken: Vec<&Checked> = outcomes.iter().filter_map(|outcome| outcome.broken.as_ref()).collect();
+    let broken: Vec<&Checked> =
+        outcomes.iter().filter_map(|outcome| outcome.broken.as_ref()).collect();
     if !broken.is_empty() {
-        let (states, unsound, lost) = broken.iter().fold((0, 0, 0), |(states, unsound, lost), one| {
-            (states + one.states, unsound + one.unsound, lost + one.lost)
-        });
+        let (states, unsound, lost) =
+            broken.iter().fold((0, 0, 0), |(states, unsound, lost), one| {
+                (states + one.states, unsound + one.unsound, lost + one.lost)
+            });
         let seen = if unsound + lost > 0 { " So it would have been seen." } else { "" };
         summary.push(format!(
             "As if nothing were ever durable, {}: not sound {unsound}, with losses {lost}.{seen}",
@@ -38,9 +41,9 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
     let mut notes: Vec<Note> = Vec::new();
     for outcome in outcomes {
         let wrong = outcome.states.told.iter().chain(&outcome.broken_promises);
-        notes.extend(
-            wrong.map(|what| Note::warning(format!("{}, {}: {what}", outcome.what(), outcome.arm.name()))),
-        );
+        notes.extend(wrong.map(|what| {
+            Note::warning(format!("{}, {}: {what}", outcome.what(), outcome.arm.name()))
+        }));
     }
     notes.push(Note::info(format!(
         "The seed of the states is {}. The record, and so the states, differ from run to run.",
@@ -54,7 +57,13 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
     }
 }
 
-fn section(id: &str, title: &str, text: &str, columns: &[(&str, &str)], rows: Vec<Vec<Cell>>) -> Section {
+fn section(
+    id: &str,
+    title: &str,
+    text: &str,
+    columns: &[(&str, &str)],
+    rows: Vec<Vec<Cell>>,
+) -> Section {
     let columns = columns.iter().map(|(title, unit)| Column::new(title, unit)).collect();
     Section::new(
         id.to_owned(),
@@ -71,8 +80,11 @@ fn number(count: usize) -> Cell {
 fn states_of(outcomes: &[Outcome]) -> Section {
     let mut rows = Vec::new();
     for outcome in outcomes {
-        let kinds = [("as it is", Some(&outcome.states)), ("nothing durable", outcome.broken.as_ref())];
-        for (storage, checked) in kinds.into_iter().filter_map(|(name, checked)| Some((name, checked?))) {
+        let kinds =
+            [("as it is", Some(&outcome.states)), ("nothing durable", outcome.broken.as_ref())];
+        for (storage, checked) in
+            kinds.into_iter().filter_map(|(name, checked)| Some((name, checked?)))
+        {
             let each = checked.took.as_secs_f64() * 1e3 / checked.states.max(1) as f64;
             rows.push(vec![
                 outcome.what().into(),
@@ -96,7 +108,10 @@ fn states_of(outcomes: &[Outcome]) -> Section {
         ("with losses", ""),
         ("time each", "ms"),
     ];
-    let text = "States in which a power cut could have left each volume: the file system's own check after its own repair, and the guest's files against the data that it knew as durable. With nothing durable, the same record is taken as if no fdatasync had done anything, and no durable write had been one.";
+    let text = "States in which a power cut could have left each volume: the file system's own \
+                check after its own repair, and the guest's files against the data that it knew \
+                as durable. With nothing durable, the same record is taken as if no fdatasync had \
+                done anything, and no durable write had been one.";
     section("states", "States after a power cut", text, &columns, rows)
 }
 
@@ -127,15 +142,20 @@ fn recorded(outcomes: &[Outcome]) -> Section {
         ("flushes without one", ""),
         ("promises not kept", ""),
     ];
-    let text = "Operations that reached the storage. A flush keeps its promise when each operation that was answered before it is durable by itself, or an \
-                fdatasync that went well began after it and ended before the flush was answered.";
+    let text = "Operations that reached the storage. A flush keeps its promise when each \
+                operation that was answered before it is durable by itself, or an fdatasync that \
+                went well began after it and ended before the flush was answered.";
     section("record", "Recorded operations", text, &columns, outcomes.iter().map(row).collect())
 }
 
 fn by_strategy(outcomes: &[Outcome]) -> Section {
     let mut rows = Vec::new();
-    for (index, (strategy, _)) in
-        outcomes.first().map(|outcome| outcome.states.by.clone()).unwrap_or_default().iter().enumerate()
+    for (index, (strategy, _)) in outcomes
+        .first()
+        .map(|outcome| outcome.states.by.clone())
+        .unwrap_or_default()
+        .iter()
+        .enumerate()
     {
         let sum = |pick: fn(&Outcome) -> Option<&Checked>| {
             let all = outcomes.iter().filter_map(pick).filter_map(|checked| checked.by.get(index));

@@ -1,4 +1,5 @@
-//! Which of the many states after a power cut are looked at: drawn from a seed, by strategies that each find another kind of mistake.
+//! Which of the many states after a power cut are looked at: drawn from a seed, by strategies that
+//! each find another kind of mistake.
 
 use super::storage::{Choice, Sector, Storage};
 
@@ -105,6 +106,9 @@ pub fn chooser(
         }
         let newest = sector.by.iter().rev().find(|operation| is_there(**operation));
         // Something must be there; the oldest that may be.
-        newest.map_or_else(|| sector.choices().next().unwrap_or(Choice::Old), |found| Choice::By(*found))
+        newest.map_or_else(
+            || sector.choices().next().unwrap_or(Choice::Old),
+            |found| Choice::By(*found),
+        )
     }
 }

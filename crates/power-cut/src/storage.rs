@@ -89,7 +89,8 @@ impl<'a> Storage<'a> {
         }
     }
 
-    /// Sectors of the first `len` bytes of an operation, as far as there are any; at most those that it is for.
+    /// Sectors of the first `len` bytes of an operation, as far as there are any; at most those
+    /// that it is for.
     fn sectors(&self, operation: usize, len: Option<u64>) -> std::ops::Range<usize> {
         let range = self.history.operations[operation].what.range();
         let (begin, end) = range.unwrap_or_default();
@@ -101,7 +102,8 @@ impl<'a> Storage<'a> {
 
     fn begin(&mut self, operation: usize) {
         for sector in self.sectors(operation, None) {
-            let open = self.open.entry(sector).or_insert_with(|| Sector { old: true, by: Vec::new() });
+            let open =
+                self.open.entry(sector).or_insert_with(|| Sector { old: true, by: Vec::new() });
             open.by.push(operation);
             self.used[sector * SECTOR / CHUNK] = true;
         }
@@ -136,13 +138,15 @@ impl<'a> Storage<'a> {
 
     /// Operations that may have left something, or not: by their beginning.
     pub fn unsure(&self) -> Vec<usize> {
-        let mut all: Vec<usize> = self.open.values().flat_map(|sector| sector.by.iter().copied()).collect();
+        let mut all: Vec<usize> =
+            self.open.values().flat_map(|sector| sector.by.iter().copied()).collect();
         all.sort_unstable();
         all.dedup();
         all
     }
 
-    /// The image with a choice for each open sector: what it holds, in pieces, each with its place; between them there are zeroes.
+    /// The image with a choice for each open sector: what it holds, in pieces, each with its place;
+    /// between them there are zeroes.
     pub fn state<T>(
         &mut self,
         mut choose: impl FnMut(usize, &Sector) -> Choice,
@@ -151,7 +155,10 @@ impl<'a> Storage<'a> {
         let mut undo = Vec::new();
         for (sector, open) in &self.open {
             let choice = choose(*sector, open);
-            debug_assert!(open.choices().any(|possible| possible == choice), "{choice:?} of {open:?}");
+            debug_assert!(
+                open.choices().any(|possible| possible == choice),
+                "{choice:?} of {open:?}"
+            );
             if let Choice::By(operation) = choice {
                 let bytes = &mut self.image[sector * SECTOR..][..SECTOR];
                 undo.push((*sector, bytes.to_vec()));
@@ -169,7 +176,8 @@ impl<'a> Storage<'a> {
 
 /// Data that an operation gives to a sector.
 fn copy(history: &History, operation: usize, sector: usize, to: &mut [u8]) {
-    let What::Write { offset, data: Data::Bytes(bytes), .. } = &history.operations[operation].what else {
+    let What::Write { offset, data: Data::Bytes(bytes), .. } = &history.operations[operation].what
+    else {
         return to.fill(0);
     };
     let from = (sector * SECTOR).saturating_sub(usize::try_from(*offset).unwrap_or(usize::MAX));
@@ -209,7 +217,8 @@ mod tests {
         History::new(parts.concat().into_iter().map(Ok)).unwrap()
     }
 
-    /// The first bytes that each of the first `n` sectors may have, when the whole record has happened.
+    /// The first bytes that each of the first `n` sectors may have, when the whole record has
+    /// happened.
     fn possible(history: &History, n: usize) -> Vec<Vec<u8>> {
         let mut storage = Storage::new(history, vec![b'o'; IMAGE]);
         storage.advance(usize::MAX);
@@ -220,12 +229,19 @@ mod tests {
                 let mut image = vec![0; IMAGE];
                 let choose = |at: usize, open: &Sector| {
                     let mut choices = open.choices();
-                    if at == sector { choices.nth(choice).unwrap() } else { choices.next().unwrap() }
+                    if at == sector {
+                        choices.nth(choice).unwrap()
+                    } else {
+                        choices.next().unwrap()
+                    }
                 };
                 storage.state(choose, |pieces| {
-                    pieces.for_each(|(at, bytes)| image[at..at + bytes.len()].copy_from_slice(bytes));
+                    pieces
+                        .for_each(|(at, bytes)| image[at..at + bytes.len()].copy_from_slice(bytes));
                 });
-                assert!(image[sector * SECTOR..][..SECTOR].iter().all(|b| *b == image[sector * SECTOR]));
+                assert!(
+                    image[sector * SECTOR..][..SECTOR].iter().all(|b| *b == image[sector * SECTOR])
+                );
                 found.push(image[sector * SECTOR]);
             }
         }
@@ -237,7 +253,10 @@ mod tests {
         let first = [begin(1, write(0, 2, b'a', false)), end(1, 1024)];
         let second = [begin(2, write(1, 2, b'b', false)), end(2, 1024)];
         let record = history(&[&first, &sync(9), &second]);
-        assert_eq!(possible(&record, 4), [b"a".to_vec(), b"ab".to_vec(), b"ob".to_vec(), b"o".to_vec()]);
+        assert_eq!(
+            possible(&record, 4),
+            [b"a".to_vec(), b"ab".to_vec(), b"ob".to_vec(), b"o".to_vec()]
+        );
         let record = history(&[&first, &sync(9), &second, &sync(10)]);
         assert_eq!(possible(&record, 4), [b"a", b"b", b"b", b"o"]);
         // Without any, each of the three.

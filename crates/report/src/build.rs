@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use crate::machine::{Busy, Machine};
 use crate::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section, Series,
-    Spread, Table, date,
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section,
+    Series, Spread, Table, date,
 };
 
 /// Work that a report will be made of: by which command, and since when.
@@ -20,7 +20,12 @@ pub struct Begun {
 impl Begun {
     /// It begins now; the command makes the report again.
     pub fn now(command: impl Into<String>) -> Self {
-        Self { command: command.into(), created: date::now(), at: Instant::now(), busy: Busy::now() }
+        Self {
+            command: command.into(),
+            created: date::now(),
+            at: Instant::now(),
+            busy: Busy::now(),
+        }
     }
 
     /// An empty report of it. `programs` took part, and their versions matter.
@@ -33,7 +38,10 @@ impl Begun {
             command: self.command.clone(),
             created: self.created.clone(),
             seconds: self.at.elapsed().as_secs_f64(),
-            machine: Machine { load: self.busy.and_then(Busy::until_now), ..Machine::describe(programs) },
+            machine: Machine {
+                load: self.busy.and_then(Busy::until_now),
+                ..Machine::describe(programs)
+            },
             partial: None,
             notes: Vec::new(),
             sections: Vec::new(),
@@ -61,7 +69,8 @@ impl Samples {
         Self { id: id.into(), caption: caption.into(), columns: columns.columns(), rows }
     }
 
-    /// As a file for a spreadsheet: RFC 4180, with the columns' titles and units first. Numbers are exact; what was not measured is empty.
+    /// As a file for a spreadsheet: RFC 4180, with the columns' titles and units first. Numbers are
+    /// exact; what was not measured is empty.
     pub fn csv(&self) -> String {
         let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
             true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -78,7 +87,8 @@ impl Samples {
             _ => String::new(),
         };
         let mut lines = vec![self.columns.iter().map(head).collect::<Vec<_>>().join(",")];
-        lines.extend(self.rows.iter().map(|row| row.iter().map(cell).collect::<Vec<_>>().join(",")));
+        lines
+            .extend(self.rows.iter().map(|row| row.iter().map(cell).collect::<Vec<_>>().join(",")));
         lines.join("\r\n") + "\r\n"
     }
 }
@@ -103,10 +113,12 @@ pub trait Columns {
 
 impl Columns for &str {
     fn columns(self) -> Vec<Column> {
-        let column = |part: &str| match part.trim().strip_suffix(']').and_then(|part| part.rsplit_once('[')) {
-            Some((title, unit)) => Column::new(title.trim(), unit),
-            None => Column::new(part.trim(), ""),
-        };
+        let column =
+            |part: &str| match part.trim().strip_suffix(']').and_then(|part| part.rsplit_once('['))
+            {
+                Some((title, unit)) => Column::new(title.trim(), unit),
+                None => Column::new(part.trim(), ""),
+            };
         self.split('|').map(column).collect()
     }
 }
@@ -227,7 +239,8 @@ pub fn spread<T>(rounds: &[T], of: impl Fn(&T) -> Option<f64>) -> Option<Spread>
     Spread::of(&values?)
 }
 
-/// Groups of bars: one group for each category, one bar in it for each named row, whose figures stand in the categories' order.
+/// Groups of bars: one group for each category, one bar in it for each named row, whose figures
+/// stand in the categories' order.
 pub fn bars(
     caption: &str,
     y: (&str, &str),
@@ -238,7 +251,8 @@ pub fn bars(
         let placed = (0_u32..).zip(figures);
         placed.filter_map(|(x, y)| Some(Point { x: x.into(), y: y? })).collect()
     };
-    let series = of.into_iter().map(|(name, figures)| Series::measured(name, points(figures))).collect();
+    let series =
+        of.into_iter().map(|(name, figures)| Series::measured(name, points(figures))).collect();
     Block::Chart(Chart::bars(caption, Axis::new("", ""), Axis::new(y.0, y.1), categories, series))
 }
 
@@ -264,8 +278,10 @@ mod tests {
 
     #[test]
     fn samples_have_exact_numbers_for_spreadsheets() {
-        let rows =
-            vec![vec!["a, \"b\"".into(), Cell::Number(0.1 + 0.2)], vec!["c".into(), Cell::from(f64::NAN)]];
+        let rows = vec![
+            vec!["a, \"b\"".into(), Cell::Number(0.1 + 0.2)],
+            vec!["c".into(), Cell::from(f64::NAN)],
+        ];
         let samples = Samples::new("runs", "Runs", "Disk | Throughput [IOPS]", rows);
         let expected = "Disk,Throughput [IOPS]\r\n\"a, \"\"b\"\"\",0.30000000000000004\r\nc,\r\n";
         assert_eq!(samples.csv(), expected);

@@ -24,6 +24,9 @@ mod tests {
         let at = |seconds| rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
         assert_eq!(at(951_827_696), "2000-02-29T12:34:56Z");
         assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00Z");
-        assert_eq!(rfc3339(SystemTime::UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00Z");
+        assert_eq!(
+            rfc3339(SystemTime::UNIX_EPOCH - Duration::from_secs(1)),
+            "1970-01-01T00:00:00Z"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The crate's error: a kind to match on, a context that says what failed, on what and what to do, and the cause.
+//! The crate's error: a kind to match on, a context that says what failed, on what and what to do,
+//! and the cause.
 
 /// Kind of an error, for code that decides by it; the text for people is in [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

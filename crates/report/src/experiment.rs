@@ -33,13 +33,19 @@ impl<'a, S> Figure<'a, S> {
     }
 
     /// A figure that a sample may lack.
-    pub fn maybe(title: impl Into<String>, unit: &'static str, of: impl Fn(&S) -> Option<f64> + 'a) -> Self {
+    pub fn maybe(
+        title: impl Into<String>,
+        unit: &'static str,
+        of: impl Fn(&S) -> Option<f64> + 'a,
+    ) -> Self {
         Self { title: title.into(), unit, of: Box::new(of) }
     }
 
     /// A figure in the form "how many times shorter than with the first arm".
     pub fn shorter(title: impl Into<String>, of: impl Fn(&S) -> f64 + 'a) -> Self {
-        Self::maybe(title, "x", move |sample| Some(of(sample)).filter(|time| *time > 0.0).map(f64::recip))
+        Self::maybe(title, "x", move |sample| {
+            Some(of(sample)).filter(|time| *time > 0.0).map(f64::recip)
+        })
     }
 }
 
@@ -126,7 +132,11 @@ pub trait Experiment {
 }
 
 /// Fills an empty report with an experiment's results.
-pub fn report<E: Experiment>(experiment: &E, places: &[Place<'_, E::Sample>], empty: Report) -> Report {
+pub fn report<E: Experiment>(
+    experiment: &E,
+    places: &[Place<'_, E::Sample>],
+    empty: Report,
+) -> Report {
     let verdicts: Vec<Verdict> = places.iter().flat_map(|place| experiment.judge(place)).collect();
     let compared: Vec<&Place<'_, E::Sample>> =
         places.iter().filter(|place| experiment.is_compared(place)).collect();
@@ -143,7 +153,8 @@ pub fn report<E: Experiment>(experiment: &E, places: &[Place<'_, E::Sample>], em
     if !ratios.is_empty() && !compared.is_empty() {
         sections.push(over_first(id, heads, &ratios, &compared));
     }
-    sections.extend(places.iter().map(|place| of_place(heads[1], &experiment.figures(place), place)));
+    sections
+        .extend(places.iter().map(|place| of_place(heads[1], &experiment.figures(place), place)));
     let mut summary = Vec::new();
     if !verdicts.is_empty() {
         summary.push(met(&verdicts));
@@ -160,7 +171,10 @@ pub fn report<E: Experiment>(experiment: &E, places: &[Place<'_, E::Sample>], em
 
 /// A warning about too few rounds.
 pub fn few(rounds: usize) -> Option<Note> {
-    let text = format!("{}: fewer than {ENOUGH}, so a difference may be chance.", counted(rounds, "round"));
+    let text = format!(
+        "{}: fewer than {ENOUGH}, so a difference may be chance.",
+        counted(rounds, "round")
+    );
     (rounds < ENOUGH).then(|| Note::warning(text))
 }
 
@@ -168,7 +182,8 @@ pub fn few(rounds: usize) -> Option<Note> {
 fn sentence<S>(figures: &[Figure<'_, S>], place: &Place<'_, S>) -> String {
     let others = place.arms.0.iter().skip(1).filter(|arm| !arm.is_again());
     let each = others.map(|arm| {
-        let figure = |f: &Figure<'_, S>| format!("{} {}", f.title, says(place.arms.over_first(arm, &f.of)));
+        let figure =
+            |f: &Figure<'_, S>| format!("{} {}", f.title, says(place.arms.over_first(arm, &f.of)));
         format!("{}: {}", arm.arm, figures.iter().map(figure).collect::<Vec<_>>().join(", "))
     });
     let first = place.arms.0.first().map_or("", |arm| arm.arm.as_str());
@@ -189,18 +204,24 @@ fn goals(verdicts: &[Verdict], aim: &str) -> Section {
         ]
     });
     let text = format!(
-        "{aim} Ratios are to the first arm of the same round: median (smallest-largest). The median \
-         decides. A/A is the same ratio of the first arm to its repetition in each round."
+        "{aim} Ratios are to the first arm of the same round: median (smallest-largest). The \
+         median decides. A/A is the same ratio of the first arm to its repetition in each round."
     );
     let columns = "Where | Arm | Goal | Figure | Wanted | A/A | Outcome";
     Section::new("goals", "Goals", vec![text], vec![table("Goals", columns, rows.collect())])
 }
 
 /// Bars: a group for each place, a bar for each arm.
-fn chart<S>(id: &str, title: &str, figure: &Figure<'_, S>, places: &[&Place<'_, S>]) -> Option<Section> {
+fn chart<S>(
+    id: &str,
+    title: &str,
+    figure: &Figure<'_, S>,
+    places: &[&Place<'_, S>],
+) -> Option<Section> {
     let first = &places.first()?.arms.0;
     let rows = first.iter().enumerate().map(|(index, arm)| {
-        let figures = places.iter().map(|place| spread(&place.arms.0.get(index)?.rounds, &figure.of));
+        let figures =
+            places.iter().map(|place| spread(&place.arms.0.get(index)?.rounds, &figure.of));
         (arm.arm.clone(), figures.collect())
     });
     let categories = places.iter().map(|place| place.title.clone()).collect();
@@ -227,14 +248,16 @@ fn over_first<S>(
     let columns = heads.into_iter().map(|head| (head, ""));
     let columns: Vec<(&str, &str)> =
         columns.chain(figures.iter().map(|figure| (figure.title.as_str(), "x"))).collect();
-    let text = "Each figure over that of the first arm in the same round: median, smallest and largest.";
+    let text =
+        "Each figure over that of the first arm in the same round: median, smallest and largest.";
     let block = table("Over the first arm", &columns, rows);
     Section::new(id, "Over the first arm", vec![text.into()], vec![block])
 }
 
 /// All figures of a place.
 fn of_place<S>(head: &str, figures: &[Figure<'_, S>], place: &Place<'_, S>) -> Section {
-    let block = arms_table("Each arm: median of its rounds (smallest-largest)", head, figures, place.arms);
+    let block =
+        arms_table("Each arm: median of its rounds (smallest-largest)", head, figures, place.arms);
     let mut text = place.text.clone();
     if let (Some(first), Some(figure)) = (place.arms.0.first(), figures.first())
         && let Some(noise) = place.arms.noise(&figure.of)

@@ -1,4 +1,5 @@
-//! Numbers for people: three significant digits, thousands by a letter or a gap, units where they belong.
+//! Numbers for people: three significant digits, thousands by a letter or a gap, units where they
+//! belong.
 //!
 //! Counts take a letter from ten thousand on (`347.6k`, `1.09M`). Figures with a unit never do
 //! (`0.192 us`, `12 345 MB/s`): a letter before such a unit would be another unit. A [`Format`] is
@@ -17,8 +18,8 @@ const GAP: char = '\u{202f}';
 
 /// Units that are written in full and have prefixes of their own.
 const OWN_PREFIX: [&str; 20] = [
-    "ns", "us", "ms", "s", "min", "h", "%", "x", "B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "TiB", "bit/s",
-    "Hz", "MHz", "GHz",
+    "ns", "us", "ms", "s", "min", "h", "%", "x", "B", "kB", "MB", "GB", "KiB", "MiB", "GiB", "TiB",
+    "bit/s", "Hz", "MHz", "GHz",
 ];
 
 /// True if a figure of this unit may be followed by `k`, `M`, `G`.
@@ -58,7 +59,8 @@ impl Format {
     pub fn of_column(values: impl IntoIterator<Item = f64>, unit: &str) -> Self {
         let mut format = Self::of_unit(unit);
         let sizes = values.into_iter().map(f64::abs).filter(|v| v.is_finite() && *v > 0.0);
-        let (min, max) = sizes.fold((f64::INFINITY, 0.0_f64), |(min, max), v| (min.min(v), max.max(v)));
+        let (min, max) =
+            sizes.fold((f64::INFINITY, 0.0_f64), |(min, max), v| (min.min(v), max.max(v)));
         if min <= max {
             let letter = if format.letters { letter_of(min) } else { 0 };
             if max / LETTERS[letter].1 < 1e6 {
@@ -158,7 +160,8 @@ pub fn with_unit(value: f64, unit: &str) -> String {
     }
 }
 
-/// The spread in small print: `11.9k-12.8k`; `None` where there was one run, or all are shown alike.
+/// The spread in small print: `11.9k-12.8k`; `None` where there was one run, or all are shown
+/// alike.
 pub fn range(spread: &Spread, format: Format) -> Option<String> {
     let (min, max) = (format.show(spread.min), format.show(spread.max));
     (spread.runs > 1 && min != max && spread.min.is_finite() && spread.max.is_finite())
@@ -221,7 +224,11 @@ pub fn duration(seconds: f64) -> String {
         let decimals = usize::from(seconds < 9.95);
         return format!("{seconds:.decimals$} s");
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates; not negative")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "saturates; not negative"
+    )]
     let whole = seconds.round() as u64;
     match (whole / 3600, whole / 60 % 60, whole % 60) {
         (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
@@ -291,15 +298,21 @@ mod tests {
         assert_eq!(tick(400_000.0, 200_000.0, 800_000.0, "IOPS"), "400k");
         assert_eq!(tick(0.25, 0.25, 1.0, ""), "0.25");
         assert_eq!(tick(20_000.0, 10_000.0, 50_000.0, "us"), "20\u{202f}000");
-        for (value, text) in [(1.0, "1"), (0.5, "0.5"), (16.0, "16"), (1000.0, "1k"), (2_000_000.0, "2M")] {
+        for (value, text) in
+            [(1.0, "1"), (0.5, "0.5"), (16.0, "16"), (1000.0, "1k"), (2_000_000.0, "2M")]
+        {
             assert_eq!(log_tick(value, ""), text);
         }
-        assert_eq!((log_tick(1000.0, "us"), log_tick(0.001, "us")), ("1000".into(), "0.001".into()));
+        assert_eq!(
+            (log_tick(1000.0, "us"), log_tick(0.001, "us")),
+            ("1000".into(), "0.001".into())
+        );
     }
 
     #[test]
     fn durations() {
-        for (seconds, text) in [(1.26, "1.3 s"), (42.4, "42 s"), (252.0, "4 min 12 s"), (3725.0, "1 h 2 min")]
+        for (seconds, text) in
+            [(1.26, "1.3 s"), (42.4, "42 s"), (252.0, "4 min 12 s"), (3725.0, "1 h 2 min")]
         {
             assert_eq!(duration(seconds), text);
         }
@@ -309,10 +322,11 @@ mod tests {
     /// The number that a shown figure stands for.
     fn read(text: &str) -> f64 {
         let plain: String = text.chars().filter(|c| *c != GAP).collect();
-        let (number, scale) = match LETTERS.iter().skip(1).find(|(letter, _)| plain.ends_with(letter)) {
-            Some((letter, scale)) => (plain.trim_end_matches(letter), *scale),
-            None => (plain.as_str(), 1.0),
-        };
+        let (number, scale) =
+            match LETTERS.iter().skip(1).find(|(letter, _)| plain.ends_with(letter)) {
+                Some((letter, scale)) => (plain.trim_end_matches(letter), *scale),
+                None => (plain.as_str(), 1.0),
+            };
         number.parse::<f64>().unwrap_or(f64::NAN) * scale
     }
 

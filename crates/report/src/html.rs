@@ -1,4 +1,5 @@
-//! A report as one page: no network, no program in it, readable on a phone, on paper and in the dark.
+//! A report as one page: no network, no program in it, readable on a phone, on paper and in the
+//! dark.
 //!
 //! Each chart is drawn twice, for a desk and for a phone, and the style sheet shows one: text that
 //! shrinks with its chart cannot be read. The report's JSON is in the page too, so the page is also
@@ -13,8 +14,10 @@ use crate::{Block, Cell, Chart, Column, Report, Section, Severity, Spread, Table
 
 const PAGE: &str = include_str!("html/page.css");
 /// Around the JSON inside a page.
-pub(super) const DATA: (&str, &str) = (r#"<script type="application/json" id="report">"#, "</script>");
-/// Charts with more points than this have no table of figures below: it would be longer than anybody reads.
+pub(super) const DATA: (&str, &str) =
+    (r#"<script type="application/json" id="report">"#, "</script>");
+/// Charts with more points than this have no table of figures below: it would be longer than
+/// anybody reads.
 const LISTED: usize = 200;
 
 /// The page.
@@ -22,7 +25,8 @@ const LISTED: usize = 200;
 /// # Errors
 /// If the report cannot be written as JSON.
 pub fn page(report: &Report) -> Result<String> {
-    let mut out = String::from("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\" />\n");
+    let mut out =
+        String::from("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\" />\n");
     out += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\" />\n";
     out += &format!(
         "<title>{}</title>\n<style>\n{}{PAGE}</style>\n</head>\n<body>\n<main>\n",
@@ -34,9 +38,11 @@ pub fn page(report: &Report) -> Result<String> {
     for (section, number) in report.sections.iter().zip(1..) {
         self::section(&mut out, section, &anchor(section, number), &report.command, &mut charts);
     }
-    out += "<footer>The figures of this page are in it as JSON: <code>vlane-lab report THIS-FILE --json report.json</code> takes them out.";
+    out += "<footer>The figures of this page are in it as JSON: <code>vlane-lab report THIS-FILE \
+            --json report.json</code> takes them out.";
     if !report.samples.is_empty() {
-        out += " So is every single measurement: <code>vlane-lab report THIS-FILE --csv DIRECTORY</code>.";
+        out += " So is every single measurement: <code>vlane-lab report THIS-FILE --csv \
+                DIRECTORY</code>.";
     }
     out += "</footer>\n";
     out += "</main>\n";
@@ -47,12 +53,20 @@ pub fn page(report: &Report) -> Result<String> {
     Ok(out)
 }
 
-/// JSON that neither HTML nor XML takes for something else; it stays the same JSON, since these letters stand in strings only.
+/// JSON that neither HTML nor XML takes for something else; it stays the same JSON, since these
+/// letters stand in strings only.
 fn script_safe(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         match c {
-            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' | '\u{fffe}' | '\u{ffff}' | '\u{7f}'..='\u{9f}' => {
+            '<'
+            | '>'
+            | '&'
+            | '\u{2028}'
+            | '\u{2029}'
+            | '\u{fffe}'
+            | '\u{ffff}'
+            | '\u{7f}'..='\u{9f}' => {
                 out += &format!("\\u{:04x}", u32::from(c));
             }
             c => out.push(c),
@@ -61,10 +75,14 @@ fn script_safe(json: &str) -> String {
     out
 }
 
-/// A section's name for links: its id as far as that can be one, and its number, so that no two are the same.
+/// A section's name for links: its id as far as that can be one, and its number, so that no two are
+/// the same.
 fn anchor(section: &Section, number: usize) -> String {
-    let id: String =
-        section.id.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).collect();
+    let id: String = section
+        .id
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'))
+        .collect();
     format!("s{number}-{id}")
 }
 
@@ -90,7 +108,8 @@ fn head(out: &mut String, report: &Report) {
                     Severity::Warning => ("note warning", "Warning: "),
                     Severity::Info => ("note", ""),
                 };
-                *out += &format!("<li class=\"{class}\"><b>{word}</b>{}</li>\n", escape(&note.text));
+                *out +=
+                    &format!("<li class=\"{class}\"><b>{word}</b>{}</li>\n", escape(&note.text));
             }
         }
         *out += "</ul>\n";
@@ -130,7 +149,10 @@ pub(super) fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let date = report.created.replace('T', " ").replace('Z', " UTC");
     let all = [
         ("Date", date),
-        ("Took", if report.seconds > 0.0 { figure::duration(report.seconds) } else { String::new() }),
+        (
+            "Took",
+            if report.seconds > 0.0 { figure::duration(report.seconds) } else { String::new() },
+        ),
         (
             "Machine",
             if machine.cpu.is_empty() {
@@ -158,7 +180,10 @@ fn command(out: &mut String, what: &str, command: &str) {
 }
 
 fn section(out: &mut String, section: &Section, id: &str, made_by: &str, charts: &mut usize) {
-    *out += &format!("<section id=\"{id}\">\n<h2><a href=\"#{id}\">{}</a></h2>\n", escape(&section.title));
+    *out += &format!(
+        "<section id=\"{id}\">\n<h2><a href=\"#{id}\">{}</a></h2>\n",
+        escape(&section.title)
+    );
     for paragraph in &section.text {
         *out += &format!("<p>{}</p>\n", escape(paragraph));
     }
@@ -198,26 +223,28 @@ pub(super) fn figures(chart: &Chart) -> Table {
         title: chart.x.title.clone(),
         unit: if named { String::new() } else { chart.x.unit.clone() },
     }];
-    columns.extend(chart.series.iter().map(|s| Column { title: full_name(s), unit: chart.y.unit.clone() }));
-    let cell =
-        |spread: Spread| if spread.runs > 1 { Cell::Figure(spread) } else { Cell::Number(spread.median) };
-    let row =
-        |x: &f64| {
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "saturates; a wrong index has no name"
-            )]
-            let name = chart.categories.get(x.round() as usize).filter(|_| *x >= 0.0);
-            let mut row = vec![match name {
-                Some(name) => Cell::Text(name.clone()),
-                None => Cell::Number(*x),
-            }];
-            row.extend(chart.series.iter().map(|s| {
-                s.points.iter().find(|p| p.x.total_cmp(x).is_eq()).map_or(Cell::Empty, |p| cell(p.y))
-            }));
-            row
-        };
+    columns.extend(
+        chart.series.iter().map(|s| Column { title: full_name(s), unit: chart.y.unit.clone() }),
+    );
+    let cell = |spread: Spread| {
+        if spread.runs > 1 { Cell::Figure(spread) } else { Cell::Number(spread.median) }
+    };
+    let row = |x: &f64| {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "saturates; a wrong index has no name"
+        )]
+        let name = chart.categories.get(x.round() as usize).filter(|_| *x >= 0.0);
+        let mut row = vec![match name {
+            Some(name) => Cell::Text(name.clone()),
+            None => Cell::Number(*x),
+        }];
+        row.extend(chart.series.iter().map(|s| {
+            s.points.iter().find(|p| p.x.total_cmp(x).is_eq()).map_or(Cell::Empty, |p| cell(p.y))
+        }));
+        row
+    };
     Table { caption: String::new(), columns, rows: places.iter().map(row).collect() }
 }
 
@@ -233,7 +260,8 @@ fn table(out: &mut String, table: &Table) {
 fn grid(out: &mut String, table: &Table, label: &str) {
     let grid = Grid::of(table);
     let class = |column: usize| {
-        let longest = grid.rows.iter().map(|row| row[column].main.chars().count()).max().unwrap_or(0);
+        let longest =
+            grid.rows.iter().map(|row| row[column].main.chars().count()).max().unwrap_or(0);
         match grid.columns[column].numbers {
             true => " class=\"number\"",
             // A word or two stay on one line, a sentence does not stand on its head.
@@ -244,7 +272,8 @@ fn grid(out: &mut String, table: &Table, label: &str) {
     };
     // The box can be scrolled by keyboard.
     *out += &format!(
-        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\">\n<table>\n<thead><tr>",
+        "<div class=\"scroll\" tabindex=\"0\" role=\"region\" \
+         aria-label=\"{}\">\n<table>\n<thead><tr>",
         escape(label)
     );
     for (i, column) in grid.columns.iter().enumerate() {

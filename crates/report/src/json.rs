@@ -18,12 +18,14 @@ struct Head {
 }
 
 impl Report {
-    /// The report as JSON, as `docs/src/report-format.md` describes it; a table's row or a sample is one line. A figure that is not a number becomes `null`.
+    /// The report as JSON, as `docs/src/report-format.md` describes it; a table's row or a sample
+    /// is one line. A figure that is not a number becomes `null`.
     ///
     /// # Errors
     /// [`ErrorKind::Format`] if it cannot be written so.
     pub fn to_json(&self) -> Result<String> {
-        let failed = |e| Error::caused_by(ErrorKind::Format, "the report cannot be written as JSON", e);
+        let failed =
+            |e| Error::caused_by(ErrorKind::Format, "the report cannot be written as JSON", e);
         Ok(lines::to_string(self).map_err(failed)? + "\n")
     }
 
@@ -40,11 +42,17 @@ impl Report {
             Some(SCHEMA) => {}
             Some(other) => {
                 let context = format!(
-                    "a report of the format `{other}`; this program reads `{SCHEMA}`: use the version of vlane that wrote it, or measure again"
+                    "a report of the format `{other}`; this program reads `{SCHEMA}`: use the \
+                     version of vlane that wrote it, or measure again"
                 );
                 return Err(Error::new(ErrorKind::Format, context));
             }
-            None => return Err(Error::new(ErrorKind::Format, "not a report of vlane: it names no schema")),
+            None => {
+                return Err(Error::new(
+                    ErrorKind::Format,
+                    "not a report of vlane: it names no schema",
+                ));
+            }
         }
         serde_json::from_str(json).map_err(failed("a damaged report"))
     }
@@ -55,7 +63,8 @@ impl Report {
     /// [`ErrorKind::Io`] if the file cannot be read, else those of [`Report::from_json`].
     pub fn read(path: &Path) -> Result<Self> {
         let at = || path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|e| Error::caused_by(ErrorKind::Io, at(), e))?;
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Error::caused_by(ErrorKind::Io, at(), e))?;
         Self::from_json(&text).map_err(|error| Error::caused_by(error.kind(), at(), error))
     }
 
@@ -104,14 +113,17 @@ fn extension(path: &Path) -> String {
 }
 
 fn unknown(path: &Path) -> Error {
-    let context =
-        format!("{}: a report can be written as .json, .html or .txt; end the name so", path.display());
+    let context = format!(
+        "{}: a report can be written as .json, .html or .txt; end the name so",
+        path.display()
+    );
     Error::new(ErrorKind::Usage, context)
 }
 
 /// The JSON inside a page.
 fn in_page(text: &str) -> Option<&str> {
-    let (_, after) = text.trim_start().starts_with('<').then(|| text.split_once(html::DATA.0)).flatten()?;
+    let (_, after) =
+        text.trim_start().starts_with('<').then(|| text.split_once(html::DATA.0)).flatten()?;
     after.split_once(html::DATA.1).map(|(json, _)| json)
 }
 

@@ -246,13 +246,16 @@ mod tests {
         assert_eq!(verdict(&[5.0; 3], Bound::AtMost(0.1)).says(), "NOT met, in no round");
         assert_eq!(verdict(&[1.0, 4.0, 4.0], Bound::AtMost(0.1)).says(), "NOT met, in some rounds");
         assert_eq!(verdict(&[9.0, 19.0, 9.0], Bound::AtLeast(0.97)).is_met(), Some(false));
-        assert_eq!(verdict(&[10.0, 20.0, 10.0], Bound::AtLeast(0.97)).says(), "met, in every round");
+        assert_eq!(
+            verdict(&[10.0, 20.0, 10.0], Bound::AtLeast(0.97)).says(),
+            "met, in every round"
+        );
     }
 
     #[test]
     fn missing_figure_is_inconclusive() {
-        let verdict =
-            arms(&[1.0; 3]).verdict("here", "on", "less", Bound::AtMost(1.0), |f| (*f > 1.0).then_some(*f));
+        let verdict = arms(&[1.0; 3])
+            .verdict("here", "on", "less", Bound::AtMost(1.0), |f| (*f > 1.0).then_some(*f));
         assert_eq!(verdict.unwrap().says(), "nothing to say");
         assert!(arms(&[]).verdict("here", "none", "less", Bound::AtMost(1.0), |_| None).is_none());
     }

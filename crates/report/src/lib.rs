@@ -41,7 +41,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use json::is_json_of;
 pub use machine::Machine;
 pub use model::{
-    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section, Series,
-    Severity, Spread, Table,
+    Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section,
+    Series, Severity, Spread, Table,
 };
 pub use svg::{is_svg_file, svg_file};

@@ -1,4 +1,5 @@
-//! JSON for people and for `diff`: indented, but a list inside a list on one line: a table's row, a measurement.
+//! JSON for people and for `diff`: indented, but a list inside a list on one line: a table's row, a
+//! measurement.
 
 use std::io::{Result, Write};
 
@@ -76,7 +77,11 @@ impl Formatter for Lines {
     }
 
     fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> Result<()> {
-        if self.flat > 0 { Self::between(writer, first) } else { self.pretty.begin_object_key(writer, first) }
+        if self.flat > 0 {
+            Self::between(writer, first)
+        } else {
+            self.pretty.begin_object_key(writer, first)
+        }
     }
 
     fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
@@ -98,9 +103,9 @@ mod tests {
 
     #[test]
     fn a_row_is_a_line() {
-        let value =
-            json!({"rows": [[1.5, "a", null], [{"median": 2, "runs": [3]}]], "title": "t", "none": []});
-        let expected = "{\n  \"none\": [],\n  \"rows\": [\n    [1.5, \"a\", null],\n    [{\"median\": 2, \"runs\": [3]}]\n  ],\n  \"title\": \"t\"\n}";
+        let value = json!({"rows": [[1.5, "a", null], [{"median": 2, "runs": [3]}]], "title": "t", "none": []});
+        let expected = "{\n  \"none\": [],\n  \"rows\": [\n    [1.5, \"a\", null],\n    \
+                        [{\"median\": 2, \"runs\": [3]}]\n  ],\n  \"title\": \"t\"\n}";
         assert_eq!(to_string(&value).unwrap(), expected);
     }
 

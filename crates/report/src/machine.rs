@@ -1,4 +1,5 @@
-//! The machine that figures were measured on: what it is, what images lay on, what else it did, and which commit the program is of.
+//! The machine that figures were measured on: what it is, what images lay on, what else it did, and
+//! which commit the program is of.
 
 mod load;
 mod storage;
@@ -27,7 +28,8 @@ pub struct Machine {
     pub memory_mib: u64,
     /// Kernel release.
     pub kernel: String,
-    /// The virtual machine monitor that it runs under, if it tells: `kvm`, `xen`, ...; empty on bare metal.
+    /// The virtual machine monitor that it runs under, if it tells: `kvm`, `xen`, ...; empty on
+    /// bare metal.
     #[serde(default)]
     pub hypervisor: String,
     /// The commit that vlane was built from, followed by `+` if files had been changed since; empty
@@ -45,7 +47,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, vlane's version, and the versions of those of `programs` that are installed (they are asked with `--version`).
+    /// This machine, vlane's version, and the versions of those of `programs` that are installed
+    /// (they are asked with `--version`).
     ///
     /// Unknown facts are left empty: a report without them is still a report. No fact needs root.
     pub fn describe(programs: &[&str]) -> Self {
@@ -142,8 +145,8 @@ fn arm_name(implementer: u32, part: u32) -> String {
 }
 
 fn memory_mib(meminfo: &str) -> u64 {
-    let kib =
-        field(meminfo, "MemTotal").and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());
+    let kib = field(meminfo, "MemTotal")
+        .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) / 1024
 }
 
@@ -159,8 +162,8 @@ fn hypervisor(root: &Path, cpuinfo: &str) -> String {
     if !told.trim().is_empty() {
         return told.trim().to_string();
     }
-    let under =
-        field(cpuinfo, "flags").is_some_and(|flags| flags.split_whitespace().any(|f| f == "hypervisor"));
+    let under = field(cpuinfo, "flags")
+        .is_some_and(|flags| flags.split_whitespace().any(|f| f == "hypervisor"));
     let firmware = ["sys_vendor", "product_name", "bios_vendor"]
         .map(|name| read(&format!("sys/class/dmi/id/{name}")))
         .join(" ");
@@ -200,13 +203,18 @@ fn hypervisor(root: &Path, cpuinfo: &str) -> String {
 pub fn version_of(program: &str) -> Option<String> {
     // Some are where only root's PATH leads.
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/local/sbin:/usr/sbin:/sbin";
-    let output =
-        Command::new(program).env("PATH", path).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let output = Command::new(program)
+        .env("PATH", path)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
     let text = if output.stdout.is_empty() { output.stderr } else { output.stdout };
     find_version(&String::from_utf8_lossy(&text))
 }
 
-/// The first word that is a version in a text: `7.2.22` of `QEMU emulator version 7.2.22 (Debian ...)`, `3.33` of `fio-3.33`.
+/// The first word that is a version in a text: `7.2.22` of
+/// `QEMU emulator version 7.2.22 (Debian ...)`, `3.33` of `fio-3.33`.
 fn find_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| !line.trim().is_empty())?;
     let words = line.split(|c: char| c.is_whitespace() || matches!(c, '-' | '(' | ')' | ','));
@@ -242,7 +250,10 @@ mod tests {
             ),
             ("proc/meminfo", "MemTotal:       24689452 kB\nMemFree: 1 kB\n"),
             ("proc/sys/kernel/osrelease", "6.18.1-cloud\n"),
-            ("sys/devices/system/clocksource/clocksource0/available_clocksource", "tsc kvm-clock \n"),
+            (
+                "sys/devices/system/clocksource/clocksource0/available_clocksource",
+                "tsc kvm-clock \n",
+            ),
         ]);
         let machine = Machine::at(dir.path());
         assert_eq!(machine.cpu, "AMD EPYC 9R14");
@@ -255,7 +266,8 @@ mod tests {
     #[test]
     fn bare_metal_names_no_hypervisor() {
         let cpuinfo = "model name\t: Intel(R) Xeon(R)\nflags\t\t: fpu vme\n";
-        let dir = files(&[("sys/class/dmi/id/sys_vendor", "Xen Makers Inc."), ("proc/cpuinfo", cpuinfo)]);
+        let dir =
+            files(&[("sys/class/dmi/id/sys_vendor", "Xen Makers Inc."), ("proc/cpuinfo", cpuinfo)]);
         assert_eq!(Machine::at(dir.path()).hypervisor, "");
         let told = files(&[("sys/hypervisor/type", "xen\n"), ("proc/cpuinfo", cpuinfo)]);
         assert_eq!(Machine::at(told.path()).hypervisor, "xen");
@@ -264,8 +276,10 @@ mod tests {
     #[test]
     fn arm64_machine_is_named_by_numbers() {
         let cpuinfo = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n";
-        let dir =
-            files(&[("proc/cpuinfo", cpuinfo), ("proc/device-tree/hypervisor/compatible", "linux,kvm\0")]);
+        let dir = files(&[
+            ("proc/cpuinfo", cpuinfo),
+            ("proc/device-tree/hypervisor/compatible", "linux,kvm\0"),
+        ]);
         let machine = Machine::at(dir.path());
         assert_eq!((machine.cpu.as_str(), machine.hypervisor.as_str()), ("ARM Neoverse-N1", "kvm"));
         assert_eq!(arm_name(0x99, 0x12), "arm64 implementer 0x99 part 0x012");

@@ -9,7 +9,8 @@ pub fn table(table: &Table) -> String {
     let grid = Grid::of(table);
     let columns = 0..grid.columns.len();
     let heads: Vec<String> = columns.clone().map(|column| plain(&head(&grid, column))).collect();
-    let rules: Vec<&str> = columns.map(|c| if grid.columns[c].numbers { "---:" } else { "---" }).collect();
+    let rules: Vec<&str> =
+        columns.map(|c| if grid.columns[c].numbers { "---:" } else { "---" }).collect();
     let mut out = line(&heads) + &format!("|{}|\n", rules.join("|"));
     for row in &grid.rows {
         out += &line(&row.iter().map(cell).collect::<Vec<_>>());
@@ -43,7 +44,8 @@ mod tests {
     #[test]
     fn every_row_has_every_cell() {
         let spread = Spread { median: 2.0, min: 1.0, max: 3.0, runs: 3 };
-        let columns = vec![Column::new("Row", ""), Column::new("CPU", "us"), Column::new("Verdict", "")];
+        let columns =
+            vec![Column::new("Row", ""), Column::new("CPU", "us"), Column::new("Verdict", "")];
         let rows = vec![
             vec![Cell::from("a|b"), Cell::Figure(spread), Cell::from("met")],
             vec![Cell::from("two\nlines"), Cell::Empty],

@@ -21,11 +21,12 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// About how wide a text is at a font size, in the same unit: fonts differ, so this errs to the wide side.
+/// About how wide a text is at a font size, in the same unit: fonts differ, so this errs to the
+/// wide side.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
     let em = |c: char| match c {
-        'i' | 'j' | 'l' | 'I' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | '(' | ')' | '[' | ']' | ' '
-        | '-' | '/' => 0.34,
+        'i' | 'j' | 'l' | 'I' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | '(' | ')' | '['
+        | ']' | ' ' | '-' | '/' => 0.34,
         'f' | 't' | 'r' => 0.4,
         'm' | 'w' | 'M' | 'W' | '%' | '@' => 0.92,
         '\u{202f}' | '\u{2008}' => 0.25,

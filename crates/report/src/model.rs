@@ -4,7 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::machine::Machine;
 
-/// Name and version of the JSON format. The number rises when a reader of the older one would misunderstand the newer.
+/// Name and version of the JSON format. The number rises when a reader of the older one would
+/// misunderstand the newer.
 pub const SCHEMA: &str = "vlane-report/1";
 
 /// A whole report.
@@ -209,7 +210,8 @@ pub struct Chart {
     pub x: Axis,
     /// The vertical axis; it begins at zero unless it is logarithmic.
     pub y: Axis,
-    /// Names of the places on the horizontal axis, for bars; point x of a series is then the place's index.
+    /// Names of the places on the horizontal axis, for bars; point x of a series is then the
+    /// place's index.
     #[serde(default)]
     pub categories: Vec<String>,
     /// Lines or bars.

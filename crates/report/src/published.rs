@@ -1,9 +1,12 @@
 //! A published figure, held against the measured one: direction, size and spread, each by itself.
 //!
-//! - **Direction** ([`Direction`]): whether the change goes the way that was published. It is *unclear* when the interval of the measurement includes no
-//!   change, and when there were too few runs for an interval.
-//! - **Size** ([`Size`]): the figure here over the published one, and whether it is within [`TOLERANCE`].
-//! - **Spread** ([`Interval`]): between what the true figure lies, and of how many runs that is known.
+//! - **Direction** ([`Direction`]): whether the change goes the way that was published. It is
+//!   *unclear* when the interval of the measurement includes no change, and when there were too few
+//!   runs for an interval.
+//! - **Size** ([`Size`]): the figure here over the published one, and whether it is within
+//!   [`TOLERANCE`].
+//! - **Spread** ([`Interval`]): between what the true figure lies, and of how many runs that is
+//!   known.
 //!
 //! None of them says that the publication is right or wrong. Two figures on the same side of 1 may
 //! be far apart, and two that are near may be noise. Goals of our own programs are no published
@@ -21,7 +24,8 @@
 use crate::stats::LEAST_CONFIDENCE;
 use crate::{Cell, Spread, Table};
 
-/// A size is within it if it is at most so many times the published one, and at least the same part of it.
+/// A size is within it if it is at most so many times the published one, and at least the same part
+/// of it.
 ///
 /// It is one for all figures, and is not to be chosen by the measured results. A quarter exceeds
 /// the difference of the publications from themselves where they give the same figure twice (2.67
@@ -105,7 +109,8 @@ impl Interval {
         }
     }
 
-    /// Of the ratio of two figures that were measured apart from each other, both of them positive; none if one is not.
+    /// Of the ratio of two figures that were measured apart from each other, both of them positive;
+    /// none if one is not.
     pub fn ratio(of: &Spread, over: &Spread) -> Option<Self> {
         let low = of.min / over.max;
         let interval = Self {
@@ -247,9 +252,12 @@ impl Row {
 }
 
 /// The columns of [`table`], in words for readers.
-pub const LEGEND: &str = "Direction: whether the figure goes the way that was published; unclear if its interval includes no change, or if there were too few runs (five, or three \
-     against three, are the least). Size: the figure here over the published one, and whether it is within a factor of 1.25, which is one for all figures. Spread: the \
-     interval that the runs leave for the figure here.";
+pub const LEGEND: &str = "Direction: whether the figure goes the way that was published; unclear \
+                          if its interval includes no change, or if there were too few runs \
+                          (five, or three against three, are the least). Size: the figure here \
+                          over the published one, and whether it is within a factor of 1.25, \
+                          which is one for all figures. Spread: the interval that the runs leave \
+                          for the figure here.";
 
 /// Published figures beside those measured here: the one form of it, for all reports.
 pub fn table(caption: impl Into<String>, rows: &[Row]) -> Table {

@@ -10,7 +10,8 @@ use crate::{Cell, Column, Samples};
 const UNITS: [&str; 4] = ["us", "ms", "ns", "seconds"];
 
 impl Samples {
-    /// A row for each record: first the words that tell what it is of, which `labels` are the titles of, then its fields.
+    /// A row for each record: first the words that tell what it is of, which `labels` are the
+    /// titles of, then its fields.
     ///
     /// A column is called like its field. A record in a record gives its own fields, lists are
     /// numbers with spaces between. Fields that a record lacks are empty.
@@ -58,14 +59,17 @@ fn flatten(name: &str, value: Value, into: &mut Vec<(String, Cell)>) {
         Value::Number(number) => number.as_f64().into(),
         Value::String(text) => Cell::Text(text),
         Value::Bool(is) => Cell::Number(f64::from(u8::from(is))),
-        Value::Array(list) => Cell::Text(list.iter().map(Value::to_string).collect::<Vec<_>>().join(" ")),
+        Value::Array(list) => {
+            Cell::Text(list.iter().map(Value::to_string).collect::<Vec<_>>().join(" "))
+        }
     };
     into.push((name.to_owned(), cell));
 }
 
 /// `p99_us` is `p99` in us.
 fn column(name: &str) -> Column {
-    let unit = UNITS.iter().find(|unit| name.strip_suffix(*unit).is_some_and(|rest| rest.ends_with('_')));
+    let unit =
+        UNITS.iter().find(|unit| name.strip_suffix(*unit).is_some_and(|rest| rest.ends_with('_')));
     let title = unit.map_or(name, |unit| name.trim_end_matches(unit));
     Column::new(title.replace('_', " ").trim(), unit.copied().unwrap_or_default())
 }
@@ -91,7 +95,8 @@ mod tests {
 
     #[test]
     fn every_record_field_has_a_place() {
-        let bare = Record { seconds: 0.5, p99_us: f64::NAN, pages: None, beside: None, fsyncs_us: vec![] };
+        let bare =
+            Record { seconds: 0.5, p99_us: f64::NAN, pages: None, beside: None, fsyncs_us: vec![] };
         let full = Record {
             seconds: 1.0,
             p99_us: 3.0,
@@ -100,7 +105,8 @@ mod tests {
             fsyncs_us: vec![7, 1],
         };
         let of = |arm: &str| vec![Cell::from(arm.to_owned())];
-        let samples = Samples::of_records("rounds", "Rounds", "arm", [(of("off"), bare), (of("on"), full)]);
+        let samples =
+            Samples::of_records("rounds", "Rounds", "arm", [(of("off"), bare), (of("on"), full)]);
         assert!(samples.rows.iter().all(|row| row.len() == samples.columns.len()));
         assert_eq!(
             samples.csv(),

@@ -21,7 +21,8 @@ pub(super) struct Scale {
 }
 
 impl Scale {
-    /// For figures that are compared by their lengths: from zero, unless it is logarithmic. `values` are all that is to be on it.
+    /// For figures that are compared by their lengths: from zero, unless it is logarithmic.
+    /// `values` are all that is to be on it.
     pub(super) fn of_lengths(axis: &Axis, values: impl Iterator<Item = f64>, ticks: usize) -> Self {
         let (low, high) = ends(values, axis.log);
         if axis.log {
@@ -31,7 +32,8 @@ impl Scale {
         Self::even(axis, low.min(0.0), high.max(0.0), ticks, true)
     }
 
-    /// For places: from the first to the last figure, ticks at the figures themselves if there are few.
+    /// For places: from the first to the last figure, ticks at the figures themselves if there are
+    /// few.
     pub(super) fn of_places(
         axis: &Axis,
         values: impl Iterator<Item = f64>,
@@ -48,7 +50,8 @@ impl Scale {
                 (false, true) => (low / 2.0, high * 2.0),
                 (false, false) => (low - 1.0, high + 1.0),
             };
-            let step = places.windows(2).map(|pair| pair[1] - pair[0]).fold(f64::INFINITY, f64::min);
+            let step =
+                places.windows(2).map(|pair| pair[1] - pair[0]).fold(f64::INFINITY, f64::min);
             let label = |v: f64| match step.is_finite() && !axis.log {
                 true => figure::tick(v, step, high, &axis.unit),
                 false => figure::log_tick(v.abs(), &axis.unit),
@@ -76,7 +79,10 @@ impl Scale {
         let mut all = Vec::new();
         let mut i = if whole { first } else { (low / step - 1e-9).ceil() };
         while i <= last && all.len() < 50 {
-            all.push((i * step, figure::tick(i * step, step, high.abs().max(low.abs()), &axis.unit)));
+            all.push((
+                i * step,
+                figure::tick(i * step, step, high.abs().max(low.abs()), &axis.unit),
+            ));
             i += 1.0;
         }
         Self { low, high, log: false, ticks: all }
@@ -177,8 +183,12 @@ mod tests {
     fn few_places_keep_their_names() {
         let jobs = [1.0, 2.0, 4.0, 8.0, 16.0];
         for log in [false, true] {
-            let scale =
-                Scale::of_places(&Axis { unit: String::new(), ..axis(log) }, jobs.into_iter(), 6, false);
+            let scale = Scale::of_places(
+                &Axis { unit: String::new(), ..axis(log) },
+                jobs.into_iter(),
+                6,
+                false,
+            );
             assert_eq!(labels(&scale), ["1", "2", "4", "8", "16"]);
             assert!(scale.at(1.0) == 0.0 && (scale.at(16.0) - 1.0).abs() < 1e-12);
         }

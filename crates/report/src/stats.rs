@@ -49,7 +49,8 @@ pub const THRESHOLD: f64 = 0.05;
 pub const LEAST_PAIRS: usize = 5;
 /// Null distributions are exact for samples up to so many values.
 pub const EXACT: usize = 50;
-/// Longer samples are thinned evenly: intervals then become wider than they had to be, never narrower.
+/// Longer samples are thinned evenly: intervals then become wider than they had to be, never
+/// narrower.
 const MOST: usize = 400;
 
 /// Which figures are good.
@@ -167,7 +168,13 @@ impl fmt::Display for Verdict {
             write!(f, ", {:.2}x", self.ratio)?;
         }
         if self.confidence > 0.0 {
-            write!(f, " ({:.2}x-{:.2}x, {:.0} % sure)", self.low, self.high, self.confidence * 100.0)?;
+            write!(
+                f,
+                " ({:.2}x-{:.2}x, {:.0} % sure)",
+                self.low,
+                self.high,
+                self.confidence * 100.0
+            )?;
         }
         Ok(())
     }
@@ -195,7 +202,8 @@ pub fn unpaired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict
     judge(differences, &rank_sum(x.len(), y.len()), better, threshold)
 }
 
-/// The value that so many thousandths of the sorted values are not above (nearest rank); none of none.
+/// The value that so many thousandths of the sorted values are not above (nearest rank); none of
+/// none.
 pub fn nearest_rank(sorted: &[u64], permille: usize) -> Option<u64> {
     let rank = (sorted.len() * permille).div_ceil(1000).max(1);
     sorted.get(rank - 1).copied()
@@ -221,7 +229,9 @@ fn logs(values: &[f64]) -> Option<Vec<f64>> {
 fn unfit(a: &[f64], b: &[f64]) -> Verdict {
     let nothing = |values: &[f64]| !values.is_empty() && values.iter().all(|v| *v == 0.0);
     match nothing(a) && nothing(b) {
-        true => Verdict { outcome: Outcome::Same, ratio: 1.0, low: 1.0, high: 1.0, confidence: 0.0 },
+        true => {
+            Verdict { outcome: Outcome::Same, ratio: 1.0, low: 1.0, high: 1.0, confidence: 0.0 }
+        }
         false => Verdict::none(Outcome::Unfit),
     }
 }
@@ -230,7 +240,8 @@ fn thinned(values: &[f64]) -> Vec<f64> {
     values.iter().step_by(values.len().div_ceil(MOST).max(1)).copied().collect()
 }
 
-/// The verdict by ordered averages or differences, of which the statistic's null distribution tells how many to cut at each end.
+/// The verdict by ordered averages or differences, of which the statistic's null distribution tells
+/// how many to cut at each end.
 fn judge(mut values: Vec<f64>, null: &Null, better: Better, threshold: f64) -> Verdict {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -277,12 +288,14 @@ impl Null {
         };
         // The two ends must not meet.
         let most = (n - 1) / 2;
-        let cut = (0..=most).take_while(|cut| 1.0 - 2.0 * tail(*cut) >= CONFIDENCE).last().unwrap_or(0);
+        let cut =
+            (0..=most).take_while(|cut| 1.0 - 2.0 * tail(*cut) >= CONFIDENCE).last().unwrap_or(0);
         (cut, 1.0 - 2.0 * tail(cut))
     }
 }
 
-/// Wilcoxon's signed-rank statistic for n pairs: the sum of those of the ranks 1 to n that a fair coin picks.
+/// Wilcoxon's signed-rank statistic for n pairs: the sum of those of the ranks 1 to n that a fair
+/// coin picks.
 fn signed_rank(n: usize) -> Null {
     if n > EXACT {
         let m = n as f64;
@@ -305,8 +318,9 @@ fn rank_sum(m: usize, n: usize) -> Null {
         let (m, n) = (m as f64, n as f64);
         return Null::Normal(m * n / 2.0, (m * n * (m + n + 1.0) / 12.0).sqrt());
     }
-    // ways[j][u]: probability of u with j of the second sample, while values of the first come in one by one. The largest of i + j
-    // values is from the first sample with probability i / (i + j), and then adds j to U.
+    // ways[j][u]: probability of u with j of the second sample, while values of the first come in
+    // one by one. The largest of i + j values is from the first sample with probability i / (i +
+    // j), and then adds j to U.
     let mut previous: Vec<Vec<f64>> = vec![vec![1.0]; n + 1];
     for i in 1..=m {
         let mut current: Vec<Vec<f64>> = vec![vec![1.0]];

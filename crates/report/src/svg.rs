@@ -1,8 +1,10 @@
-//! Charts as SVG: axes from zero with units, spread drawn, a legend that needs no colours to be understood.
+//! Charts as SVG: axes from zero with units, spread drawn, a legend that needs no colours to be
+//! understood.
 //!
-//! A chart is drawn for a width in pixels, not scaled to one, so that its text can be read on a phone. Colours are CSS variables
-//! (`svg/style.css`): the same picture is light or dark as the reader has it. Series differ by colour, marker and place; what was
-//! predicted is hatched or dashed, what was published is pale, and both are called so.
+//! A chart is drawn for a width in pixels, not scaled to one, so that its text can be read on a
+//! phone. Colours are CSS variables (`svg/style.css`): the same picture is light or dark as the
+//! reader has it. Series differ by colour, marker and place; what was predicted is hatched or
+//! dashed, what was published is pale, and both are called so.
 
 mod bars;
 mod lines;
@@ -65,7 +67,8 @@ pub fn svg_file(chart: &Chart) -> String {
     canvas.out
 }
 
-/// A chart as an element of a page, for a width; `id` must differ from every other chart's on the page.
+/// A chart as an element of a page, for a width; `id` must differ from every other chart's on the
+/// page.
 pub(super) fn element(chart: &Chart, width: f64, class: &str, id: &str) -> String {
     let (body, height) = draw(chart, width, id);
     let label = format!("{}. {}", chart.caption, description(chart));
@@ -115,7 +118,8 @@ pub(super) fn full_name(series: &Series) -> String {
 /// Place of a series among the colours and markers. A series that continues another of its name (a
 /// prediction) has that one's place.
 fn look(chart: &Chart, index: usize) -> usize {
-    let same = |series: &Series| chart.series.get(index).is_some_and(|this| this.name == series.name);
+    let same =
+        |series: &Series| chart.series.get(index).is_some_and(|this| this.name == series.name);
     chart.series.iter().position(same).unwrap_or(index)
 }
 
@@ -136,8 +140,11 @@ fn classes(chart: &Chart, index: usize) -> String {
 /// Text for a pointer on a point.
 fn hint(chart: &Chart, series: &Series, place: &str, point: &Point) -> String {
     let format = figure::Format::of_unit(&chart.y.unit);
-    let mut text =
-        format!("{}, {place}: {}", full_name(series), figure::with_unit(point.y.median, &chart.y.unit));
+    let mut text = format!(
+        "{}, {place}: {}",
+        full_name(series),
+        figure::with_unit(point.y.median, &chart.y.unit)
+    );
     if let Some(range) = figure::range(&point.y, format) {
         let _ = write!(text, " ({range}, {} runs)", point.y.runs);
     }
@@ -185,16 +192,21 @@ fn draw(chart: &Chart, width: f64, id: &str) -> (String, f64) {
     let all: usize = chart.series.iter().map(|s| s.points.len()).sum();
     let missing = all - series.iter().map(Vec::len).sum::<usize>();
     if missing > 0 && missing < all {
-        let why =
-            if chart.x.log || chart.y.log { "missing, or zero on a logarithmic axis" } else { "missing" };
-        let text = shorten(&format!("{missing} of {all} figures are not drawn: {why}"), FONT, width);
+        let why = if chart.x.log || chart.y.log {
+            "missing, or zero on a logarithmic axis"
+        } else {
+            "missing"
+        };
+        let text =
+            shorten(&format!("{missing} of {all} figures are not drawn: {why}"), FONT, width);
         height += 18.0;
         canvas.text("quiet", Anchor::Start, (0.0, height - 5.0), &text);
     }
     (canvas.out, height)
 }
 
-/// The hatching of predicted bars: a pattern takes its colour from where it stands, so there is one for each series.
+/// The hatching of predicted bars: a pattern takes its colour from where it stands, so there is one
+/// for each series.
 fn hatches(canvas: &mut Canvas, chart: &Chart, id: &str) {
     if chart.kind != ChartKind::Bars || chart.series.iter().all(|s| !s.predicted) {
         return;
@@ -233,7 +245,13 @@ fn legend(canvas: &mut Canvas, chart: &Chart, width: f64, id: &str) -> f64 {
         }
         let class = classes(chart, i);
         if chart.kind == ChartKind::Bars {
-            canvas.rect(&format!("bar {class}"), &fill(series, i, id), (x + 4.0, y - 9.0), (14.0, 11.0), "");
+            canvas.rect(
+                &format!("bar {class}"),
+                &fill(series, i, id),
+                (x + 4.0, y - 9.0),
+                (14.0, 11.0),
+                "",
+            );
         } else {
             canvas.line(&format!("curve {class}"), (x, y - 4.0), (x + 22.0, y - 4.0));
             canvas.path(&format!("mark {class}"), &marker(look(chart, i), x + 11.0, y - 4.0), "");
@@ -318,7 +336,8 @@ fn upright(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f
     }
 }
 
-/// The lying axis: labels below, those that would run into each other left out; its title in the middle below.
+/// The lying axis: labels below, those that would run into each other left out; its title in the
+/// middle below.
 fn lying(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f64, lines_up: bool) {
     let mut free = f64::NEG_INFINITY;
     for (value, label) in &scale.ticks {

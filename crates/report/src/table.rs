@@ -39,7 +39,8 @@ impl Grid {
                 })
             };
             let words = cells().any(|cell| matches!(cell, Cell::Text(_)));
-            let numbers = values().next().is_some() && !(words && values().count() * 2 < table.rows.len());
+            let numbers =
+                values().next().is_some() && !(words && values().count() * 2 < table.rows.len());
             let format = figure::Format::of_column(values(), &column.unit);
             let deepest = values().map(|value| format.decimals(value)).max().unwrap_or(0);
             for (row, shown) in table.rows.iter().zip(&mut rows) {

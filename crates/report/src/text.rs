@@ -1,4 +1,5 @@
-//! A report for a terminal: headings, paragraphs, tables as wide as there is room, bars of letters where there is no table.
+//! A report for a terminal: headings, paragraphs, tables as wide as there is room, bars of letters
+//! where there is no table.
 
 use crate::svg::full_name;
 use crate::table::{Grid, Shown};
@@ -12,10 +13,12 @@ const CHART_ROWS: usize = 24;
 /// True if [`render`] made a text: the title underlined, and the command that made it.
 pub(super) fn is_rendered(text: &str) -> bool {
     let underline = text.lines().find(|line| line.starts_with('='));
-    underline.is_some_and(|line| line.bytes().all(|byte| byte == b'=')) && text.contains("\nMade by   vlane ")
+    underline.is_some_and(|line| line.bytes().all(|byte| byte == b'='))
+        && text.contains("\nMade by   vlane ")
 }
 
-/// The whole report in lines of at most `width` columns (words and commands that are longer stay whole).
+/// The whole report in lines of at most `width` columns (words and commands that are longer stay
+/// whole).
 pub fn render(report: &Report, width: usize) -> String {
     let width = width.max(LEAST);
     let mut out = String::new();
@@ -118,8 +121,10 @@ fn section(out: &mut String, section: &Section, width: usize) {
         item(out, "", paragraph, width);
         *out += "\n";
     }
-    let told =
-        section.blocks.iter().any(|block| matches!(block, Block::Table(table) if !table.rows.is_empty()));
+    let told = section
+        .blocks
+        .iter()
+        .any(|block| matches!(block, Block::Table(table) if !table.rows.is_empty()));
     for block in &section.blocks {
         match block {
             Block::Table(table) => {
@@ -160,7 +165,8 @@ impl Fit {
     fn width(self, grid: &Grid, column: usize) -> usize {
         let cells = grid.rows.iter().map(|row| match grid.columns[column].numbers {
             true => length(&row[column].main),
-            false => length(&self.cell(&row[column])).min(self.words.max(longest_word(&row[column].main))),
+            false => length(&self.cell(&row[column]))
+                .min(self.words.max(longest_word(&row[column].main))),
         });
         let ranges = grid.rows.iter().map(|row| match (self.ranges, row[column].range.as_str()) {
             (false, _) | (_, "") => 0,
@@ -227,8 +233,9 @@ fn put_columns(out: &mut String, grid: &Grid, columns: &[usize], fit: Fit) {
     let widths: Vec<usize> = columns.iter().map(|c| fit.width(grid, *c)).collect();
     // Behind the figures of a column stand their spreads.
     let ranges = |column: usize| {
-        let own =
-            |row: &Vec<Shown>| if row[column].range.is_empty() { 0 } else { length(&row[column].range) + 3 };
+        let own = |row: &Vec<Shown>| {
+            if row[column].range.is_empty() { 0 } else { length(&row[column].range) + 3 }
+        };
         if fit.ranges { grid.rows.iter().map(own).max().unwrap_or(0) } else { 0 }
     };
     let cell = |row: &[Shown], column: usize, width: usize| -> Vec<String> {
@@ -248,14 +255,19 @@ fn put_columns(out: &mut String, grid: &Grid, columns: &[usize], fit: Fit) {
             let mut line = String::new();
             for ((cell, width), column) in cells.iter().zip(&widths).zip(columns) {
                 let text = cell.get(i).map_or("", String::as_str);
-                line += &if right(*column) { format!("{text:>width$}") } else { format!("{text:<width$}") };
+                line += &if right(*column) {
+                    format!("{text:>width$}")
+                } else {
+                    format!("{text:<width$}")
+                };
                 line += "  ";
             }
             *out += line.trim_end();
             *out += "\n";
         }
     };
-    let heads: Vec<_> = columns.iter().zip(&widths).map(|(c, width)| wrap(&head(grid, *c), *width)).collect();
+    let heads: Vec<_> =
+        columns.iter().zip(&widths).map(|(c, width)| wrap(&head(grid, *c), *width)).collect();
     // Headings stand on the line, as the last line of each does.
     let tallest = heads.iter().map(Vec::len).max().unwrap_or(0);
     let heads = heads.into_iter().map(|lines| {
@@ -279,7 +291,9 @@ fn put_chart(out: &mut String, chart: &Chart, width: usize) {
         let every = table.rows.len().div_ceil(CHART_ROWS).max(1);
         let last = table.rows.len().saturating_sub(1);
         let mut place = 0..;
-        table.rows.retain(|_| place.next().is_some_and(|i: usize| i.is_multiple_of(every) || i == last));
+        table
+            .rows
+            .retain(|_| place.next().is_some_and(|i: usize| i.is_multiple_of(every) || i == last));
         put_table(out, &table, width);
         *out += "\n";
         return;
@@ -311,7 +325,9 @@ fn bars(out: &mut String, chart: &Chart, width: usize) {
         *out += &name.cloned().unwrap_or_else(|| figure::with_unit(x, &chart.x.unit));
         *out += "\n";
         for (series, name) in chart.series.iter().zip(&names) {
-            let Some(point) = series.points.iter().find(|p| p.x.total_cmp(&x).is_eq()) else { continue };
+            let Some(point) = series.points.iter().find(|p| p.x.total_cmp(&x).is_eq()) else {
+                continue;
+            };
             let letter = match (series.predicted, series.published) {
                 (true, _) => '\u{2591}',
                 (_, true) => '\u{2592}',
@@ -322,8 +338,11 @@ fn bars(out: &mut String, chart: &Chart, width: usize) {
                 clippy::cast_sign_loss,
                 reason = "between 0 and the width of a terminal"
             )]
-            let long =
-                if most > 0.0 { (point.y.median / most * room as f64).round().max(0.0) as usize } else { 0 };
+            let long = if most > 0.0 {
+                (point.y.median / most * room as f64).round().max(0.0) as usize
+            } else {
+                0
+            };
             let bar: String = std::iter::repeat_n(letter, long.min(room)).collect();
             let name: String = name.chars().take(name_width).collect();
             let value = figure::with_range(&point.y, format);

@@ -35,7 +35,8 @@ pub enum Kind {
     Discard,
     /// [`Request::ranges`] shall read as zeroes (`VIRTIO_BLK_T_WRITE_ZEROES`).
     WriteZeroes,
-    /// Cannot be done; to be answered with this status: an unknown type, or a form the specification forbids.
+    /// Cannot be done; to be answered with this status: an unknown type, or a form the
+    /// specification forbids.
     Refused(Status),
     /// Cannot be done: a buffer is not in guest memory, at the address that [`Request::hole`] says.
     /// To be answered with an error.
@@ -67,8 +68,8 @@ pub enum PriorityClass {
     Idle,
 }
 
-/// The I/O priority in a request's header: class in bits 13-15, level in bits 0-12. Linux guests fill it from the
-/// task's I/O priority, or from its nice value where none is set.
+/// The I/O priority in a request's header: class in bits 13-15, level in bits 0-12. Linux guests
+/// fill it from the task's I/O priority, or from its nice value where none is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IoPriority(pub u32);
 
@@ -100,7 +101,8 @@ pub struct Range {
     pub unmap: bool,
 }
 
-/// A request, read out of guest memory once and checked. Lives in its queue's slot until it is completed.
+/// A request, read out of guest memory once and checked. Lives in its queue's slot until it is
+/// completed.
 pub struct Request {
     pub(crate) kind: Kind,
     /// The header's first words as they were: the type, and the I/O priority in the upper half.
@@ -153,7 +155,8 @@ pub struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// The four bytes from `at` on, not before the place asked for last; zeroes where there are none.
+    /// The four bytes from `at` on, not before the place asked for last; zeroes where there are
+    /// none.
     #[inline]
     pub fn at(&mut self, at: u64) -> [u8; 4] {
         let mut word = [0; 4];
@@ -173,7 +176,9 @@ impl Words<'_> {
                 // SAFETY: four bytes inside a checked buffer of guest memory that the queue keeps
                 // mapped while this request is in flight; an array of bytes needs no alignment. A
                 // guest that writes meanwhile only changes the bytes read.
-                word = unsafe { buffer.iov_base.cast::<u8>().add(offset).cast::<[u8; 4]>().read_volatile() };
+                word = unsafe {
+                    buffer.iov_base.cast::<u8>().add(offset).cast::<[u8; 4]>().read_volatile()
+                };
                 break;
             }
             self.begin += len;
@@ -236,8 +241,8 @@ impl Request {
         self.len
     }
 
-    /// The data's buffers in guest memory, as the system wants them. They stay mapped as long as the request is in
-    /// flight in its queue. The guest may write to them at any time.
+    /// The data's buffers in guest memory, as the system wants them. They stay mapped as long as
+    /// the request is in flight in its queue. The guest may write to them at any time.
     #[inline]
     pub fn buffers(&self) -> &[libc::iovec] {
         &self.buffers[self.first..]
@@ -288,9 +293,9 @@ impl Request {
         }
     }
 
-    /// Gives the data to `each`, in order and piece by piece: copied first, each byte read once, since the guest may
-    /// change it at any time. It is for callers that look at the data; callers that move it use
-    /// [`Request::buffers`].
+    /// Gives the data to `each`, in order and piece by piece: copied first, each byte read once,
+    /// since the guest may change it at any time. It is for callers that look at the data; callers
+    /// that move it use [`Request::buffers`].
     pub fn copy_out(&self, mut each: impl FnMut(&[u8])) {
         let mut copy = [0u8; 4096];
         for buffer in self.buffers() {
@@ -316,14 +321,16 @@ impl Request {
         self.in_flight
     }
 
-    /// Copies the data from its byte `from` on into `bytes`, as much as there is; each byte is read once, since the guest may change it at any
-    /// time.
+    /// Copies the data from its byte `from` on into `bytes`, as much as there is; each byte is read
+    /// once, since the guest may change it at any time.
     pub fn copy_from(&self, from: u64, bytes: &mut [u8]) {
         self.parts(from, bytes.len(), |at, guest, n| {
             // SAFETY: `n` bytes of guest memory that the queue keeps mapped while this request is
             // in flight, which `parts` checks, and `n` bytes of `bytes` from `at` on; a guest that
             // writes meanwhile only changes the bytes copied.
-            unsafe { std::ptr::copy_nonoverlapping(guest.cast_const(), bytes.as_mut_ptr().add(at), n) };
+            unsafe {
+                std::ptr::copy_nonoverlapping(guest.cast_const(), bytes.as_mut_ptr().add(at), n)
+            };
         });
     }
 
@@ -366,7 +373,8 @@ impl Request {
     /// One load, as long as no mapping of this process ever lost anything.
     pub fn is_memory_lost(&self) -> bool {
         // The header's buffer too, which comes before the data's.
-        let is_lost = |buffer: &libc::iovec| fault::has_tripped(buffer.iov_base as usize, buffer.iov_len);
+        let is_lost =
+            |buffer: &libc::iovec| fault::has_tripped(buffer.iov_base as usize, buffer.iov_len);
         fault::trips() > 0
             && (self.buffers.iter().any(is_lost) || fault::has_tripped(self.status as usize, 1))
     }
@@ -394,14 +402,16 @@ impl Request {
     }
 
     pub(crate) fn set_status(&self, status: Status) {
-        // SAFETY: `parse` took the status byte from a checked device-writable buffer that is still mapped.
+        // SAFETY: `parse` took the status byte from a checked device-writable buffer that is still
+        // mapped.
         unsafe { self.status.write_volatile(status as u8) };
     }
 
-    /// Makes sense of `self.buffers`, of which the first are device-readable and the others writable, as `walk` says.
+    /// Makes sense of `self.buffers`, of which the first are device-readable and the others
+    /// writable, as `walk` says.
     ///
-    /// The framing is free (virtio 1.2, 2.7.4): the header may be spread over buffers or share one with the data, the
-    /// status may share one with the data; only the order counts.
+    /// The framing is free (virtio 1.2, 2.7.4): the header may be spread over buffers or share one
+    /// with the data, the status may share one with the data; only the order counts.
     #[inline]
     pub(crate) fn parse(&mut self, walk: Walk, hole: Option<Broken>) -> Result<(), Broken> {
         //= virtio 2.7.4.1
@@ -417,7 +427,8 @@ impl Request {
         let first = self.buffers[0];
         let last = &mut self.buffers[count - 1];
         last.iov_len -= 1;
-        // SAFETY: the buffer had at least one byte (empty ones are never collected), so its last byte is inside.
+        // SAFETY: the buffer had at least one byte (empty ones are never collected), so its last
+        // byte is inside.
         self.status = unsafe { last.iov_base.cast::<u8>().add(last.iov_len) };
         if last.iov_len == 0 {
             self.buffers.pop();
@@ -439,18 +450,22 @@ impl Request {
         let count = self.buffers.len() - self.first;
         // Nor may it have more buffers than one system call takes.
         let overlong = self.len > MAX_REQUEST || count > MAX_BUFFERS;
-        // Data that the driver may only read (or only write) makes no sense in a request that writes (or reads) it.
+        // Data that the driver may only read (or only write) makes no sense in a request that
+        // writes (or reads) it.
         //= virtio 2.7.5.1
-        //# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer
-        //# (it MAY do so for debugging or diagnostic purposes).
+        //# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a
+        //# device-writable buffer (it MAY do so for debugging or diagnostic purposes).
         //= virtio 2.8.15
-        //# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer.
+        //# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a
+        //# device-writable buffer.
         let has_out = readable > self.first;
         let has_in = self.buffers.len() > readable;
         self.room = match (has_in, has_out) {
             (false, _) => 0,
             (true, false) => self.len,
-            (true, true) => self.buffers[readable..].iter().map(|buffer| buffer.iov_len as u64).sum(),
+            (true, true) => {
+                self.buffers[readable..].iter().map(|buffer| buffer.iov_len as u64).sum()
+            }
         };
         const MALFORMED: Kind = Kind::Refused(Status::IoErr);
         self.kind = match kind {
@@ -469,9 +484,10 @@ impl Request {
             11 => self.parse_ranges(Kind::Discard),
             13 => self.parse_ranges(Kind::WriteZeroes),
             //= virtio 5.2.6.2
-            //# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject VIRTIO_BLK_T_ZONE_REPORT,
-            //# VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE, VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND,
-            //# VIRTIO_BLK_T_ZONE_RESET and VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
+            //# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject
+            //# VIRTIO_BLK_T_ZONE_REPORT, VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE,
+            //# VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND, VIRTIO_BLK_T_ZONE_RESET and
+            //# VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
             _ => Kind::Refused(Status::Unsupported),
         };
         Ok(())
@@ -482,7 +498,8 @@ impl Request {
     /// possible.
     #[cold]
     fn parse_unreachable(&mut self, readable: usize, hole: Option<Broken>) -> Result<(), Broken> {
-        let Some(broken @ Broken::BadAddress { hole, .. }) = hole.filter(|_| readable & HOLE != 0) else {
+        let Some(broken @ Broken::BadAddress { hole, .. }) = hole.filter(|_| readable & HOLE != 0)
+        else {
             return Err(Broken::NoStatus);
         };
         // After the last one outside come only those that are writable.
@@ -510,7 +527,11 @@ impl Request {
             // SAFETY: `n` bytes of mapped guest memory, as checked when the buffer was collected;
             // the guest may change them meanwhile, which only changes the bytes copied.
             unsafe {
-                std::ptr::copy_nonoverlapping(buffer.iov_base.cast::<u8>(), header.as_mut_ptr().add(got), n);
+                std::ptr::copy_nonoverlapping(
+                    buffer.iov_base.cast::<u8>(),
+                    header.as_mut_ptr().add(got),
+                    n,
+                );
                 buffer.iov_base = buffer.iov_base.cast::<u8>().add(n).cast();
             }
             buffer.iov_len -= n;
@@ -543,7 +564,8 @@ impl Request {
         if len == 0 || !len.is_multiple_of(RANGE) {
             return Kind::Refused(Status::IoErr);
         }
-        // Statuses as QEMU has them (`hw/block/virtio-blk.c`): too many ranges are a form that is not known, too large ones an error.
+        // Statuses as QEMU has them (`hw/block/virtio-blk.c`): too many ranges are a form that is
+        // not known, too large ones an error.
         if len / RANGE > MAX_RANGES as usize {
             return Kind::Refused(Status::Unsupported);
         }
@@ -570,17 +592,22 @@ impl Request {
                         return Kind::Refused(Status::IoErr);
                     }
                     //= virtio 5.2.6.2
-                    //# The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard, secure erase and write
-                    //# zeroes commands if any unknown flag is set.
+                    //# The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard,
+                    //# secure erase and write zeroes commands if any unknown flag is set.
                     //= virtio 5.2.6.2
-                    //# Furthermore, the device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard commands if
-                    //# the unmap flag is set.
-                    // Bit 0 is unmap, forbidden in a discard; the others are reserved (5.2.6.2): unsupported.
+                    //# Furthermore, the device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for
+                    //# discard commands if the unmap flag is set.
+                    // Bit 0 is unmap, forbidden in a discard; the others are reserved (5.2.6.2):
+                    // unsupported.
                     if flags & !1 != 0 || (flags != 0 && kind == Kind::Discard) {
                         self.ranges.clear();
                         return Kind::Refused(Status::Unsupported);
                     }
-                    self.ranges.push(Range { sector: u64::from_le_bytes(s), sectors, unmap: flags & 1 != 0 });
+                    self.ranges.push(Range {
+                        sector: u64::from_le_bytes(s),
+                        sectors,
+                        unmap: flags & 1 != 0,
+                    });
                 }
             }
         }

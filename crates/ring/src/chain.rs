@@ -6,15 +6,16 @@ use vlane_memory::{GuestMemory, Window};
 /// Data buffers that one request may have: as many as one `preadv` takes (`IOV_MAX`).
 pub const MAX_BUFFERS: usize = 1024;
 
-/// Buffers that one chain may have: the data, the header and the status. As many empty ones may stand between them.
+/// Buffers that one chain may have: the data, the header and the status. As many empty ones may
+/// stand between them.
 pub(crate) const MAX_CHAIN: usize = MAX_BUFFERS + 2;
 
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
-/// A descriptor, read once into private memory. The last two fields are `flags, next` in a split ring and
-/// `id, flags` in a packed one.
+/// A descriptor, read once into private memory. The last two fields are `flags, next` in a split
+/// ring and `id, flags` in a packed one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Descriptor {
     pub addr: u64,
@@ -86,7 +87,7 @@ pub(crate) const HOLE: usize = 1 << (usize::BITS - 1);
 
 /// How far a chain is collected. It is passed by value, and never inside of a `Result`. A rare case
 /// that takes it by reference, or returns it beside an error, puts it into memory for all the
-/// others, too (a third of the instructions).
+/// others. That costs a third of the instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Walk {
     /// The hinted region.
@@ -109,8 +110,8 @@ impl<'a> Collector<'a> {
         (Collector { memory, hint, buffers, empty: 0, hole: None, broken: None }, walk)
     }
 
-    /// Adds one descriptor's buffer, if it lies where the last one lay, as nearly all do. If not, it is for
-    /// [`Collector::push_slow`].
+    /// Adds one descriptor's buffer, if it lies where the last one lay, as nearly all do. If not,
+    /// it is for [`Collector::push_slow`].
     #[inline(always)]
     pub(crate) fn push(&mut self, walk: &mut Walk, addr: u64, len: u32, writable: bool) -> bool {
         let count = self.buffers.len();
@@ -132,12 +133,22 @@ impl<'a> Collector<'a> {
     /// Adds a buffer that is in another region than the last, or empty, or illegal. An empty one
     /// adds no buffer, for any address. None means an error: [`Collector::why`].
     #[cold]
-    pub(crate) fn push_slow(&mut self, mut walk: Walk, addr: u64, len: u32, writable: bool) -> Option<Walk> {
+    pub(crate) fn push_slow(
+        &mut self,
+        mut walk: Walk,
+        addr: u64,
+        len: u32,
+        writable: bool,
+    ) -> Option<Walk> {
         if len == 0 {
             // Counted: a table may have 2^28 entries, and each costs time.
             self.empty += 1;
             let within = self.empty <= MAX_CHAIN;
-            return if within { Some(walk) } else { self.fail(Broken::ChainTooLong { limit: MAX_CHAIN }) };
+            return if within {
+                Some(walk)
+            } else {
+                self.fail(Broken::ChainTooLong { limit: MAX_CHAIN })
+            };
         }
         if !writable && walk.readable & HOLE != 0 {
             // The request is going to fail, and this is no place for its status.
@@ -221,12 +232,18 @@ impl<'a> Collector<'a> {
     pub(crate) fn indirect(&mut self, walk: Walk, addr: u64, len: u32) -> Option<Table> {
         let entries = len as usize / DESCRIPTOR;
         // Entries are named by 16 bits; a longer table could not be used.
-        if entries == 0 || entries > usize::from(u16::MAX) || !(len as usize).is_multiple_of(DESCRIPTOR) {
+        if entries == 0
+            || entries > usize::from(u16::MAX)
+            || !(len as usize).is_multiple_of(DESCRIPTOR)
+        {
             return self.fail(Broken::BadIndirectTable { addr, len });
         }
         let host = match walk.window.translate(addr, len) {
             Some(host) => host,
-            None => self.memory.translate(addr, u64::from(len), self.hint).unwrap_or(std::ptr::null_mut()),
+            None => self
+                .memory
+                .translate(addr, u64::from(len), self.hint)
+                .unwrap_or(std::ptr::null_mut()),
         };
         let here = if host.is_null() { 0 } else { entries };
         Some(Table { entries, here, host })
@@ -234,7 +251,12 @@ impl<'a> Collector<'a> {
 
     /// An entry of the table at `addr`, if it has so many: it spans regions.
     #[cold]
-    pub(crate) fn read_slow(&mut self, table: Table, addr: u64, index: usize) -> Option<Descriptor> {
+    pub(crate) fn read_slow(
+        &mut self,
+        table: Table,
+        addr: u64,
+        index: usize,
+    ) -> Option<Descriptor> {
         if index >= table.entries {
             return self.fail(table.lacks(index));
         }
@@ -259,7 +281,8 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The entry `index`, if there is one, and one region holds the whole table. If not, it is for [`Collector::read_slow`].
+    /// The entry `index`, if there is one, and one region holds the whole table. If not, it is for
+    /// [`Collector::read_slow`].
     #[inline(always)]
     pub(crate) fn read(self, index: usize) -> Option<Descriptor> {
         // SAFETY: so many entries were checked to be mapped.

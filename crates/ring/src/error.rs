@@ -48,7 +48,9 @@ pub enum QueueError {
 #[non_exhaustive]
 pub enum Broken {
     /// More chains than entries.
-    #[error("the available index jumped from {next} to {index}, further than the queue size {size}")]
+    #[error(
+        "the available index jumped from {next} to {index}, further than the queue size {size}"
+    )]
     AvailIndex {
         /// The index that the ring gave.
         index: u16,
@@ -81,7 +83,8 @@ pub enum Broken {
     },
     /// The back end before this one left marks of requests in flight, and they cannot be read.
     #[error(
-        "the requests in flight when the last back end ended are unknown: {0}; they are not repeated, and the guest waits for them; reset the guest"
+        "the requests in flight when the last back end ended are unknown: {0}; they are not \
+         repeated, and the guest waits for them; reset the guest"
     )]
     InflightLost(Lost),
     /// More buffers than any request needs.

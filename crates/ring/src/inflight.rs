@@ -1,14 +1,16 @@
-//! In-flight tracking: which requests a device has, written where the device after it finds them (vhost-user, "Inflight I/O tracking").
+//! In-flight tracking: which requests a device has, written where the device after it finds them
+//! (vhost-user, "Inflight I/O tracking").
 //!
 //! The front end keeps a piece of shared memory for the back end. The device marks each request
 //! there when it takes it, with a counter that keeps the order. It takes the mark away once the
 //! answer is in the ring. A device that was killed leaves the marks. Its successor submits exactly
 //! those requests again, before any other ([`Queue::track`](crate::Queue::track)).
 //!
-//! A kill may come between any two stores. The stores of one thread happen in their order, and a kill cuts them off at some point of it; so every
-//! state in between must be one that the successor reads rightly. The one that matters most: the answer is in the ring, and its
-//! mark is still there. That request must not be done again, as the guest may have written
-//! something newer since. Its sign is described in [`split`] and [`packed`].
+//! A kill may come between any two stores. The stores of one thread happen in their order, and a
+//! kill cuts them off at some point of it; so every state in between must be one that the successor
+//! reads rightly. The one that matters most: the answer is in the ring, and its mark is still
+//! there. That request must not be done again, as the guest may have written something newer since.
+//! Its sign is described in [`split`] and [`packed`].
 //!
 //! The layout is the specification's, so that another back end can follow. The front end can write
 //! to the memory: values from it are checked, and read only when a queue begins. From then on
@@ -52,7 +54,8 @@ const DESC_NUM: usize = 10;
 pub enum InflightError {
     /// No queue, or sizes that no virtqueue has.
     #[error(
-        "in-flight tracking for {queues} queues of {size} entries is asked for: a queue has 1 to {MAX_QUEUE_SIZE}"
+        "in-flight tracking for {queues} queues of {size} entries is asked for: a queue has 1 to \
+         {MAX_QUEUE_SIZE}"
     )]
     Shape {
         /// Queues.
@@ -61,7 +64,9 @@ pub enum InflightError {
         size: u16,
     },
     /// Not enough memory for them.
-    #[error("{bytes} bytes are too few for the in-flight tracking of {queues} queues of {size} entries")]
+    #[error(
+        "{bytes} bytes are too few for the in-flight tracking of {queues} queues of {size} entries"
+    )]
     TooSmall {
         /// Bytes that the front end named, or that the file has.
         bytes: u64,
@@ -115,7 +120,8 @@ impl InflightRegion {
         Ok(File::from(file))
     }
 
-    /// Maps `bytes` bytes of `file` from `offset` on, as the front end says that they were made for `queues` queues of `size` entries.
+    /// Maps `bytes` bytes of `file` from `offset` on, as the front end says that they were made for
+    /// `queues` queues of `size` entries.
     ///
     /// # Errors
     /// [`InflightError`].
@@ -173,7 +179,9 @@ impl InflightRegion {
 
     /// Clears the marks of all queues, and none continues where it was: the device was reset.
     pub fn forget(self: &Arc<Self>) {
-        (0..self.queues).filter_map(|index| self.part(index)).for_each(|part| part.store16(VERSION_AT, 0));
+        (0..self.queues)
+            .filter_map(|index| self.part(index))
+            .for_each(|part| part.store16(VERSION_AT, 0));
     }
 }
 
@@ -200,7 +208,8 @@ macro_rules! words {
 
         #[inline]
         fn $store(&self, at: usize, word: $word) {
-            // Release: not before what was stored before. A kill at any moment leaves a beginning of these stores.
+            // Release: not before what was stored before. A kill at any moment leaves a beginning
+            // of these stores.
             self.word::<$atomic>(at).store(word.to_le(), Ordering::Release);
             crate::kill_point();
         }
@@ -212,9 +221,10 @@ impl InflightPart {
     fn word<A>(&self, at: usize) -> &A {
         assert!(at + size_of::<A>() <= self.len);
         debug_assert!(at.is_multiple_of(align_of::<A>()));
-        // SAFETY: inside the part, as just checked, which is mapped as long as `self`. The part begins at a multiple of `ALIGNMENT`, and each field
-        // lies in it where its type may: at a constant that is a multiple of its size, plus so many marks of 16 or 32 bytes. Atomics may change under a
-        // shared reference, and have no illegal bit pattern.
+        // SAFETY: inside the part, as just checked, which is mapped as long as `self`. The part
+        // begins at a multiple of `ALIGNMENT`, and each field lies in it where its type may: at a
+        // constant that is a multiple of its size, plus so many marks of 16 or 32 bytes. Atomics
+        // may change under a shared reference, and have no illegal bit pattern.
         unsafe { self.base.add(at).cast::<A>().as_ref() }
     }
 
@@ -230,7 +240,7 @@ impl InflightPart {
 
     /// Returns true if a device of version 1 has left marks here that a queue with so many entries
     /// can continue with. `first` and `stride` are where the marks lie. A queue of another size may
-    /// have no request in flight: a driver that begins anew, as a system does after its firmware,
+    /// have no request in flight. A driver that begins anew, as a system does after its firmware,
     /// may choose its size.
     fn left_by(&self, size: u16, first: usize, stride: usize) -> Result<bool, Lost> {
         match (self.load16(VERSION_AT), usize::from(self.load16(DESC_NUM))) {
@@ -269,8 +279,8 @@ impl Tracker {
         Tracker { marks, pending: pending.into(), replayed }
     }
 
-    /// The request in `slot`, with `id` in its ring, the one that was taken last, goes back into the ring. Says whether it can: one that a device
-    /// before had taken is not in the ring.
+    /// The request in `slot`, with `id` in its ring, the one that was taken last, goes back into
+    /// the ring. Says whether it can: one that a device before had taken is not in the ring.
     pub(crate) fn put_back(&mut self, slot: u16, id: u16) -> bool {
         let is_ours = !self.replayed[usize::from(slot)];
         if is_ours {

@@ -19,7 +19,8 @@ pub fn after(stores: Option<u64>) {
     LEFT.set(stores);
 }
 
-/// Runs `what`, and kills the device in it after so many stores. Returns its result if it came to its end before.
+/// Runs `what`, and kills the device in it after so many stores. Returns its result if it came to
+/// its end before.
 pub fn run<T>(stores: u64, what: impl FnOnce() -> T) -> Option<T> {
     after(Some(stores));
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what));

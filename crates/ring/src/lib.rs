@@ -1,9 +1,9 @@
 //! Virtqueues on guest memory, and the virtio-blk requests in them.
 //!
-//! The device's side of split and packed virtqueues (virtio 1.2, sections 2.7 and 2.8) with cached host pointers:
-//! [`Queue::take`] takes a chain out of the guest's memory, reads every descriptor once, checks it and yields a typed
-//! [`Request`]; [`Queue::answer`] and [`Queue::show`] give back a whole batch with one store. The
-//! other side, the guest's, is in `vlane-driver`.
+//! The device's side of split and packed virtqueues (virtio 1.2, sections 2.7 and 2.8) with cached
+//! host pointers: [`Queue::take`] takes a chain out of the guest's memory, reads every descriptor
+//! once, checks it and yields a typed [`Request`]; [`Queue::answer`] and [`Queue::show`] give back
+//! a whole batch with one store. The other side, the guest's, is in `vlane-driver`.
 //!
 //! Guest memory is hostile. No value from it is trusted twice, and no content makes this crate
 //! panic, loop or touch an address outside the regions of

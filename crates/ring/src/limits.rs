@@ -10,9 +10,11 @@
 pub const MAX_RANGES: u32 = 32;
 /// Sectors of one range (`max_discard_sectors`, `max_write_zeroes_sectors`): 2 GiB.
 pub const MAX_RANGE_SECTORS: u32 = 4 << 20;
-/// Largest buffer of a request, bytes (`size_max`): larger than any that Linux makes, so that it never splits one.
+/// Largest buffer of a request, bytes (`size_max`): larger than any that Linux makes, so that it
+/// never splits one.
 pub const SIZE_MAX: u32 = 4 << 20;
-/// Data buffers of a request (`seg_max`). With the header and the status it fills the smallest ring in common use (128).
+/// Data buffers of a request (`seg_max`). With the header and the status it fills the smallest ring
+/// in common use (128).
 pub const SEG_MAX: u32 = 126;
 /// Bytes of data of one request. Less is worked on in parts; more is refused.
 pub const MAX_REQUEST: u64 = 1 << 30;

@@ -12,7 +12,8 @@ use vlane_memory::GuestMemory;
 
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
-/// Offset of a descriptor's second word: length, id, flags. It is read and written whole, as the driver here does.
+/// Offset of a descriptor's second word: length, id, flags. It is read and written whole, as the
+/// driver here does.
 const SECOND: usize = 8;
 const FLAGS_SHIFT: u32 = 48;
 
@@ -73,7 +74,8 @@ pub(crate) struct PackedQueue {
     parts: Parts,
     avail: Position,
     used: Position,
-    /// The first used descriptor of the batch, and its second word: written last, it makes the batch visible.
+    /// The first used descriptor of the batch, and its second word: written last, it makes the
+    /// batch visible.
     first: Option<(u16, u64)>,
     /// Ring descriptors that the batch stands for.
     batch: u16,
@@ -95,7 +97,12 @@ impl PackedQueue {
     ///
     /// # Errors
     /// [`Broken::PlaceLost`] with a queue that is of no use.
-    pub(crate) fn new(size: u16, event_idx: bool, parts: Parts, base: u32) -> (PackedQueue, Option<Broken>) {
+    pub(crate) fn new(
+        size: u16,
+        event_idx: bool,
+        parts: Parts,
+        base: u32,
+    ) -> (PackedQueue, Option<Broken>) {
         let (low, high) = ((base & 0xffff) as u16, (base >> 16) as u16);
         let avail = Position::decode(low, size);
         let used = if high == 0 && base != 0 { avail } else { Position::decode(high, size) };
@@ -115,15 +122,17 @@ impl PackedQueue {
         // so in that lap one began somewhere, and there its used descriptor, or the driver's next,
         // has the used bit. (Not at position 0, which may be the middle of a chain.) In a fresh
         // ring no descriptor has it.
-        let used_bit =
-            |at| (u64::from_le(queue.second_at(at).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16 & USED;
+        let used_bit = |at| {
+            (u64::from_le(queue.second_at(at).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16 & USED
+        };
         if base == 0 && (0..size).all(|at| used_bit(at) == 0) {
             queue.avail.wrap = true;
             queue.used.wrap = true;
         }
         let place = queue.find_place();
         queue.went_on = place == Some(true);
-        let broken = place.is_none().then_some(Broken::PlaceLost { index: used.index, wrap: used.wrap });
+        let broken =
+            place.is_none().then_some(Broken::PlaceLost { index: used.index, wrap: used.wrap });
         (queue, broken)
     }
 
@@ -176,7 +185,8 @@ impl PackedQueue {
         })
     }
 
-    /// Next available (low half) and next used (high half) position: 15 bits of index, and the wrap counter.
+    /// Next available (low half) and next used (high half) position: 15 bits of index, and the wrap
+    /// counter.
     pub(crate) fn base(&self) -> u32 {
         u32::from(self.avail.encode()) | (u32::from(self.used.encode()) << 16)
     }
@@ -204,8 +214,8 @@ impl PackedQueue {
     #[inline]
     pub(crate) fn is_available(&self) -> bool {
         //= virtio 2.8.15
-        //# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags being changed
-        //# (e.g. as compared to the initial zero value).
+        //# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its
+        //# flags being changed (e.g. as compared to the initial zero value).
         self.is_given_at(self.avail)
     }
 
@@ -224,10 +234,11 @@ impl PackedQueue {
             let descriptor = unsafe { Descriptor::read(self.at(position.index)) };
             let (id, flags) = (descriptor.low, descriptor.high);
             //= virtio 2.8.12
-            //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
+            //# The device MUST start processing driver descriptors in the order in which they
+            //# appear in the ring.
             //= virtio 2.8.18
-            //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that
-            //# they were made available by the driver.
+            //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in
+            //# the same order that they were made available by the driver.
             position.advance(1, self.size);
             if flags & INDIRECT != 0 {
                 if flags & NEXT != 0 {
@@ -263,7 +274,8 @@ impl PackedQueue {
         Err(Broken::Loop)
     }
 
-    /// Takes a chain that a device before had taken: these descriptors. The ring has gone past it already.
+    /// Takes a chain that a device before had taken: these descriptors. The ring has gone past it
+    /// already.
     pub(crate) fn retake(
         &self,
         descriptors: impl Iterator<Item = Descriptor>,
@@ -303,20 +315,22 @@ impl PackedQueue {
     #[inline]
     pub(crate) fn put_used(&mut self, id: u16, len: u32, descriptors: u16) {
         //= virtio 2.8.12
-        //# The device MUST start writing device descriptors into the ring in the order in which they complete.
+        //# The device MUST start writing device descriptors into the ring in the order in which
+        //# they complete.
         let Position { index, wrap } = self.used;
         let flags = WRITE | if wrap { AVAIL | USED } else { 0 };
         let second = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << FLAGS_SHIFT;
         match self.first {
             None => self.first = Some((index, second)),
-            // The driver stops at the batch's first descriptor until that one is published, so these may be seen in
-            // any order.
+            // The driver stops at the batch's first descriptor until that one is published, so
+            // these may be seen in any order.
             Some(_) => self.second_at(index).store(second.to_le(), Ordering::Release),
         }
         self.outstanding -= descriptors;
         self.batch = self.batch.saturating_add(descriptors);
         //= virtio 2.8.15
-        //# A device MUST NOT change a descriptor after changing it's the VIRTQ_DESC_F_USED bit in its flags.
+        //# A device MUST NOT change a descriptor after changing it's the VIRTQ_DESC_F_USED bit in
+        //# its flags.
         self.used.advance(descriptors, self.size);
     }
 
@@ -330,7 +344,8 @@ impl PackedQueue {
     #[inline]
     pub(crate) fn show(&mut self) -> bool {
         let Some((index, second)) = self.first.take() else { return false };
-        // Release: what the device wrote, and the other descriptors, before the one that shows them.
+        // Release: what the device wrote, and the other descriptors, before the one that shows
+        // them.
         self.second_at(index).store(second.to_le(), Ordering::Release);
         crate::kill_point();
         true
@@ -350,17 +365,22 @@ impl PackedQueue {
             EVENT_DESC if self.event_idx => {
                 let event = raw & !WRAP;
                 // An event of the other lap lies one ring behind.
-                let event =
-                    if (raw & WRAP != 0) == self.used.wrap { event } else { event.wrapping_sub(self.size) };
+                let event = if (raw & WRAP != 0) == self.used.wrap {
+                    event
+                } else {
+                    event.wrapping_sub(self.size)
+                };
                 // A driver that reuses descriptors before it can have seen them used may make a
                 // batch longer than the ring, and longer than 16 bits can count.
-                batch > self.size || need_event(event, self.used.index, self.used.index.wrapping_sub(batch))
+                batch > self.size
+                    || need_event(event, self.used.index, self.used.index.wrapping_sub(batch))
             }
             _ => true,
         }
     }
 
-    /// Asks the driver for a kick. Returns whether a chain came meanwhile, for which there may be none.
+    /// Asks the driver for a kick. Returns whether a chain came meanwhile, for which there may be
+    /// none.
     pub(crate) fn enable_notify(&mut self) -> bool {
         let event = match self.event_idx {
             true => u32::from(self.avail.encode()) | u32::from(EVENT_DESC) << 16,
@@ -378,10 +398,14 @@ impl PackedQueue {
     }
 }
 
-/// Collects all buffers of a packed ring's indirect table: all entries, in their order; no flag but WRITE means anything there (2.8.7).
-/// None means an error: [`Collector::why`].
+/// Collects all buffers of a packed ring's indirect table: all entries, in their order; no flag but
+/// WRITE means anything there (2.8.7). None means an error: [`Collector::why`].
 #[inline(always)]
-fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
+fn collect_indirect(
+    chain: &mut Collector<'_>,
+    mut walk: Walk,
+    descriptor: Descriptor,
+) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
     for index in 0..table.entries {
         let entry = match table.read(index) {

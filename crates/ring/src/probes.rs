@@ -1,15 +1,16 @@
 //! Static probes (USDT) of the data path, for bpftrace, perf, SystemTap and GDB.
 //!
-//! A probe is one `nop` in the code, and a note in the file with the place of the nop and of its
-//! arguments at that moment. A tracer puts a breakpoint on the nop; without a tracer the nop is all
-//! that there is. To keep it so, a request's probes take one pointer, which the code around them
-//! has in a register anyway, and the note names fields behind it (`8@24(%rdi)`). No value is loaded
-//! or computed for a probe without a listener. The `probe` and `usdt` crates cannot do that (they
-//! load every argument into a register first), so the notes are written by hand here.
+//! A probe is one `nop` in the code, and a note in the file. The note has the place of the nop and
+//! of its arguments at that moment. A tracer puts a breakpoint on the nop; without a tracer the nop
+//! is all that there is. To keep it so, a request's probes take one pointer, which the code around
+//! them has in a register anyway, and the note names fields behind it (`8@24(%rdi)`). No value is
+//! loaded or computed for a probe without a listener. The `probe` and `usdt` crates cannot do that
+//! (they load every argument into a register first), so the notes are written by hand here.
 //!
-//! The format is SystemTap's version 3 (`sys/sdt.h`): section `.note.stapsdt`, owner `stapsdt`, type 3; contents: address of the nop, address of
-//! `_.stapsdt.base`, address of a semaphore (none: 0), then provider, name and arguments as `SIZE@OPERAND`. An inlined probe is in the file
-//! several times; tracers attach to all of them.
+//! The format is SystemTap's version 3 (`sys/sdt.h`): section `.note.stapsdt`, owner `stapsdt`,
+//! type 3; contents: address of the nop, address of `_.stapsdt.base`, address of a semaphore (none:
+//! 0), then provider, name and arguments as `SIZE@OPERAND`. An inlined probe is in the file several
+//! times; tracers attach to all of them.
 //!
 //! The probes are described in the book (`docs/src/probes.md`). A build with `RUSTFLAGS='--cfg
 //! vlane_no_probes'` has none, to show their cost.
@@ -42,7 +43,8 @@ macro_rules! note {
             "\"\n",
             "994: .balign 4\n",
             ".popsection\n",
-            // Tracers compare its address with where the file says it is, to see whether the file was moved (prelink).
+            // Tracers compare its address with where the file says it is, to see whether the file
+            // was moved (prelink).
             ".ifndef _.stapsdt.base\n",
             ".pushsection .stapsdt.base, \"aGR\", \"progbits\", .stapsdt.base, comdat\n",
             ".weak _.stapsdt.base\n",
@@ -95,8 +97,9 @@ macro_rules! value {
 #[cfg(all(target_arch = "x86_64", not(any(miri, vlane_no_probes))))]
 macro_rules! probe {
     ($name:literal, $args:expr, $($operands:tt)*) => {
-        // SAFETY: the code is one `nop`. It touches no register, flag, stack or memory; a tracer that is attached there may read memory,
-        // as `readonly` says, so what the arguments point to is up to date. The rest is data in sections of their own.
+        // SAFETY: the code is one `nop`. It touches no register, flag, stack or memory; a tracer
+        // that is attached there may read memory, as `readonly` says, so what the arguments point
+        // to is up to date. The rest is data in sections of their own.
         unsafe {
             core::arch::asm!(note!($name, $args), $($operands)* options(att_syntax, nostack, preserves_flags, readonly));
         }

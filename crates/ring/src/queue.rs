@@ -29,11 +29,12 @@ pub struct QueueConfig {
     pub driver: u64,
     /// Used ring or device event structure.
     pub device: u64,
-    /// Where to begin: the next available index (split), or both positions with their wrap counters (packed; if the
-    /// ring shows that they are not right, the queue looks for the right ones, or is broken from its start).
+    /// Where to begin: the next available index (split), or both positions with their wrap counters
+    /// (packed; if the ring shows that they are not right, the queue looks for the right ones, or
+    /// is broken from its start).
     pub base: u32,
-    /// Guest physical address at which writes to the used ring (split) or the device event structure (packed) are
-    /// logged, if they are.
+    /// Guest physical address at which writes to the used ring (split) or the device event
+    /// structure (packed) are logged, if they are.
     pub log_addr: Option<u64>,
 }
 
@@ -49,15 +50,16 @@ enum Ring {
 
 /// One virtqueue, device side.
 ///
-/// Take requests with [`Queue::take`], answer each once with [`Queue::answer`] in any order, and show the answers to
-/// the driver with [`Queue::show`]. After the first [`Broken`] the queue yields no more
-/// requests.
+/// Take requests with [`Queue::take`], answer each once with [`Queue::answer`] in any order, and
+/// show the answers to the driver with [`Queue::show`]. After the first [`Broken`] the queue yields
+/// no more requests.
 #[derive(Debug)]
 pub struct Queue {
     ring: Ring,
     config: QueueConfig,
     memory: Arc<GuestMemory>,
-    /// Memories of before a change, each kept mapped until the last request taken from it is answered.
+    /// Memories of before a change, each kept mapped until the last request taken from it is
+    /// answered.
     retired: Vec<Retired>,
     /// Number of the present memory; a request carries that of the memory it lies in.
     epoch: u32,
@@ -96,8 +98,8 @@ impl Queue {
     /// [`QueueError`]: an illegal size, a part outside guest memory, a misaligned part.
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Queue, QueueError> {
         let QueueConfig { layout, size, .. } = config;
-        let legal =
-            (1..=MAX_QUEUE_SIZE).contains(&size) && (layout == RingFormat::Packed || size.is_power_of_two());
+        let legal = (1..=MAX_QUEUE_SIZE).contains(&size)
+            && (layout == RingFormat::Packed || size.is_power_of_two());
         if !legal {
             return Err(QueueError::Size { size, layout });
         }
@@ -133,7 +135,8 @@ impl Queue {
         })
     }
 
-    /// Says which of its device's queues it is: the lane that probes name. Zero if it was never said.
+    /// Says which of its device's queues it is: the lane that probes name. Zero if it was never
+    /// said.
     pub fn set_index(&mut self, index: u16) {
         self.requests.iter_mut().for_each(|request| request.lane = index);
     }
@@ -148,7 +151,8 @@ impl Queue {
         let found = match &mut self.ring {
             Ring::Split(ring) => SplitMarks::new(part, size, ring.used()).map(|(marks, left)| {
                 // Of the descriptors there are as many, at most.
-                left.iter().for_each(|left| ring.goes_on(u16::try_from(left.len()).unwrap_or(size)));
+                left.iter()
+                    .for_each(|left| ring.goes_on(u16::try_from(left.len()).unwrap_or(size)));
                 (Marks::Split(marks), left)
             }),
             Ring::Packed(ring) => {
@@ -237,7 +241,9 @@ impl Queue {
         let name = tracker.pending.pop_front().ok_or(lost)?;
         let request = &mut self.requests[usize::from(slot)];
         match (&mut self.ring, &mut tracker.marks) {
-            (Ring::Split(ring), _) => ring.take_chain(name, &self.memory, &mut self.hint, request)?,
+            (Ring::Split(ring), _) => {
+                ring.take_chain(name, &self.memory, &mut self.hint, request)?
+            }
             (Ring::Packed(ring), Marks::Packed(marks)) => {
                 ring.retake(marks.left(name), &self.memory, &mut self.hint, request)?;
                 marks.retaken(slot, name);
@@ -289,9 +295,11 @@ impl Queue {
         Ok(Slot(slot))
     }
 
-    /// Puts the request that was taken last back into the ring, as if it had not been taken: for one that would hold up the end of the
-    /// device, and whose effects may happen twice. Then the one before it is the last, unless it was answered already. Says whether it was
-    /// the last, and is back. One that was taken again after another device ([`Queue::track`]) never is: it is not in the ring.
+    /// Puts the request that was taken last back into the ring, as if it had not been taken: for
+    /// one that would hold up the end of the device, and whose effects may happen twice. Then the
+    /// one before it is the last, unless it was answered already. Says whether it was the last, and
+    /// is back. One that was taken again after another device ([`Queue::track`]) never is: it is
+    /// not in the ring.
     ///
     /// # Panics
     /// When `slot` is not from this queue.
@@ -375,8 +383,8 @@ impl Queue {
             _ => 0,
         };
         //= virtio 2.7.8.2
-        //# The device MUST write at least len bytes to descriptor, beginning at the first device-writable buffer, prior
-        //# to updating the used idx.
+        //# The device MUST write at least len bytes to descriptor, beginning at the first
+        //# device-writable buffer, prior to updating the used idx.
         // So the status byte, which is the last one, counts only if all before it was written, too.
         let len = if written == request.room { written + 1 } else { written };
         let len = u32::try_from(len).unwrap_or(u32::MAX);
@@ -432,7 +440,8 @@ impl Queue {
         }
     }
 
-    /// Shows all answers to the driver at once. Returns whether the driver wants to be signalled for them.
+    /// Shows all answers to the driver at once. Returns whether the driver wants to be signalled
+    /// for them.
     #[inline]
     pub fn show(&mut self) -> bool {
         let signal = match &mut self.ring {
@@ -451,15 +460,16 @@ impl Queue {
             (Ring::Packed(ring), Some(Marks::Packed(marks))) => signal |= marks.show(ring),
             _ => {}
         }
-        // After the writes: a page that is copied between its mark and the write would be copied too early.
+        // After the writes: a page that is copied between its mark and the write would be copied
+        // too early.
         if self.unlogged {
             self.log_ring();
         }
         signal
     }
 
-    /// Asks the driver for a kick at the next request. Returns true when one came meanwhile, for which there may be
-    /// no kick: look again.
+    /// Asks the driver for a kick at the next request. Returns true when one came meanwhile, for
+    /// which there may be no kick: look again.
     ///
     /// # Errors
     /// [`Broken`], as [`Queue::take`].
@@ -541,8 +551,12 @@ impl Queue {
     /// [`QueueError`] when the ring itself is not in the new memory; the queue is broken then.
     pub fn set_memory(&mut self, memory: Arc<GuestMemory>) -> Result<(), QueueError> {
         let parts = match &mut self.ring {
-            Ring::Split(ring) => split_parts(&self.config, &memory).map(|parts| ring.set_parts(parts)),
-            Ring::Packed(ring) => packed_parts(&self.config, &memory).map(|parts| ring.set_parts(parts)),
+            Ring::Split(ring) => {
+                split_parts(&self.config, &memory).map(|parts| ring.set_parts(parts))
+            }
+            Ring::Packed(ring) => {
+                packed_parts(&self.config, &memory).map(|parts| ring.set_parts(parts))
+            }
         };
         if let Err(error) = parts {
             self.fail(Broken::RingUnmapped);
@@ -559,8 +573,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Begins or ends the logging of written pages; `ring` is the guest physical address at which writes to the used
-    /// ring are logged.
+    /// Begins or ends the logging of written pages; `ring` is the guest physical address at which
+    /// writes to the used ring are logged.
     pub fn set_log(&mut self, log: Option<Arc<DirtyLog>>, ring: Option<u64>) {
         self.answer_is_slow = log.is_some() || self.tracker.is_some();
         self.log = log;
@@ -577,23 +591,25 @@ impl Queue {
     fn is_ring_lost(&self) -> bool {
         let is_lost = |part: *mut u8| fault::has_tripped(part as usize, 1);
         let parts = match self.config.layout {
-            RingFormat::Split => split_parts(&self.config, &self.memory).map(|p| [p.desc, p.avail, p.used]),
-            RingFormat::Packed => {
-                packed_parts(&self.config, &self.memory).map(|p| [p.ring, p.driver_event, p.device_event])
+            RingFormat::Split => {
+                split_parts(&self.config, &self.memory).map(|p| [p.desc, p.avail, p.used])
             }
+            RingFormat::Packed => packed_parts(&self.config, &self.memory)
+                .map(|p| [p.ring, p.driver_event, p.device_event]),
         };
         parts.map_or(true, |parts| parts.into_iter().any(is_lost))
     }
 
-    /// The part of the ring that the device writes is small: the whole of it is marked, once a batch.
+    /// The part of the ring that the device writes is small: the whole of it is marked, once a
+    /// batch.
     #[cold]
     fn log_ring(&mut self) {
         self.unlogged = false;
         let (Some(log), Some(addr)) = (&self.log, self.config.log_addr) else { return };
         match self.config.layout {
             RingFormat::Split => log.mark(addr, split::part_sizes(self.config.size).2),
-            // Here the address that the front end gives is the device event structure's; the used descriptors are in
-            // the descriptor ring.
+            // Here the address that the front end gives is the device event structure's; the used
+            // descriptors are in the descriptor ring.
             RingFormat::Packed => {
                 let (ring, _, device) = packed::part_sizes(self.config.size);
                 log.mark(addr, device);
@@ -658,6 +674,6 @@ fn packed_parts(config: &QueueConfig, memory: &GuestMemory) -> Result<packed::Pa
     })
 }
 
-// SAFETY: the raw pointers inside refer to guest memory that `memory` and `retired` keep mapped; no thread but the
-// queue's owner uses them.
+// SAFETY: the raw pointers inside refer to guest memory that `memory` and `retired` keep mapped; no
+// thread but the queue's owner uses them.
 unsafe impl Send for Queue {}

@@ -88,8 +88,8 @@ impl SplitQueue {
 
     #[inline]
     fn u16_at(&self, part: *mut u8, offset: usize) -> &AtomicU16 {
-        // SAFETY: every caller stays inside the part, which is mapped and aligned to 2 as `new` demands; shared
-        // memory is only accessed through atomics and volatile operations.
+        // SAFETY: every caller stays inside the part, which is mapped and aligned to 2 as `new`
+        // demands; shared memory is only accessed through atomics and volatile operations.
         unsafe { AtomicU16::from_ptr(part.add(offset).cast()) }
     }
 
@@ -105,7 +105,11 @@ impl SplitQueue {
             // Acquire: the entries and descriptors that this index makes ours are read after it.
             let idx = u16::from_le(self.u16_at(self.parts.avail, 2).load(Ordering::Acquire));
             if idx.wrapping_sub(self.next_avail) > self.size {
-                return Err(Broken::AvailIndex { index: idx, next: self.next_avail, size: self.size });
+                return Err(Broken::AvailIndex {
+                    index: idx,
+                    next: self.next_avail,
+                    size: self.size,
+                });
             }
             self.avail_idx = idx;
         }
@@ -123,8 +127,9 @@ impl SplitQueue {
         request: &mut Request,
     ) -> Result<(), Broken> {
         let entry = usize::from(self.next_avail & self.mask());
-        let head =
-            u16::from_le(self.u16_at(self.parts.avail, RING_HEADER + 2 * entry).load(Ordering::Relaxed));
+        let head = u16::from_le(
+            self.u16_at(self.parts.avail, RING_HEADER + 2 * entry).load(Ordering::Relaxed),
+        );
         self.next_avail = self.next_avail.wrapping_add(1);
         self.take_chain(head, memory, hint, request)
     }
@@ -145,7 +150,8 @@ impl SplitQueue {
             if index >= self.size {
                 return Err(Broken::DescriptorIndex { index, size: self.size });
             }
-            // SAFETY: the index is below the size, the table is mapped for that many, aligned to 16.
+            // SAFETY: the index is below the size, the table is mapped for that many, aligned
+            // to 16.
             let descriptor =
                 unsafe { Descriptor::read(self.parts.desc.add(usize::from(index) * DESCRIPTOR)) };
             let (flags, next) = (descriptor.low, descriptor.high);
@@ -154,14 +160,14 @@ impl SplitQueue {
                     return Err(Broken::IndirectWithNext);
                 }
                 //= virtio 2.7.5.3.2
-                //# The device MUST ignore the write-only flag (flags&VIRTQ_DESC_F_WRITE) in the descriptor that refers
-                //# to an indirect table.
+                //# The device MUST ignore the write-only flag (flags&VIRTQ_DESC_F_WRITE) in the
+                //# descriptor that refers to an indirect table.
                 let Some(whole) = collect_indirect(&mut chain, walk, descriptor) else {
                     return Err(chain.why());
                 };
                 //= virtio 2.7.5.3.2
-                //# The device MUST handle the case of zero or more normal chained descriptors followed by a single
-                //# descriptor with flags&VIRTQ_DESC_F_INDIRECT.
+                //# The device MUST handle the case of zero or more normal chained descriptors
+                //# followed by a single descriptor with flags&VIRTQ_DESC_F_INDIRECT.
                 walk = whole;
             } else {
                 let Descriptor { addr, len, .. } = descriptor;
@@ -192,7 +198,8 @@ impl SplitQueue {
     pub(crate) fn put_used(&mut self, id: u16, len: u32) {
         let entry = usize::from(self.next_used & self.mask());
         let word = (u64::from(id) | (u64::from(len) << 32)).to_le();
-        // SAFETY: the entry is inside the used ring, which is mapped. Entries are 4-byte aligned only.
+        // SAFETY: the entry is inside the used ring, which is mapped. Entries are 4-byte aligned
+        // only.
         unsafe { self.parts.used.add(RING_HEADER + 8 * entry).cast::<u64>().write_unaligned(word) };
         self.next_used = self.next_used.wrapping_add(1);
     }
@@ -207,20 +214,21 @@ impl SplitQueue {
         //= virtio 2.7.8.2
         //# The device MUST set len prior to updating the used idx.
         //= virtio 2.7.8.2
-        //# The device MUST write at least len bytes to descriptor, beginning at the first device-writable buffer, prior
-        //# to updating the used idx.
+        //# The device MUST write at least len bytes to descriptor, beginning at the first
+        //# device-writable buffer, prior to updating the used idx.
         // Release: the entries are visible before the index.
         self.used_idx().store(new.to_le(), Ordering::Release);
         self.published = new;
         crate::kill_point();
-        // The index must be visible before the driver's wish is read: it does the two in the other order.
+        // The index must be visible before the driver's wish is read: it does the two in the other
+        // order.
         fence(Ordering::SeqCst);
         if self.event_idx {
             //= virtio 2.7.7.2
             //# The device MUST ignore the lower bit of flags.
             //= virtio 2.7.7.2
-            //# If the idx field in the used ring (which determined where that descriptor index was placed) was equal to
-            //# used_event, the device MUST send a notification.
+            //# If the idx field in the used ring (which determined where that descriptor index was
+            //# placed) was equal to used_event, the device MUST send a notification.
             let event = self.u16_at(self.parts.avail, RING_HEADER + 2 * usize::from(self.size));
             need_event(u16::from_le(event.load(Ordering::Relaxed)), new, old)
         } else {
@@ -228,11 +236,14 @@ impl SplitQueue {
             //# The device MUST ignore the used_event value.
             //= virtio 2.7.7.2
             //# If flags is 0, the device MUST send a notification.
-            u16::from_le(self.u16_at(self.parts.avail, 0).load(Ordering::Relaxed)) & AVAIL_NO_INTERRUPT == 0
+            u16::from_le(self.u16_at(self.parts.avail, 0).load(Ordering::Relaxed))
+                & AVAIL_NO_INTERRUPT
+                == 0
         }
     }
 
-    /// Asks the driver for a kick. Returns whether chains came meanwhile, for which there may be none.
+    /// Asks the driver for a kick. Returns whether chains came meanwhile, for which there may be
+    /// none.
     pub(crate) fn enable_notify(&mut self) -> Result<bool, Broken> {
         if self.event_idx {
             let event = self.u16_at(self.parts.used, RING_HEADER + 8 * usize::from(self.size));
@@ -240,7 +251,8 @@ impl SplitQueue {
         } else {
             self.u16_at(self.parts.used, 0).store(0, Ordering::Relaxed);
         }
-        // The wish must be visible before the index is read: the driver does the two in the other order.
+        // The wish must be visible before the index is read: the driver does the two in the other
+        // order.
         fence(Ordering::SeqCst);
         Ok(self.available()? > 0)
     }
@@ -261,7 +273,11 @@ impl SplitQueue {
 /// Collects all buffers of a split ring's indirect table: a chain of its own (2.7.5.3). None means
 /// an error: [`Collector::why`].
 #[inline(always)]
-fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descriptor) -> Option<Walk> {
+fn collect_indirect(
+    chain: &mut Collector<'_>,
+    mut walk: Walk,
+    descriptor: Descriptor,
+) -> Option<Walk> {
     let table = chain.indirect(walk, descriptor.addr, descriptor.len)?;
     let mut index = 0;
     for _ in 0..table.entries {
@@ -282,7 +298,11 @@ fn collect_indirect(chain: &mut Collector<'_>, mut walk: Walk, descriptor: Descr
         index = next;
     }
     // The last one may have named one that is not there; that is not read.
-    if index < table.entries { chain.fail(Broken::Loop) } else { chain.read_slow(table, 0, index).and(None) }
+    if index < table.entries {
+        chain.fail(Broken::Loop)
+    } else {
+        chain.read_slow(table, 0, index).and(None)
+    }
 }
 
 /// True if an index that moved from `old` to `new` passed `event` (2.7.10, `vring_need_event`).

@@ -21,10 +21,12 @@ const SECTORS: u32 = if cfg!(miri) { 1 } else { 4 };
 const DATA: u32 = 512 * SECTORS;
 
 fn guest_memory(arena: &Arena) -> Arc<GuestMemory> {
-    let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+    let spec =
+        RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
     #[cfg(not(miri))]
     let region = {
-        let file = std::fs::File::from(arena.fd().expect("a memfd").try_clone_to_owned().expect("dup"));
+        let file =
+            std::fs::File::from(arena.fd().expect("a memfd").try_clone_to_owned().expect("dup"));
         Region::map(spec, &file).expect("map")
     };
     #[cfg(miri)]
@@ -84,8 +86,11 @@ fn serve(device: &mut Queue, slot: Slot) {
             match kind {
                 // SAFETY: as above.
                 vlane_ring::Kind::In => unsafe { byte.write_volatile(pattern(sector, at)) },
-                // SAFETY: as above.
-                vlane_ring::Kind::Out => assert_eq!(unsafe { byte.read_volatile() }, pattern(sector, at)),
+                vlane_ring::Kind::Out => {
+                    // SAFETY: as above.
+                    let written = unsafe { byte.read_volatile() };
+                    assert_eq!(written, pattern(sector, at));
+                }
                 other => panic!("{other:?} has data"),
             }
             at += 1;
@@ -214,7 +219,8 @@ fn shape() -> impl Strategy<Value = Shape> {
 fn used_flags_suppress_kicks_without_event_index() {
     use std::os::unix::fs::FileExt;
     for event_idx in [false, true] {
-        let shape = Shape { packed: false, event_idx, indirect: false, depth: 4, segments: 1, size: None };
+        let shape =
+            Shape { packed: false, event_idx, indirect: false, depth: 4, segments: 1, size: None };
         let (arena, driver, mut device) = pair(shape);
         let memory = std::fs::File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
         let flags = || {
@@ -242,8 +248,8 @@ proptest! {
     //= virtio 2.7.7.2, test
     //# The device MUST ignore the lower bit of flags.
     //= virtio 2.7.7.2, test
-    //# If the idx field in the used ring (which determined where that descriptor index was placed) was equal to
-    //# used_event, the device MUST send a notification.
+    //# If the idx field in the used ring (which determined where that descriptor index was placed)
+    //# was equal to used_event, the device MUST send a notification.
     //= virtio 2.7.10.2, test
     //# The device MUST handle spurious notifications from the driver.
     fn no_interleaving_loses_a_request_or_a_wakeup(shape in shape(), ops in prop::collection::vec(op(), 1..if cfg!(miri) { 60 } else { 300 })) {
@@ -397,13 +403,14 @@ fn stress(shape: Shape, rounds: u64, polls: u32) {
 //= virtio 2.7.8.2, test
 //# The device MUST set len prior to updating the used idx.
 //= virtio 2.7.8.2, test
-//# The device MUST write at least len bytes to descriptor, beginning at the first device-writable buffer, prior to
-//# updating the used idx.
+//# The device MUST write at least len bytes to descriptor, beginning at the first device-writable
+//# buffer, prior to updating the used idx.
 fn two_sleeping_threads_always_wake() {
     let rounds = if cfg!(miri) { 8 } else { 20_000 };
     for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
         for (depth, polls) in [(1, 0), (4, 0), (16, 3)] {
-            let shape = Shape { packed, event_idx, indirect: depth == 4, depth, segments: 2, size: None };
+            let shape =
+                Shape { packed, event_idx, indirect: depth == 4, depth, segments: 2, size: None };
             let size = depth * if shape.indirect { 1 } else { 4 };
             stress(Shape { size: Some(size), ..shape }, rounds, polls);
         }

@@ -1,5 +1,5 @@
-//! Guest memory against a map of intervals; the dirty log against a set of pages; and memory that is replaced while
-//! requests are in flight.
+//! Guest memory against a map of intervals; the dirty log against a set of pages; and memory that
+//! is replaced while requests are in flight.
 
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -34,7 +34,12 @@ const RING: u64 = 0x100_0000;
 const RING_SIZE: u64 = 0x2000;
 
 /// Asks a queue for one buffer: its pieces as (offset in the file of its region, bytes).
-fn probe(memory: &Arc<GuestMemory>, ring: &File, addr: u64, len: u32) -> Result<Vec<(usize, usize)>, Broken> {
+fn probe(
+    memory: &Arc<GuestMemory>,
+    ring: &File,
+    addr: u64,
+    len: u32,
+) -> Result<Vec<(usize, usize)>, Broken> {
     let chain = [
         Desc { addr: RING + 0x1000, len: 16, flags: NEXT, link: 1 },
         Desc { addr, len, flags: NEXT | WRITE, link: 2 },
@@ -170,7 +175,10 @@ fn oversized_log_or_region_is_refused() {
     assert!(matches!(DirtyLog::map(&short, 0, PAGE + 1), Err(MemoryError::FileTooShort { .. })));
     assert!(matches!(DirtyLog::map(&short, 0, 0), Err(MemoryError::BadSize { .. })));
     assert!(matches!(DirtyLog::map(&short, 100, 8), Err(MemoryError::BadSize { .. })));
-    assert!(matches!(DirtyLog::map(&short, u64::MAX - 4095, 4096), Err(MemoryError::BadSize { .. })));
+    assert!(matches!(
+        DirtyLog::map(&short, u64::MAX - 4095, 4096),
+        Err(MemoryError::BadSize { .. })
+    ));
     DirtyLog::map(&short, 0, u64::MAX).expect_err("as long as the address space").to_string();
     let map = |spec| Region::map(spec, &short);
     let one = RegionSpec { guest: PAGE, size: PAGE, user: PAGE, offset: 0 };
@@ -265,7 +273,9 @@ impl Session {
             self.ring.write_all_at(&desc.split(), 16 * i).unwrap();
         }
         self.ring.write_all_at(&header(0, 0, 0), 0x1000).unwrap();
-        self.ring.write_all_at(&(4 * n).to_le_bytes(), 0x404 + 2 * u64::from(self.next % 16)).unwrap();
+        self.ring
+            .write_all_at(&(4 * n).to_le_bytes(), 0x404 + 2 * u64::from(self.next % 16))
+            .unwrap();
         self.next += 1;
         self.ring.write_all_at(&self.next.to_le_bytes(), 0x402).unwrap();
         let slot = queue.take().expect("legal").expect("available");
@@ -285,7 +295,8 @@ fn replaced_memory_lives_until_last_answer() {
         let guest = 0x10_0000 + 0x1_0000 * generation as u64;
         let slot = session.take(&mut queue, guest);
         let host = queue.request(slot).buffers()[0].iov_base.cast::<u8>();
-        // SAFETY: a page that the queue keeps mapped while the request is in flight, which the test looks at.
+        // SAFETY: a page that the queue keeps mapped while the request is in flight, which the test
+        // looks at.
         unsafe { host.write_bytes(generation as u8 + 1, 4096) };
         taken.push((slot, Arc::downgrade(queue.memory())));
         let next = session.memory(guest + 0x1_0000);

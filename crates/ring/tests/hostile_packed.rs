@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use vlane_ring::{Broken, MAX_BUFFERS, Queue, RingFormat, Slot, Status};
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_0800, 0x1_0804];
-const REGIONS: [(u64, usize); 3] = [(0x1_0000, 0x2000), (0x1_2000, 0x1001), (u64::MAX - 0xfff, 0xfff)];
+const REGIONS: [(u64, usize); 3] =
+    [(0x1_0000, 0x2000), (0x1_2000, 0x1001), (u64::MAX - 0xfff, 0xfff)];
 const TABLE: u64 = 0x1_1000;
 
 #[derive(Debug, Clone)]
@@ -37,7 +38,8 @@ fn desc() -> impl Strategy<Value = Desc> {
         1 => any::<u64>(),
     ];
     let len = prop_oneof![8 => Just(16u32), 4 => (0u32..40).prop_map(|n| 16 * n), 4 => 0u32..600, 1 => any::<u32>()];
-    let marks = prop_oneof![8 => Just(AVAIL), 8 => Just(USED), 1 => Just(0), 1 => Just(AVAIL | USED)];
+    let marks =
+        prop_oneof![8 => Just(AVAIL), 8 => Just(USED), 1 => Just(0), 1 => Just(AVAIL | USED)];
     let flags = prop_oneof![
         6 => Just(NEXT), 6 => Just(WRITE), 4 => Just(NEXT | WRITE), 4 => Just(INDIRECT), 2 => Just(0),
         1 => any::<u16>(),
@@ -152,7 +154,9 @@ fn endless_chains_are_cut_off() {
         let config = config(RingFormat::Packed, size, false, 0x8000_8000, parts);
         Queue::new(config, ram.memory.clone()).expect("queue")
     };
-    let put = |desc: Desc| (0..u64::from(size)).for_each(|i| ram.write(parts[0] + 16 * i, &desc.packed()));
+    let put = |desc: Desc| {
+        (0..u64::from(size)).for_each(|i| ram.write(parts[0] + 16 * i, &desc.packed()))
+    };
     let link = Desc { addr: 0x1_0000, len: 1, flags: NEXT | AVAIL, link: 0 };
     put(link);
     assert_eq!(make().take(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
@@ -163,7 +167,10 @@ fn endless_chains_are_cut_off() {
     ram.write(parts[0], &table.packed());
     assert_eq!(make().take(), Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
     for len in [0, 8, 24, 0x10_0000, !15] {
-        ram.write(parts[0], &Desc { addr: 0xa_0000, len, flags: INDIRECT | AVAIL, link: 0 }.packed());
+        ram.write(
+            parts[0],
+            &Desc { addr: 0xa_0000, len, flags: INDIRECT | AVAIL, link: 0 }.packed(),
+        );
         assert_eq!(make().take(), Err(Broken::BadIndirectTable { addr: 0xa_0000, len }));
     }
 }

@@ -54,10 +54,16 @@ impl Guest {
     fn new(shape: Shape) -> Guest {
         let Shape { packed, event_idx, indirect, depth, segments } = shape;
         let format = if packed { Format::Packed } else { Format::Split };
-        let options = BlkOptions { format, size: None, depth, data: DATA, segments, indirect, event_idx };
+        let options =
+            BlkOptions { format, size: None, depth, data: DATA, segments, indirect, event_idx };
         let arena = Arena::new(0x8000_0000, options.arena_bytes().unwrap()).unwrap();
         let driver = BlkQueue::new(&arena, options).unwrap();
-        let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+        let spec = RegionSpec {
+            guest: arena.base(),
+            size: arena.size(),
+            user: arena.user_addr(),
+            offset: 0,
+        };
         let mapped = File::from(arena.fd().unwrap().try_clone_to_owned().unwrap());
         let memory = Arc::new(GuestMemory::new(vec![Region::map(spec, &mapped).unwrap()]).unwrap());
         let size = driver.layout().size;
@@ -71,7 +77,8 @@ impl Guest {
         InflightRegion::map(&self.file, 0, self.bytes, QUEUES, self.driver.layout().size).unwrap()
     }
 
-    /// A device as QEMU sets it up after another one: split rings begin at the used index, packed ones where they began once.
+    /// A device as QEMU sets it up after another one: split rings begin at the used index, packed
+    /// ones where they began once.
     fn device(&self) -> Queue {
         let mut queue = self.untracked();
         queue.track(self.region().part(INDEX).unwrap());
@@ -219,7 +226,8 @@ fn begin(guest: &Guest, work: &mut Work, checks: bool) -> Queue {
     let mut device = guest.device();
     let before = std::mem::take(work);
     let outstanding = guest.outstanding();
-    let expected: Vec<u64> = before.order.into_iter().filter(|sector| outstanding.contains(sector)).collect();
+    let expected: Vec<u64> =
+        before.order.into_iter().filter(|sector| outstanding.contains(sector)).collect();
     work.order.clone_from(&expected);
     while device.is_replaying() {
         assert!(device.has_available());
@@ -228,7 +236,8 @@ fn begin(guest: &Guest, work: &mut Work, checks: bool) -> Queue {
     let again: Vec<u64> = work.taken.iter().map(|(_, sector)| *sector).collect();
     work.order.clone_from(&again);
     if checks {
-        // The last one may have been marked without having been seen taken here, or put back without its mark.
+        // The last one may have been marked without having been seen taken here, or put back
+        // without its mark.
         assert!(again.len().abs_diff(expected.len()) <= 1, "{again:?} instead of {expected:?}");
         let common = again.len().min(expected.len());
         assert_eq!(again[..common], expected[..common]);
@@ -282,7 +291,11 @@ fn kill_after_any_store_loses_no_request() {
         steps.extend([Step::Take; 4]);
         steps.extend([Step::PutBack, Step::Take]);
         steps.extend([2, 0, 1].map(Step::Answer));
-        steps.extend([if round % 2 == 0 { Step::Publish } else { Step::Reap }, Step::Answer(0), Step::Reap]);
+        steps.extend([
+            if round % 2 == 0 { Step::Publish } else { Step::Reap },
+            Step::Answer(0),
+            Step::Reap,
+        ]);
     }
     let mut kills = 0;
     for packed in [false, true] {
@@ -300,7 +313,8 @@ fn kill_after_any_store_loses_no_request() {
     assert!(kills > 800, "{kills}");
 }
 
-const SPLIT: Shape = Shape { packed: false, event_idx: true, indirect: true, depth: 4, segments: 1 };
+const SPLIT: Shape =
+    Shape { packed: false, event_idx: true, indirect: true, depth: 4, segments: 1 };
 const PACKED: Shape = Shape { packed: true, ..SPLIT };
 
 /// Slot 0, alone: no code may take it for "none" (elsewhere some did).
@@ -356,8 +370,8 @@ fn wrapped_rings_behave_the_same() {
     }
 }
 
-/// The answer is in the ring and its mark still there, when the guest has written the same place anew: the old write must not come back.
-/// That holds for any mark of the request.
+/// The answer is in the ring and its mark still there, when the guest has written the same place
+/// anew: the old write must not come back. That holds for any mark of the request.
 #[test]
 fn seen_answer_is_never_done_again() {
     for shape in [SPLIT, PACKED] {

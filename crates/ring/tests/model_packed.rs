@@ -114,7 +114,12 @@ impl<'a> World<'a> {
                 let entry = Desc { flags: desc.flags | 5, link: 77, ..*desc };
                 self.ram.write(page + 32 + 16 * i as u64, &entry.packed());
             }
-            chain = vec![Desc { addr: page + 32, len: 16 * chain.len() as u32, flags: INDIRECT, link: 0 }];
+            chain = vec![Desc {
+                addr: page + 32,
+                len: 16 * chain.len() as u32,
+                flags: INDIRECT,
+                link: 0,
+            }];
         }
         let kick = self.driver.add(&chain, tag);
         let Some(kick) = kick else { return };
@@ -183,7 +188,9 @@ impl<'a> World<'a> {
         match op {
             Op::Add { sectors, indirect } => self.add(*sectors, *indirect),
             Op::Pop => self.pop(),
-            Op::Complete(pick) if !self.taken.is_empty() => self.complete(pick.index(self.taken.len())),
+            Op::Complete(pick) if !self.taken.is_empty() => {
+                self.complete(pick.index(self.taken.len()))
+            }
             Op::Publish => self.publish(),
             Op::Reap => self.reap(),
             Op::Wish(wish) => {
@@ -215,7 +222,8 @@ impl<'a> World<'a> {
                     // Other devices leave other words: all kicks, no kicks.
                     other => self.ram.write(PARTS[2], &[0, 0, other as u8 - 1, 0]),
                 }
-                self.queue = Queue::new(self.driver.config(base), self.ram.memory.clone()).expect("queue");
+                self.queue =
+                    Queue::new(self.driver.config(base), self.ram.memory.clone()).expect("queue");
                 assert_eq!(self.queue.base(), base);
                 self.queue.disable_notify();
                 self.asleep = false;
@@ -239,7 +247,8 @@ impl<'a> World<'a> {
 
     /// Another device comes, and gets only the place where the first one began.
     fn succeed(&mut self) {
-        self.queue = Queue::new(self.driver.config(0x8000_8000), self.ram.memory.clone()).expect("queue");
+        self.queue =
+            Queue::new(self.driver.config(0x8000_8000), self.ram.memory.clone()).expect("queue");
         // As a lane does.
         self.queue.disable_notify();
         self.asleep = false;
@@ -250,7 +259,8 @@ impl<'a> World<'a> {
         let first_waiting = self.waiting.front().map_or(self.next_tag, |(tag, _)| *tag);
         let shown: Vec<u64> = self.completed.iter().map(|(tag, _)| *tag).collect();
         let held = self.driver.held.values().map(|(_, tag)| *tag);
-        let mut undone: Vec<u64> = held.filter(|tag| *tag < first_waiting && !shown.contains(tag)).collect();
+        let mut undone: Vec<u64> =
+            held.filter(|tag| *tag < first_waiting && !shown.contains(tag)).collect();
         undone.sort_unstable();
         for tag in undone.into_iter().rev() {
             self.waiting.push_front((tag, self.sectors[tag as usize]));
@@ -293,14 +303,17 @@ proptest! {
 
     #[test]
     //= virtio 2.8.12, test
-    //# The device MUST start processing driver descriptors in the order in which they appear in the ring.
+    //# The device MUST start processing driver descriptors in the order in which they appear in the
+    //# ring.
     //= virtio 2.8.12, test
-    //# The device MUST start writing device descriptors into the ring in the order in which they complete.
+    //# The device MUST start writing device descriptors into the ring in the order in which they
+    //# complete.
     //= virtio 2.8.15, test
-    //# A device MUST NOT change a descriptor after changing it's the VIRTQ_DESC_F_USED bit in its flags.
+    //# A device MUST NOT change a descriptor after changing it's the VIRTQ_DESC_F_USED bit in its
+    //# flags.
     //= virtio 2.8.18, test
-    //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same order that they were
-    //# made available by the driver.
+    //# The device MUST use descriptors in a list chained by the VIRTQ_DESC_F_NEXT flag in the same
+    //# order that they were made available by the driver.
     fn every_chain_is_taken_and_returned_once(
         size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
         event_idx: bool,
@@ -323,7 +336,8 @@ proptest! {
     fn next_device_does_only_unanswered_requests(
         size in prop_oneof![1u16..20, Just(1u16), Just(2), Just(127)],
         event_idx: bool,
-        // As Linux does it: a chain is one descriptor of the ring. Or as any driver may, with no tables or with some.
+        // As Linux does it: a chain is one descriptor of the ring. Or as any driver may, with no
+        // tables or with some.
         tables in prop_oneof![Just(Some(true)), Just(Some(false)), Just(None)],
         rounds in prop::collection::vec((prop::collection::vec(op(), 1..60), any::<bool>()), 1..4),
     ) {
@@ -421,8 +435,8 @@ fn rest_of_long_chain_is_no_request() {
     }
 }
 
-/// Other devices leave old words, and other drivers' rings leave theirs. The ring shows that the front end is right.
-/// The ring itself shows its place.
+/// Other devices leave old words, and other drivers' rings leave theirs. The ring shows that the
+/// front end is right. The ring itself shows its place.
 #[test]
 fn old_event_word_does_not_stop_ring() {
     for event_idx in [false, true] {
@@ -437,7 +451,10 @@ fn old_event_word_does_not_stop_ring() {
                 world.reap();
             }
             let base = world.queue.base();
-            ram.write(PARTS[2], &[word, 0x80 * (count as u8 % 2), if event_idx { 2 } else { 0 }, 0]);
+            ram.write(
+                PARTS[2],
+                &[word, 0x80 * (count as u8 % 2), if event_idx { 2 } else { 0 }, 0],
+            );
             world.queue = Queue::new(world.driver.config(base), ram.memory.clone()).expect("queue");
             assert!(world.goes_on(), "{count}, {word}");
             assert_eq!(world.queue.base(), base, "{count}, {word}");
@@ -447,12 +464,13 @@ fn old_event_word_does_not_stop_ring() {
     }
 }
 
-/// Position 0 with both counters at 0 is the base of a fresh ring for some front ends, and of one that went round: also
-/// of one whose first descriptor is the middle of a chain, and looks untouched.
+/// Position 0 with both counters at 0 is the base of a fresh ring for some front ends, and of one
+/// that went round: also of one whose first descriptor is the middle of a chain, and looks
+/// untouched.
 #[test]
 //= virtio 2.8.15, test
-//# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags being changed (e.g. as
-//# compared to the initial zero value).
+//# A device MUST NOT use a descriptor unless it observes the VIRTQ_DESC_F_AVAIL bit in its flags
+//# being changed (e.g. as compared to the initial zero value).
 fn wrapped_ring_is_not_taken_as_fresh() {
     let ram = Ram::new(&REGIONS);
     let mut world = World::new(&ram, 3, false);
@@ -510,7 +528,8 @@ fn largest_ring_wraps() {
     }
 }
 
-/// A driver that breaks the rules may make it: neither a panic, nor a signal that is missed wherever the event lies.
+/// A driver that breaks the rules may make it: neither a panic, nor a signal that is missed
+/// wherever the event lies.
 #[test]
 fn batch_beyond_ring_size_is_signalled() {
     let ram = Ram::new(&REGIONS);
@@ -525,7 +544,8 @@ fn batch_beyond_ring_size_is_signalled() {
             // A driver begins with a ring of zeroes.
             ram.write(PARTS[0], &[0; 3 * 16]);
             let mut driver = PackedDriver::new(&ram, 3, true, PARTS);
-            let mut queue = Queue::new(driver.config(0x8000_8000), ram.memory.clone()).expect("queue");
+            let mut queue =
+                Queue::new(driver.config(0x8000_8000), ram.memory.clone()).expect("queue");
             driver.wish(Wish::At(Place { index, wrap }));
             for _ in 0..rounds {
                 driver.add(&chain, 0).expect("room");

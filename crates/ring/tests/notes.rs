@@ -87,7 +87,10 @@ fn other_program_s_memory_has_no_notes() {
     file.set_len(1 << 20).unwrap();
     let bytes = InflightRegion::bytes(2, SIZE).unwrap();
     for other in [bytes - NOTES, bytes - NOTES + 128, 1 << 20] {
-        assert!(InflightRegion::map(&file, 0, other, 2, SIZE).unwrap().notes().is_none(), "{other}");
+        assert!(
+            InflightRegion::map(&file, 0, other, 2, SIZE).unwrap().notes().is_none(),
+            "{other}"
+        );
     }
 }
 

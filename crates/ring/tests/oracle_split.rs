@@ -1,7 +1,8 @@
 //! Split rings, legal, damaged and hostile, against two other readers: virtio-queue, which reads
 //! the same bytes, and the model, which gives the expected request.
 //!
-//! virtio-queue yields descriptors and checks less, so the two may differ in these points, and in no other:
+//! virtio-queue yields descriptors and checks less, so the two may differ in these points, and in
+//! no other:
 //!
 //! | the ring has | virtio-queue | vlane |
 //! |---|---|---|
@@ -26,7 +27,8 @@ use virtio_queue::{Queue as Oracle, QueueOwnedT, QueueT};
 use vlane_ring::{Broken, Queue, RingFormat, Slot, Status};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// The rings and tables; beside it another region; beyond a hole one of odd size; one at the end of the world.
+/// The rings and tables; beside it another region; beyond a hole one of odd size; one at the end of
+/// the world.
 const REGIONS: [(u64, usize); 4] =
     [(0x1_0000, 0x8000), (0x1_8000, 0x1000), (0x2_0000, 0x2345), (u64::MAX - 0x1fff, 0x1fff)];
 const TABLE: u64 = 0x1_0000;
@@ -34,7 +36,8 @@ const AVAIL: u64 = 0x1_0800;
 const USED: u64 = 0x1_0c00;
 /// Eight indirect tables of 64 entries; the last one ends where the first region does, or continues
 /// in the second.
-const INDIRECTS: [u64; 8] = [0x1_1000, 0x1_1400, 0x1_1801, 0x1_1c08, 0x1_2000, 0x1_7c00, 0x1_7f80, 0x1_7f88];
+const INDIRECTS: [u64; 8] =
+    [0x1_1000, 0x1_1400, 0x1_1801, 0x1_1c08, 0x1_2000, 0x1_7c00, 0x1_7f80, 0x1_7f88];
 /// Where the driver puts headers.
 const HEADERS: u64 = 0x1_3000;
 
@@ -98,7 +101,8 @@ fn desc() -> impl Strategy<Value = Desc> {
 }
 
 fn chain() -> impl Strategy<Value = Chain> {
-    let kind = prop_oneof![9 => prop::sample::select(vec![0u32, 1, 4, 8, 11, 13]), 1 => any::<u32>()];
+    let kind =
+        prop_oneof![9 => prop::sample::select(vec![0u32, 1, 4, 8, 11, 13]), 1 => any::<u32>()];
     let data = prop::collection::vec((addr(), len(), any::<bool>()), 0..12);
     let rare = |weight: u32| prop::bool::weighted(1.0 / f64::from(weight));
     (
@@ -278,7 +282,10 @@ impl Pair {
                 assert_eq!(self.ours.take(), Err(Broken::TooManyInFlight { size: self.size }));
                 return false;
             }
-            self.compare_walk(head, theirs.map(|d| (d.addr().0, d.len(), d.flags(), d.next())).collect());
+            self.compare_walk(
+                head,
+                theirs.map(|d| (d.addr().0, d.len(), d.flags(), d.next())).collect(),
+            );
             let expected = model::split_request(&self.ram, TABLE, self.size, head);
             match (self.ours.take(), expected) {
                 (Ok(Some(slot)), Ok(expected)) => {
@@ -296,7 +303,8 @@ impl Pair {
         }
     }
 
-    /// virtio-queue reads the descriptors that the model reads, but for the differences in the table above.
+    /// virtio-queue reads the descriptors that the model reads, but for the differences in the
+    /// table above.
     fn compare_walk(&self, head: u16, theirs: Vec<(u64, u32, u16, u16)>) {
         let (descs, fault) = model::walk_split(&self.ram, TABLE, self.size, head);
         if matches!(fault, Some(Broken::IndirectWithNext | Broken::BadAddress { .. })) {
@@ -344,11 +352,11 @@ proptest! {
 
     #[test]
     //= virtio 2.7.5.3.2, test
-    //# The device MUST ignore the write-only flag (flags&VIRTQ_DESC_F_WRITE) in the descriptor that refers to an
-    //# indirect table.
+    //# The device MUST ignore the write-only flag (flags&VIRTQ_DESC_F_WRITE) in the descriptor that
+    //# refers to an indirect table.
     //= virtio 2.7.5.3.2, test
-    //# The device MUST handle the case of zero or more normal chained descriptors followed by a single descriptor with
-    //# flags&VIRTQ_DESC_F_INDIRECT.
+    //# The device MUST handle the case of zero or more normal chained descriptors followed by a
+    //# single descriptor with flags&VIRTQ_DESC_F_INDIRECT.
     /// The test's own model agrees, too.
     fn any_ring_reads_as_in_virtio_queue(
         order in 0u32..7,
@@ -431,7 +439,8 @@ fn indices_wrap_at_65536() {
                 pair.put_chain(&chain);
             }
             pair.ram.write_u16(AVAIL + 2, pair.avail);
-            let event = pair.theirs.next_used().wrapping_add((random >> 16) as u16 % 20).wrapping_sub(8);
+            let event =
+                pair.theirs.next_used().wrapping_add((random >> 16) as u16 % 20).wrapping_sub(8);
             pair.ram.write_u16(AVAIL + 4 + 32, event);
             // Only the little that changed: the ring's page.
             let page = pair.ram.read(TABLE, 0x1000);

@@ -1,5 +1,5 @@
-//! virtio-blk requests: the framing is free, so however a request is cut into buffers, it is the same request; and
-//! every kind of misuse has its defined answer.
+//! virtio-blk requests: the framing is free, so however a request is cut into buffers, it is the
+//! same request; and every kind of misuse has its defined answer.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
 
@@ -86,7 +86,13 @@ fn writable(addr: u64, len: u32) -> Desc {
 }
 
 /// Cuts `len` bytes from `addr` on at these places, with empty buffers between.
-fn cut(addr: u64, len: u32, cuts: &[u32], empty: bool, make: impl Fn(u64, u32) -> Desc) -> Vec<Desc> {
+fn cut(
+    addr: u64,
+    len: u32,
+    cuts: &[u32],
+    empty: bool,
+    make: impl Fn(u64, u32) -> Desc,
+) -> Vec<Desc> {
     let mut at: Vec<u32> = cuts.iter().map(|c| c % (len + 1)).chain([0, len]).collect();
     at.sort_unstable();
     let pieces = at.windows(2).map(|w| make(addr + u64::from(w[0]), w[1] - w[0]));
@@ -211,20 +217,22 @@ fn kind_of(kind: u32, data: &[Desc], bytes: &[u8]) -> Kind {
 
 #[test]
 //= virtio 2.7.5.1, test
-//# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer (it MAY
-//# do so for debugging or diagnostic purposes).
+//# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a
+//# device-writable buffer (it MAY do so for debugging or diagnostic purposes).
 //= virtio 2.8.15, test
-//# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a device-writable buffer.
+//# A device MUST NOT write to a device-readable buffer, and a device SHOULD NOT read a
+//# device-writable buffer.
 //= virtio 5.2.6.2, test
-//# The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard, secure erase and write zeroes commands if
-//# any unknown flag is set.
+//# The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard, secure erase and write
+//# zeroes commands if any unknown flag is set.
 //= virtio 5.2.6.2, test
-//# Furthermore, the device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard commands if the unmap flag is
-//# set.
+//# Furthermore, the device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard commands if
+//# the unmap flag is set.
 //= virtio 5.2.6.2, test
-//# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject VIRTIO_BLK_T_ZONE_REPORT,
-//# VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE, VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND,
-//# VIRTIO_BLK_T_ZONE_RESET and VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
+//# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject
+//# VIRTIO_BLK_T_ZONE_REPORT, VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE,
+//# VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND, VIRTIO_BLK_T_ZONE_RESET and
+//# VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
 fn impossible_request_gets_the_right_status() {
     let (io_err, unsupported) = (Kind::Refused(Status::IoErr), Kind::Refused(Status::Unsupported));
     // Data in the wrong direction.
@@ -250,7 +258,10 @@ fn impossible_request_gets_the_right_status() {
         let sectors = |sectors: u32| [&[0; 8][..], &sectors.to_le_bytes(), &[0; 4]].concat();
         assert_eq!(kind_of(kind, &[readable(DATA, 16)], &sectors(MAX_RANGE_SECTORS)), ok);
         assert_eq!(kind_of(kind, &[readable(DATA, 16)], &sectors(MAX_RANGE_SECTORS + 1)), io_err);
-        assert_eq!(kind_of(kind, &[readable(DATA, 32)], &[sectors(8), sectors(u32::MAX)].concat()), io_err);
+        assert_eq!(
+            kind_of(kind, &[readable(DATA, 32)], &[sectors(8), sectors(u32::MAX)].concat()),
+            io_err
+        );
     }
     // Flags: unmap is for writing zeroes only; the others are for no kind.
     let flags = |flags: u8| [0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, flags, 0, 0, 0];
@@ -258,7 +269,10 @@ fn impossible_request_gets_the_right_status() {
     assert_eq!(kind_of(DISCARD, &[readable(DATA, 16)], &flags(1)), unsupported);
     assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16)], &flags(1)), Kind::WriteZeroes);
     assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16)], &flags(2)), unsupported);
-    assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 32)], &[flags(0), flags(4)].concat()), unsupported);
+    assert_eq!(
+        kind_of(WRITE_ZEROES, &[readable(DATA, 32)], &[flags(0), flags(4)].concat()),
+        unsupported
+    );
     // Unknown types: SCSI, secure erase, zones, the old barrier.
     for kind in [2, 3, 9, 10, 12, 14, 15, 16, 18, 20, 22, 24, 26, 0x8000_0000, u32::MAX] {
         assert_eq!(kind_of(kind, &[writable(DATA, 512)], &[]), unsupported);
@@ -277,7 +291,10 @@ fn overlong_request_is_refused() {
     ram.write(HEADER, &header(IN, 0, 0));
     for (more, expected) in [(None, Kind::In), (Some(512), io_err), (Some(0x80_0000), io_err)] {
         let mut chain = vec![readable(HEADER, 16)];
-        chain.extend(vec![writable(BUFFERS, 0x80_0000); usize::try_from(MAX_REQUEST >> 23).unwrap()]);
+        chain.extend(vec![
+            writable(BUFFERS, 0x80_0000);
+            usize::try_from(MAX_REQUEST >> 23).unwrap()
+        ]);
         chain.extend(more.map(|len| writable(BUFFERS, len)));
         chain.push(writable(STATUS, 1));
         let (queue, slot) = take(&ram, &chain, false, true);
@@ -289,7 +306,9 @@ fn overlong_request_is_refused() {
     chain.extend(vec![writable(DATA, 512); MAX_BUFFERS]);
     chain.push(writable(DATA, 513));
     let prepare = |ram: &Ram| ram.write(HEADER, &header(IN, 0, 0));
-    every_way(&chain, prepare, |_, queue, slot| assert_eq!(queue.request(slot.unwrap()).kind(), io_err));
+    every_way(&chain, prepare, |_, queue, slot| {
+        assert_eq!(queue.request(slot.unwrap()).kind(), io_err)
+    });
     chain.push(writable(STATUS, 1));
     every_way(&chain, prepare, |_, _, slot| {
         assert_eq!(slot, Err(Broken::ChainTooLong { limit: MAX_BUFFERS + 2 }));
@@ -306,7 +325,10 @@ fn malformed_chain_breaks_the_queue() {
     broken(&[readable(HEADER, 0)], Broken::NoStatus);
     broken(&[writable(STATUS, 1)], Broken::ShortHeader { len: 0 });
     broken(&[readable(HEADER, 15), writable(STATUS, 513)], Broken::ShortHeader { len: 15 });
-    broken(&[readable(HEADER, 7), readable(HEADER, 8), writable(STATUS, 1)], Broken::ShortHeader { len: 15 });
+    broken(
+        &[readable(HEADER, 7), readable(HEADER, 8), writable(STATUS, 1)],
+        Broken::ShortHeader { len: 15 },
+    );
     let turned = [readable(HEADER, 16), writable(STATUS, 1), readable(DATA, 512)];
     broken(&turned, Broken::ReadableAfterWritable);
 }
@@ -331,7 +353,13 @@ fn buffer_outside_memory_fails_only_its_request() {
             // The header itself; more data before and behind; an empty buffer between.
             vec![readable(addr, len), writable(DATA, 512), status],
             vec![readable(HEADER, 16), writable(DATA, 512), outside, writable(DATA, 512), status],
-            vec![readable(HEADER, 16), readable(addr, len), readable(DATA, 512), writable(0, 0), status],
+            vec![
+                readable(HEADER, 16),
+                readable(addr, len),
+                readable(DATA, 512),
+                writable(0, 0),
+                status,
+            ],
         ] {
             every_way(&chain, prepare, |ram, queue, slot| {
                 let slot = slot.expect("answered");
@@ -371,7 +399,8 @@ fn endless_buffers_outside_memory_break_the_queue() {
 
 #[test]
 fn serial_number_fills_20_bytes() {
-    let chain = [readable(HEADER, 16), writable(DATA, 8), writable(DATA + 8, 0x1000), writable(STATUS, 1)];
+    let chain =
+        [readable(HEADER, 16), writable(DATA, 8), writable(DATA + 8, 0x1000), writable(STATUS, 1)];
     let prepare = |ram: &Ram| {
         ram.write(HEADER, &header(GET_ID, 0, 0));
         ram.write(DATA, &[0xaa; 64]);

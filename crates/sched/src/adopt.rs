@@ -64,7 +64,8 @@ pub(crate) fn first_of(vcpu: &VcpuThreads) -> &[u32] {
 ///
 /// # Errors
 ///
-/// With what was taken so far, which is to be given back: the first refusal, or that there is none to take.
+/// With what was taken so far, which is to be given back: the first refusal, or that there is none
+/// to take.
 pub(crate) fn all<T>(
     vcpu: &VcpuThreads,
     mut take: impl FnMut(u32) -> Result<T>,
@@ -79,7 +80,8 @@ pub(crate) fn all<T>(
         }
     }
     if taken.is_empty() {
-        let none = || Error::new(ErrorKind::Gone, format!("{}: all its threads have ended", vcpu.name));
+        let none =
+            || Error::new(ErrorKind::Gone, format!("{}: all its threads have ended", vcpu.name));
         return Err((taken, alone.pop().unwrap_or_else(none)));
     }
     for error in alone {

@@ -34,7 +34,11 @@ pub fn load(
     // libelf wants it aligned; a vector is.
     let bytes = object.to_vec();
     let mut open = ObjectBuilder::default().open_memory(&bytes).map_err(|e| {
-        Error::caused_by(ErrorKind::Unsupported, format!("{whose}: libbpf cannot read the BPF program"), e)
+        Error::caused_by(
+            ErrorKind::Unsupported,
+            format!("{whose}: libbpf cannot read the BPF program"),
+            e,
+        )
     })?;
     prepare(&mut open)?;
     open.load().map_err(|e| refused(whose, "the kernel does not take the BPF program", e))

@@ -1,4 +1,5 @@
-//! The crate's error: a kind to match on, a context that says what failed, on what and what to do, and the cause.
+//! The crate's error: a kind to match on, a context that says what failed, on what and what to do,
+//! and the cause.
 
 /// The kind of failure, for code that has to decide; the text for people is in [`Error`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,7 +13,8 @@ pub enum ErrorKind {
     Invalid,
     /// A process, a thread or a machine is not there, or no longer.
     Gone,
-    /// A thread is scheduled in a way that is not to be touched (real-time, deadline, another scheduler's), and stays so.
+    /// A thread is scheduled in a way that is not to be touched (real-time, deadline, another
+    /// scheduler's), and stays so.
     LeftAlone,
     /// A file or the system failed.
     Io,

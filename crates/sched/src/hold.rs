@@ -42,7 +42,8 @@ pub fn take(thread: &Thread, name: &str) -> Result<()> {
         Some(pid) if pid == me => Ok(()),
         Some(pid) if !may_schedule(pid).map_err(|error| failed(thread, name, error))? => {
             tracing::warn!(
-                "{name}: process {pid} has locked /proc/{tid}/stat as a scheduler does, but is none (no CAP_SYS_NICE); passed over"
+                "{name}: process {pid} has locked /proc/{tid}/stat as a scheduler does, but is \
+                 none (no CAP_SYS_NICE); passed over"
             );
             Ok(())
         }
@@ -51,7 +52,8 @@ pub fn take(thread: &Thread, name: &str) -> Result<()> {
         holder => {
             let who = holder.map_or_else(String::new, |pid| format!(" (process {pid})"));
             let text = format!(
-                "{name}: another scheduler{who} has thread {tid}: left alone; end that scheduler first (`vlane sched status` shows it)"
+                "{name}: another scheduler{who} has thread {tid}: left alone; end that scheduler \
+                 first (`vlane sched status` shows it)"
             );
             Err(Error::new(ErrorKind::Invalid, text))
         }
@@ -67,7 +69,10 @@ fn failed(thread: &Thread, name: &str, error: io::Error) -> Error {
 fn holder(file: &impl AsFd) -> io::Result<Option<u32>> {
     let stat = rustix::fs::fstat(file)?;
     let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-    Ok(holder_in(&fs::read_to_string("/proc/locks")?, &format!("{major:02x}:{minor:02x}:{}", stat.st_ino)))
+    Ok(holder_in(
+        &fs::read_to_string("/proc/locks")?,
+        &format!("{major:02x}:{minor:02x}:{}", stat.st_ino),
+    ))
 }
 
 /// `1: FLOCK  ADVISORY  WRITE 8139 00:15:34506 0 EOF`
@@ -105,8 +110,10 @@ fn has_capability(status: &str, own: u32) -> bool {
         let bits = field(key).and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
         bits.is_some_and(|bits| bits >> SYS_NICE & 1 == 1)
     };
-    let users =
-        field("Uid:").unwrap_or_default().split_ascii_whitespace().map(|user| user.parse::<u32>().ok());
+    let users = field("Uid:")
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .map(|user| user.parse::<u32>().ok());
     let users: Option<Vec<u32>> = users.collect();
     // Real, effective, saved, and for files.
     let Some(&[user, ref others @ ..]) = users.as_deref() else { return false };
@@ -151,9 +158,14 @@ mod tests {
     fn set_user_id_program_is_no_scheduler() {
         let (all, nice, none) = ("000001ffffffffff", "0000000000800000", "0000000000000000");
         let status = |users: &str, effective: &str, ambient: &str| {
-            format!("Name:\tsu\nUid:\t{users}\nGid:\t0\t0\t0\t0\nCapEff:\t{effective}\nCapAmb:\t{ambient}\n")
+            format!(
+                "Name:\tsu\nUid:\t{users}\nGid:\t0\t0\t0\t0\n\
+                 CapEff:\t{effective}\nCapAmb:\t{ambient}\n"
+            )
         };
-        let has = |users: &str, effective, ambient| has_capability(&status(users, effective, ambient), 1000);
+        let has = |users: &str, effective, ambient| {
+            has_capability(&status(users, effective, ambient), 1000)
+        };
         // Root; a service with another user; this user, by any way of becoming it.
         assert!(has("0\t0\t0\t0", all, none));
         assert!(has("990\t990\t990\t990", nice, nice));

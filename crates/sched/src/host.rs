@@ -11,7 +11,8 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 pub fn kernel(root: &Path) -> (String, (u32, u32)) {
     let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease")).unwrap_or_default();
     let release = release.trim().to_string();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     (release, version)
 }
@@ -28,5 +29,6 @@ pub fn missing_capabilities(root: &Path, wanted: &[(&'static str, u32)]) -> Vec<
 
 /// Returns true if process ids here equal the kernel's, or if the kernel does not say.
 pub fn in_first_pid_namespace(root: &Path) -> bool {
-    fs::read_link(root.join("proc/self/ns/pid")).map_or(true, |name| name.as_os_str() == FIRST_PID_NAMESPACE)
+    fs::read_link(root.join("proc/self/ns/pid"))
+        .map_or(true, |name| name.as_os_str() == FIRST_PID_NAMESPACE)
 }

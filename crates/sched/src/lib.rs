@@ -1,5 +1,5 @@
-//! The vCPU scheduler: it boosts a vCPU whose I/O has completed, and keeps that fair by the loans of
-//! [`vlane_policy::loan`].
+//! The vCPU scheduler: it boosts a vCPU whose I/O has completed, and keeps that fair by the loans
+//! of [`vlane_policy::loan`].
 
 #![deny(unsafe_code)]
 

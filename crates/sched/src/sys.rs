@@ -106,7 +106,8 @@ fn target(tid: u32) -> io::Result<libc::pid_t> {
 pub fn get(tid: u32) -> io::Result<Attr> {
     let tid = target(tid)?;
     let mut raw = Raw::default();
-    // SAFETY: the kernel writes at most SIZE bytes to `raw`, which is that long and lives until the call is over.
+    // SAFETY: the kernel writes at most SIZE bytes to `raw`, which is that long and lives until the
+    // call is over.
     let result = unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut raw, SIZE, 0) };
     if result != 0 {
         return Err(io::Error::last_os_error());
@@ -124,8 +125,8 @@ pub fn get(tid: u32) -> io::Result<Attr> {
 ///
 /// # Errors
 ///
-/// ESRCH: no such thread. EPERM: CAP_SYS_NICE is missing, or the thread's group has no real-time budget
-/// (`RT_GROUP_SCHED`). EINVAL: the kernel does not know such a policy.
+/// ESRCH: no such thread. EPERM: CAP_SYS_NICE is missing, or the thread's group has no real-time
+/// budget (`RT_GROUP_SCHED`). EINVAL: the kernel does not know such a policy.
 pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
     let tid = target(tid)?;
     let raw = Raw {
@@ -137,7 +138,8 @@ pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
         runtime: attr.slice_ns,
         ..Raw::default()
     };
-    // SAFETY: the kernel reads SIZE bytes of `raw`, which is that long and lives until the call is over.
+    // SAFETY: the kernel reads SIZE bytes of `raw`, which is that long and lives until the call is
+    // over.
     let result = unsafe { libc::syscall(libc::SYS_sched_setattr, tid, &raw const raw, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -176,6 +178,10 @@ mod tests {
             assert_eq!(Class::of(number).number(), number);
         }
         assert!(Class::RoundRobin.is_real_time() && Class::Else(1).is_real_time());
-        assert!(!Class::Idle.is_real_time() && !Class::Other.is_real_time() && !Class::Batch.is_real_time());
+        assert!(
+            !Class::Idle.is_real_time()
+                && !Class::Other.is_real_time()
+                && !Class::Batch.is_real_time()
+        );
     }
 }

@@ -83,13 +83,15 @@ impl Thread {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Gone`]: there is none. [`ErrorKind::Unsupported`]: the kernel keeps no times of threads.
+    /// [`ErrorKind::Gone`]: there is none.
+    /// [`ErrorKind::Unsupported`]: the kernel keeps no times of threads.
     pub fn open(tid: u32) -> Result<Self> {
         let fail = |error: io::Error| {
             let (kind, text) = match is_gone(&error) {
-                true => {
-                    (ErrorKind::Gone, format!("no thread {tid} on this host: it has ended, or never was"))
-                }
+                true => (
+                    ErrorKind::Gone,
+                    format!("no thread {tid} on this host: it has ended, or never was"),
+                ),
                 false => (ErrorKind::Io, format!("cannot look at thread {tid} in /proc")),
             };
             Error::caused_by(kind, text, error)
@@ -102,14 +104,16 @@ impl Thread {
         let stat = open("stat").map_err(fail)?;
         if vlane_socket::is_scarce(&stat) {
             // Otherwise the threads that are scheduled already could not be read any more.
-            let text =
-                format!("thread {tid} is not taken: the last file descriptors are kept for other work");
+            let text = format!(
+                "thread {tid} is not taken: the last file descriptors are kept for other work"
+            );
             return Err(Error::caused_by(ErrorKind::Io, text, vlane_socket::no_descriptor()));
         }
         let schedstat = open("schedstat").map_err(|error| match error.kind() {
             io::ErrorKind::NotFound if is_same_file_there(tid) => Error::new(
                 ErrorKind::Unsupported,
-                "this kernel has no /proc/PID/schedstat; it needs CONFIG_SCHED_INFO (any distribution's kernel has it)",
+                "this kernel has no /proc/PID/schedstat; it needs CONFIG_SCHED_INFO (any \
+                 distribution's kernel has it)",
             ),
             _ => fail(error),
         })?;
@@ -207,16 +211,20 @@ impl Thread {
     /// The group within which its nice value counts: its cgroup, or in none its session's
     /// autogroup. Threads with the same text compete with each other.
     pub fn competes_in(&self) -> String {
-        let read =
-            |name: &str| std::fs::read_to_string(format!("/proc/{}/{name}", self.tid)).unwrap_or_default();
+        let read = |name: &str| {
+            std::fs::read_to_string(format!("/proc/{}/{name}", self.tid)).unwrap_or_default()
+        };
         let groups = read("cgroup");
         let path = groups.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
             controllers.split(',').any(|name| name == "cpu").then_some(path)
         });
         // Without a controller of version 1 it is the only hierarchy of version 2.
-        let path = path.or_else(|| groups.lines().find_map(|line| line.strip_prefix("0::"))).unwrap_or("/");
-        let enabled = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+        let path = path
+            .or_else(|| groups.lines().find_map(|line| line.strip_prefix("0::")))
+            .unwrap_or("/");
+        let enabled =
+            std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
         if path == "/" && enabled.trim() == "1" {
             let autogroup = read("autogroup");
             return autogroup

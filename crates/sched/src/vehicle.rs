@@ -19,18 +19,21 @@ pub struct VcpuThreads {
     pub pid: u32,
     /// Index of the vCPU in its machine, from 0.
     pub index: u32,
-    /// Its threads: one with QEMU and its relatives; with User-Mode Linux the kernel's and those that run its processes.
+    /// Its threads: one with QEMU and its relatives; with User-Mode Linux the kernel's and those
+    /// that run its processes.
     pub tids: Vec<u32>,
     /// Its name for people: machine and vCPU.
     pub name: String,
 }
 
-/// One way to put a vCPU before the others and to keep it fair. Owned by one thread; times are `CLOCK_MONOTONIC`, ns.
+/// One way to put a vCPU before the others and to keep it fair. Owned by one thread; times are
+/// `CLOCK_MONOTONIC`, ns.
 pub trait Vehicle: Send {
     /// Its name: `sched_ext` or `realtime`.
     fn name(&self) -> &'static str;
 
-    /// Threads that the next [`Vehicle::add`] or [`Vehicle::change`] is about, opened already: by a thread that may wait.
+    /// Threads that the next [`Vehicle::add`] or [`Vehicle::change`] is about, opened already: by a
+    /// thread that may wait.
     fn bring(&mut self, threads: &[Arc<Thread>]) {
         let _ = threads;
     }
@@ -52,7 +55,8 @@ pub trait Vehicle: Send {
         Ok(())
     }
 
-    /// Lets a vCPU go: its threads are scheduled as they were before. Threads that are gone are no error.
+    /// Lets a vCPU go: its threads are scheduled as they were before. Threads that are gone are no
+    /// error.
     ///
     /// # Errors
     ///

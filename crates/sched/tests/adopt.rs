@@ -118,7 +118,10 @@ fn realtime_thread_is_skipped_others_are_taken() {
         .args(["--deadline", "--sched-runtime", "1000000", "--sched-deadline", "10000000"])
         .args(["--sched-period", "10000000", "--pid", "0", &deadline.tid.to_string()])
         .status();
-    assert!(chrt.is_ok_and(|status| status.success()), "chrt (util-linux) cannot make a deadline thread");
+    assert!(
+        chrt.is_ok_and(|status| status.success()),
+        "chrt (util-linux) cannot make a deadline thread"
+    );
     let before = [&fifo, &round_robin, &deadline].map(|thread| sys::get(thread.tid).unwrap());
     assert_eq!(before.map(|attr| attr.class), [FIFO, Class::RoundRobin, DEADLINE]);
 
@@ -135,18 +138,22 @@ fn realtime_thread_is_skipped_others_are_taken() {
     assert_eq!(during, before);
     vehicle.remove(id).unwrap();
     assert_eq!(plain.class(), Class::Other);
-    assert_eq!([&fifo, &round_robin, &deadline].map(|thread| sys::get(thread.tid).unwrap()), before);
+    assert_eq!(
+        [&fifo, &round_robin, &deadline].map(|thread| sys::get(thread.tid).unwrap()),
+        before
+    );
 }
 
 #[test]
 fn refused_thread_does_not_keep_others_realtime() {
     let dir = tempfile::tempdir().unwrap();
     let Some(mut vehicle) = vehicle(dir.path()) else { return };
-    // Without the capability a process may change its own threads only: the last of these, not the first. Its children
-    // are never real-time, or going back would take the capability, too.
+    // Without the capability a process may change its own threads only: the last of these, not the
+    // first. Its children are never real-time, or going back would take the capability, too.
     let (stranger, own, next) = (Stranger::new(), Sleeper::new(), Sleeper::new());
     for thread in [&own, &next] {
-        sys::set(thread.tid, &Attr { reset_on_fork: true, ..sys::get(thread.tid).unwrap() }).unwrap();
+        sys::set(thread.tid, &Attr { reset_on_fork: true, ..sys::get(thread.tid).unwrap() })
+            .unwrap();
     }
     let id = vehicle.add(&vcpu(&[stranger.0.id(), own.tid]), Claim::of(1)).unwrap();
     let other = vehicle.add(&vcpu(&[next.tid]), Claim::of(2)).unwrap();
@@ -280,13 +287,15 @@ fn later_thread_stays_with_other_scheduler() {
     let Some(daemon) = Running::new(dir.path()) else { return };
     let (first, later) = (Sleeper::new(), Sleeper::new());
     let entry = format!("/proc/{0}/task/{1}/stat", std::process::id(), later.tid);
-    let Ok(other) = Command::new("flock").args(["-F", "-n", &entry, "sleep", "1000"]).spawn() else {
+    let Ok(other) = Command::new("flock").args(["-F", "-n", &entry, "sleep", "1000"]).spawn()
+    else {
         return skip("no flock (util-linux)");
     };
     let other = Stranger(other);
     // It is that program once it has the lock.
     let until = Instant::now() + PATIENCE;
-    while std::fs::read_to_string(format!("/proc/{}/comm", other.0.id())).unwrap().trim() != "sleep" {
+    while std::fs::read_to_string(format!("/proc/{}/comm", other.0.id())).unwrap().trim() != "sleep"
+    {
         assert!(Instant::now() < until, "flock does not lock");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -331,7 +340,11 @@ fn large_machine_pays_for_its_own_boosts() {
     let (mut boosts, mut events) = ([0_u64; 2], 0_u64);
     let until = Instant::now() + PATIENCE;
     while vehicle.counts().denied_machine < 100 {
-        assert!(Instant::now() < until, "it never pays: {boosts:?} of {events}, {:?}", vehicle.counts());
+        assert!(
+            Instant::now() < until,
+            "it never pays: {boosts:?} of {events}, {:?}",
+            vehicle.counts()
+        );
         events += 1;
         for (id, boosts) in [greedy, honest].into_iter().zip(&mut boosts) {
             let before = vehicle.counts().changes;
@@ -383,5 +396,10 @@ fn accounting_time_is_charged_to_machine() {
     // Each of them takes a system call, and none of those as little as 50 ns.
     let least = 10 * tids.len() as u64 * 50;
     assert!(vehicle.counts().handled_ns > least, "{:?}", vehicle.counts());
-    assert_eq!(vehicle.budgets().len(), 1, "so little is not worth a line: {:?}", vehicle.budgets());
+    assert_eq!(
+        vehicle.budgets().len(),
+        1,
+        "so little is not worth a line: {:?}",
+        vehicle.budgets()
+    );
 }

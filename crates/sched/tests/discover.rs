@@ -1,4 +1,5 @@
-//! vCPU threads are found by their names, in this very process; alone in its program, because threads are the process's.
+//! vCPU threads are found by their names, in this very process; alone in its program, because
+//! threads are the process's.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -30,7 +31,8 @@ fn named_threads_come_and_go() {
     let (second, keep, second_join) = thread("CPU 1/KVM");
     let (first, end, join) = thread("CPU 0/KVM");
     let mut machine = Machine::find(me).unwrap();
-    let found: Vec<_> = machine.vcpus().iter().map(|vcpu| (vcpu.index, vcpu.tids.clone())).collect();
+    let found: Vec<_> =
+        machine.vcpus().iter().map(|vcpu| (vcpu.index, vcpu.tids.clone())).collect();
     assert_eq!(found, [(0, vec![first]), (1, vec![second])]);
     assert_eq!(machine.vcpu(1).unwrap().tids, [second]);
     assert!(machine.vcpu(2).is_none());

@@ -26,13 +26,18 @@ fn book_states_the_constants() {
     let boost = ms(params.boost_max_ns);
     let [tolerance, within] = [(goal.tolerance_permille / 10).to_string(), ms(goal.response_ns)];
     // The times of repeated events, in first pauses of twice a boost.
-    let told: Vec<String> =
-        [1, 2, 4, 6, 10, 14].iter().map(|pause| ms(pause * (2 * params.boost_max_ns).max(MS))).collect();
+    let told: Vec<String> = [1, 2, 4, 6, 10, 14]
+        .iter()
+        .map(|pause| ms(pause * (2 * params.boost_max_ns).max(MS)))
+        .collect();
     let told = format!("after {} and {} ms", told[..5].join(", "), told[5]);
     let says = [
         ("sched-watch.md", format!("(`boost_max_ns`, {boost} ms)")),
         ("express-loans.md", format!("the boost's time is over ({boost} ms)")),
-        ("sched.md", format!("the boost's time is over ({boost} ms; `adaptive`: up to {within} ms")),
+        (
+            "sched.md",
+            format!("the boost's time is over ({boost} ms; `adaptive`: up to {within} ms"),
+        ),
         (
             "sched.md",
             format!(
@@ -63,7 +68,8 @@ fn book_states_the_constants() {
         .iter()
         .filter(|(page, words)| {
             let page = std::fs::read_to_string(book.join(page)).unwrap();
-            !(page.contains(words) || !words.starts_with('\n') && flat(&page).contains(&flat(words)))
+            !(page.contains(words)
+                || !words.starts_with('\n') && flat(&page).contains(&flat(words)))
         })
         .collect();
     assert!(wrong.is_empty(), "these pages do not say so: {wrong:#?}");

@@ -1,4 +1,5 @@
-//! vCPUs that come and go while their machine runs; alone in its program, because threads are the process's.
+//! vCPUs that come and go while their machine runs; alone in its program, because threads are the
+//! process's.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

@@ -1,4 +1,5 @@
-//! A QEMU that does not name its threads is asked again when it has others; this process stands for it, alone in its program.
+//! A QEMU that does not name its threads is asked again when it has others; this process stands for
+//! it, alone in its program.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 

@@ -1,6 +1,6 @@
-//! The message `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, which the `vhost` crate can receive but not send. Its
-//! `Backend` also keeps the channel to itself, so the descriptor is copied out of the message that brings it before
-//! the crate reads it.
+//! The message `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, which the `vhost` crate can receive but not
+//! send. Its `Backend` also keeps the channel to itself, so the descriptor is copied out of the
+//! message that brings it before the crate reads it.
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::io;
@@ -27,7 +27,8 @@ pub(crate) fn peek(stream: &UnixStream) -> Option<OwnedFd> {
     let mut buffers = [IoSliceMut::new(&mut header)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    rustix::net::recvmsg(stream, &mut buffers, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC).ok()?;
+    rustix::net::recvmsg(stream, &mut buffers, &mut ancillary, flags | RecvFlags::CMSG_CLOEXEC)
+        .ok()?;
     ancillary.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,

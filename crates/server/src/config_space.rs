@@ -29,7 +29,8 @@ impl ConfigSpace {
         space.put(8, &SIZE_MAX.to_le_bytes());
         space.put(12, &SEG_MAX.to_le_bytes());
         space.put(20, &geometry.block_size.to_le_bytes());
-        // Topology: physical block exponent, alignment offset, minimum and optimal I/O size in blocks.
+        // Topology: physical block exponent, alignment offset, minimum and optimal I/O size in
+        // blocks.
         space.put(24, &[geometry.physical_exponent, 0]);
         space.put(26, &1u16.to_le_bytes());
         space.put(28, &geometry.optimal_blocks.to_le_bytes());
@@ -123,8 +124,11 @@ mod tests {
             assert_eq!(space.read(offset, size), None);
         }
         // The announced limits are at most those that requests are checked against.
-        let u32_at =
-            |at| space.read(at, 4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let u32_at = |at| {
+            space
+                .read(at, 4)
+                .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+        };
         assert_eq!([36, 48].map(u32_at), [Some(MAX_RANGE_SECTORS), Some(ZEROES_SECTORS)]);
         const { assert!(ZEROES_SECTORS <= MAX_RANGE_SECTORS) };
         assert_eq!([40, 52].map(u32_at), [Some(MAX_RANGES); 2]);

@@ -47,10 +47,12 @@ pub(crate) fn names(features: u64) -> Vec<&'static str> {
 /// The virtio features of a volume like this.
 pub(crate) fn offered(geometry: &Geometry) -> u64 {
     //= virtio 5.2.5.2
-    //# Devices SHOULD always offer VIRTIO_BLK_F_FLUSH, and MUST offer it if they offer VIRTIO_BLK_F_CONFIG_WCE.
+    //# Devices SHOULD always offer VIRTIO_BLK_F_FLUSH, and MUST offer it if they offer
+    //# VIRTIO_BLK_F_CONFIG_WCE.
     //= virtio 5.2.6.2
-    //# The flag MUST NOT be offered if the device is backed by storage for which the lifetime metrics described in this
-    //# document cannot be obtained or for which such metrics have no useful meaning.
+    //# The flag MUST NOT be offered if the device is backed by storage for which the lifetime
+    //# metrics described in this document cannot be obtained or for which such metrics have no
+    //# useful meaning.
     let mut features = BLK_SIZE_MAX
         | BLK_SEG_MAX
         | BLK_BLK_SIZE
@@ -92,17 +94,20 @@ pub(crate) fn in_the_way(wanted: u64, geometry: &Geometry) -> u64 {
 /// is its process.
 pub(crate) fn refusal(features: u64, geometry: &Geometry, front_end: &str) -> String {
     let named = names(features).join(", ");
-    let named = if named.is_empty() { format!("{features:#x}") } else { format!("{named} ({features:#x})") };
+    let named = if named.is_empty() {
+        format!("{features:#x}")
+    } else {
+        format!("{named} ({features:#x})")
+    };
     let writes = BLK_CONFIG_WCE | BLK_DISCARD | BLK_WRITE_ZEROES;
     let why = match geometry.read_only && features & writes != 0 && features & !writes == 0 {
         true => format!(
-            "its front end ({front_end}) started this disk writable, and it is now served --read-only: serve it without \
-             --read-only, or start the guest again"
+            "its front end ({front_end}) started this disk writable, and it is now served \
+             --read-only: serve it without --read-only, or start the guest again"
         ),
-        false => {
-            "this vlane does not offer them: start the guest again, or serve it with the vlane that it was started with"
-                .to_owned()
-        }
+        false => "this vlane does not offer them: start the guest again, or serve it with the \
+                  vlane that it was started with"
+            .to_owned(),
     };
     format!("the guest uses {named}, and its disk does not run: {why}")
 }
@@ -113,7 +118,8 @@ const SKIP_DRAIN: u64 = 1 << 23;
 /// Returns true if GET_VRING_BASE leaves requests in flight for a front end that agreed on these
 /// protocol features. A separate message says so where that was agreed on ([`crate::skip_drain`]).
 pub(crate) fn base_suspends(protocol: u64) -> bool {
-    protocol & VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits() != 0 && protocol & SKIP_DRAIN == 0
+    protocol & VhostUserProtocolFeatures::GET_VRING_BASE_INFLIGHT.bits() != 0
+        && protocol & SKIP_DRAIN == 0
 }
 
 /// Returns true if each of these protocol features comes with those that it needs.
@@ -158,8 +164,12 @@ mod tests {
         let in_the_way = in_the_way(wanted, &geometry(true));
         assert_eq!(in_the_way, BLK_CONFIG_WCE | BLK_DISCARD | BLK_WRITE_ZEROES);
         let words = refusal(in_the_way, &geometry(true), "pid 7 (qemu)");
-        let parts =
-            ["VIRTIO_BLK_F_DISCARD", "pid 7 (qemu)", "started this disk writable", "served --read-only"];
+        let parts = [
+            "VIRTIO_BLK_F_DISCARD",
+            "pid 7 (qemu)",
+            "started this disk writable",
+            "served --read-only",
+        ];
         assert!(parts.iter().all(|part| words.contains(part)), "{words}");
         let words = refusal(1 << 40, &geometry(true), "pid 7 (qemu)");
         assert!(words.contains("0x10000000000") && !words.contains("writable"), "{words}");

@@ -101,7 +101,10 @@ impl Arrived {
         taken.ok_or(HandoverError::Nonsense("a descriptor is missing"))
     }
 
-    pub(crate) fn take_some(&mut self, place: Option<usize>) -> Result<Option<OwnedFd>, HandoverError> {
+    pub(crate) fn take_some(
+        &mut self,
+        place: Option<usize>,
+    ) -> Result<Option<OwnedFd>, HandoverError> {
         place.map(|place| self.take(place)).transpose()
     }
 }
@@ -271,7 +274,8 @@ impl Relief<'_> {
         self.successor.wanted()
     }
 
-    /// Has the successor take over, with what `session` gives of the present session; `waiting` is a front end that the session knows to wait.
+    /// Has the successor take over, with what `session` gives of the present session; `waiting` is
+    /// a front end that the session knows to wait.
     pub(crate) fn hand_over(
         &self,
         waiting: Option<&UnixStream>,
@@ -279,7 +283,9 @@ impl Relief<'_> {
     ) {
         self.successor.take_over(&mut |descriptors| {
             if self.volume.recording.is_running() {
-                return Err("a trace is being recorded, and would be cut off; end that first".to_owned());
+                return Err(
+                    "a trace is being recorded, and would be cut off; end that first".to_owned()
+                );
             }
             let session = session(descriptors)?;
             self.give(waiting, session, descriptors)

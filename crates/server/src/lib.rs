@@ -38,7 +38,8 @@ pub use arriving::none_arrives;
 pub use config_space::ConfigSpace;
 pub use control::{Control, ControlError};
 pub use handover::{
-    Arrived, Descriptors, FORMAT as HANDOVER_FORMAT, HandedServer, HandedSocket, HandoverError, Successor,
+    Arrived, Descriptors, FORMAT as HANDOVER_FORMAT, HandedServer, HandedSocket, HandoverError,
+    Successor,
 };
 pub use listener::{Listener, Stopper};
 pub use rights::Rights;

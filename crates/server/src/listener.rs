@@ -105,7 +105,8 @@ impl Listener {
             // Its front end sees a hang-up, and may connect again. Others are served in any case.
             Err(error) => {
                 tracing::error!(
-                    "{}: the session ends, because it could not be taken over: {error}; a front end that connects again is served",
+                    "{}: the session ends, because it could not be taken over: {error}; a front \
+                     end that connects again is served",
                     path.display()
                 );
                 None
@@ -159,7 +160,10 @@ impl Listener {
             closed = closed.filter(|until| *until > Instant::now());
             let wanted = relief.as_ref().map_or(self.stopper.stop.as_fd(), Relief::wanted);
             let mut fds = [
-                PollFd::new(self.door.socket(), closed.map_or(PollFlags::IN, |_| PollFlags::empty())),
+                PollFd::new(
+                    self.door.socket(),
+                    closed.map_or(PollFlags::IN, |_| PollFlags::empty()),
+                ),
                 PollFd::new(&*self.stopper.stop, PollFlags::IN),
                 PollFd::from_borrowed_fd(wanted, PollFlags::IN),
             ];
@@ -183,8 +187,10 @@ impl Listener {
             }
             // A failure for one front end, for want of descriptors for example, may not affect the
             // next.
-            let served =
-                self.door.accept().and_then(|stream| self.run_session(volume, stream, relief.as_ref()));
+            let served = self
+                .door
+                .accept()
+                .and_then(|stream| self.run_session(volume, stream, relief.as_ref()));
             match served {
                 Ok(()) => shortage.passed(Instant::now()),
                 // The waiting front end is gone again.

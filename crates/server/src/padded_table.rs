@@ -37,8 +37,9 @@ pub(crate) fn take(stream: &UnixStream) -> Option<Table> {
     let mut message = [0; HEADER + COUNT + MOST * REGION];
     let mut none = RecvAncillaryBuffer::default();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    let seen =
-        rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut none, flags).ok()?.bytes;
+    let seen = rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut message)], &mut none, flags)
+        .ok()?
+        .bytes;
     let (count, len) = padded(message.get(..seen)?)?;
 
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
@@ -64,10 +65,14 @@ pub(crate) fn take(stream: &UnixStream) -> Option<Table> {
 
 /// Regions and length of a padded table at the start of `bytes`.
 fn padded(bytes: &[u8]) -> Option<(usize, usize)> {
-    if bytes.len() < HEADER + COUNT || half(bytes, 0) != SET_MEM_TABLE || half(bytes, 4) & 3 != VERSION {
+    if bytes.len() < HEADER + COUNT
+        || half(bytes, 0) != SET_MEM_TABLE
+        || half(bytes, 4) & 3 != VERSION
+    {
         return None;
     }
-    let (size, count) = (usize::try_from(half(bytes, 8)).ok()?, usize::try_from(half(bytes, 12)).ok()?);
+    let (size, count) =
+        (usize::try_from(half(bytes, 8)).ok()?, usize::try_from(half(bytes, 12)).ok()?);
     let is_padded = (1..MOST).contains(&count) && size > COUNT + count * REGION;
     (is_padded && bytes.len() >= HEADER + size).then_some((count, HEADER + size))
 }
@@ -78,7 +83,9 @@ pub(crate) fn answer(stream: &UnixStream, table: &Table, accepted: bool) -> std:
         return Ok(());
     }
     let mut reply = [0; HEADER + 8];
-    for (at, value) in [(0, SET_MEM_TABLE), (4, VERSION | REPLY), (8, 8), (12, u32::from(!accepted))] {
+    for (at, value) in
+        [(0, SET_MEM_TABLE), (4, VERSION | REPLY), (8, 8), (12, u32::from(!accepted))]
+    {
         reply[at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
     rustix::net::send(stream, &reply, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;

@@ -68,7 +68,10 @@ impl Recording {
 
     /// As [`Recording::begin`], but waits for a recording that is ending. A client can record one
     /// trace after the other without knowing that a thread is still tidying up.
-    pub(crate) async fn follow(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
+    pub(crate) async fn follow(
+        volume: &Arc<Volume>,
+        hashes: bool,
+    ) -> Result<Receiver<Vec<u8>>, Refused> {
         let asked = Instant::now();
         loop {
             let patience = match &volume.recording.lock().active {
@@ -76,13 +79,16 @@ impl Recording {
                 _ => MISSED,
             };
             match Self::begin(volume, hashes) {
-                Err(Refused::Busy) if asked.elapsed() < patience => tokio::time::sleep(SHORTEST).await,
+                Err(Refused::Busy) if asked.elapsed() < patience => {
+                    tokio::time::sleep(SHORTEST).await
+                }
                 done => return done,
             }
         }
     }
 
-    /// Begins one; what it gives are the trace's bytes, until the receiver is dropped or the volume ends.
+    /// Begins one; what it gives are the trace's bytes, until the receiver is dropped or the volume
+    /// ends.
     fn begin(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
         let mut state = volume.recording.lock();
         if state.is_ending {

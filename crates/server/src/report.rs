@@ -9,9 +9,15 @@ pub(crate) struct Report(pub(crate) Vec<Snapshot>);
 impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut sum = Snapshot::default();
-        let used: Vec<_> = self.0.iter().enumerate().filter(|(_, queue)| queue.requests() > 0).collect();
+        let used: Vec<_> =
+            self.0.iter().enumerate().filter(|(_, queue)| queue.requests() > 0).collect();
         if !used.is_empty() {
-            write!(f, "; {} of {} had requests", used.len(), counted(self.0.len(), "offered queue"))?;
+            write!(
+                f,
+                "; {} of {} had requests",
+                used.len(),
+                counted(self.0.len(), "offered queue")
+            )?;
         }
         for (index, queue) in used {
             write!(f, "; queue {index}: {}", counted(queue.requests(), "request"))?;

@@ -17,16 +17,18 @@ const SETTLED: Duration = Duration::from_millis(300);
 const GIVES_MEMORY: Duration = Duration::from_secs(1);
 /// The times of checks for missing requests, after the first queue began to run. A guest that is
 /// idle for longer is not reported.
-const LOOKS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(10), Duration::from_secs(30)];
+const LOOKS: [Duration; 3] =
+    [Duration::from_secs(3), Duration::from_secs(10), Duration::from_secs(30)];
 /// Bytes at the start of each region that a running guest has not left all zero.
 const LOOKED_AT: u64 = 64 << 10;
 
 /// Advice on sharing a VM's memory.
-pub(crate) const SHARE: &str = "Give the VM shared memory (QEMU: -object memory-backend-memfd,id=mem,size=...,share=on \
-                                -machine memory-backend=mem; Cloud Hypervisor: --memory shared=on)";
+pub(crate) const SHARE: &str = "Give the VM shared memory (QEMU: -object \
+                                memory-backend-memfd,id=mem,size=...,share=on -machine \
+                                memory-backend=mem; Cloud Hypervisor: --memory shared=on)";
 /// Advice on plugging in shared memory.
-pub(crate) const PLUG: &str = "Memory that is plugged in as memory-backend-ram is not shared: unplug it, and plug in \
-                               memory-backend-memfd with share=on";
+pub(crate) const PLUG: &str = "Memory that is plugged in as memory-backend-ram is not shared: \
+                               unplug it, and plug in memory-backend-memfd with share=on";
 
 /// The number of queues that a front end's command line asks for, if it says one: of a disk, or as
 /// many as vCPUs.
@@ -41,11 +43,14 @@ fn wanted_by(words: &[&str]) -> Option<u32> {
         let spelt = ["num-queues=", "num_queues="];
         spelt.iter().find_map(|name| word.split_once(name).and_then(|(_, rest)| value(rest)))
     };
-    let is_disk = |word: &&&str| word.starts_with("vhost-user-blk") || word.contains("vhost_user=on");
+    let is_disk =
+        |word: &&&str| word.starts_with("vhost-user-blk") || word.contains("vhost_user=on");
     let disks: Vec<&&str> = words.iter().filter(is_disk).collect();
     let vcpus = || {
-        let mut smp =
-            words.iter().zip(words.iter().skip(1)).filter(|(option, _)| ["-smp", "--smp"].contains(*option));
+        let mut smp = words
+            .iter()
+            .zip(words.iter().skip(1))
+            .filter(|(option, _)| ["-smp", "--smp"].contains(*option));
         let smp = smp.next_back()?.1;
         value(smp).or_else(|| smp.split_once("cpus=").and_then(|(_, rest)| value(rest)))
     };
@@ -128,7 +133,12 @@ impl Said {
 
     /// Looks at the session, after each message and when the time has come. Returns true if memory
     /// lacks for too long by now.
-    pub(crate) fn turn(&mut self, volume: &Volume, sight: impl FnOnce() -> Sight, is_message: bool) -> bool {
+    pub(crate) fn turn(
+        &mut self,
+        volume: &Volume,
+        sight: impl FnOnce() -> Sight,
+        is_message: bool,
+    ) -> bool {
         let is_due = self.timeout().is_some_and(|left| left.is_zero());
         if !is_message && !is_due {
             return false;
@@ -154,7 +164,8 @@ impl Said {
             } else if counted.kicks > kicks && is_untouched(&sight) {
                 self.looks = LOOKS.len();
                 tracing::warn!(
-                    "{}: session {}: the guest kicks, and its memory is all zero as it is seen here: it is not shared. {SHARE}",
+                    "{}: session {}: the guest kicks, and its memory is all zero as it is seen \
+                     here: it is not shared. {SHARE}",
                     volume.config.name,
                     self.session
                 );
@@ -204,7 +215,11 @@ mod tests {
             (vec!["qemu", "-smp", "8", "-device", numbered], Some(6)),
             (vec!["qemu", "-smp", "8", "-device", numbered, "-device", disk], Some(8)),
             (
-                vec!["cloud-hypervisor", "--disk", "vhost_user=on,socket=/s,num_queues=3,queue_size=8"],
+                vec![
+                    "cloud-hypervisor",
+                    "--disk",
+                    "vhost_user=on,socket=/s,num_queues=3,queue_size=8",
+                ],
                 Some(3),
             ),
             (vec!["qemu", "-device", disk], None),

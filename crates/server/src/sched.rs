@@ -1,4 +1,5 @@
-//! A session's connection to the vCPU scheduler: made, watched and given up in the session's own thread.
+//! A session's connection to the vCPU scheduler: made, watched and given up in the session's own
+//! thread.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -64,7 +65,9 @@ impl SchedulerSession {
                     "{}: a vCPU scheduler joined; it is notified of completed I/O",
                     self.volume.config.name
                 );
-                self.tell_lanes(|index| LaneHint::new(Arc::clone(&board), index, Arc::clone(&wake)));
+                self.tell_lanes(|index| {
+                    LaneHint::new(Arc::clone(&board), index, Arc::clone(&wake))
+                });
             }
         }
     }

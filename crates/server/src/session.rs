@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
-use vlane_lane::{EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel};
+use vlane_lane::{
+    EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel,
+};
 use vlane_memory::{DirtyLog, GuestMemory};
 use vlane_ring::{Broken, Queue, probes};
 
@@ -89,7 +91,8 @@ impl Session {
         Ok(Session { volume, events, state })
     }
 
-    /// Serves the front end on `stream` until it hangs up, fails, or `stop` becomes readable; then drains its rings.
+    /// Serves the front end on `stream` until it hangs up, fails, or `stop` becomes readable; then
+    /// drains its rings.
     pub fn run(&self, stream: UnixStream, stop: &OwnedFd) -> End {
         self.run_at(stream, stop, None, None)
     }
@@ -115,7 +118,14 @@ impl Session {
         let end = match stream.try_clone() {
             Ok(copy) => {
                 let messages = Messages::new(copy, &self.state);
-                self.serve(Standing { number, peer, refused: 0 }, messages, &stream, stop, door, relief)
+                self.serve(
+                    Standing { number, peer, refused: 0 },
+                    messages,
+                    &stream,
+                    stop,
+                    door,
+                    relief,
+                )
             }
             Err(error) => End::Failed(Error::SocketError(error)),
         };
@@ -124,7 +134,9 @@ impl Session {
 
     /// Whom the control socket tells of; the front end's process.
     fn meet(&self, number: u64, stream: &UnixStream) -> Option<i32> {
-        let peer = rustix::net::sockopt::socket_peercred(stream).ok().map(|c| c.pid.as_raw_nonzero().get());
+        let peer = rustix::net::sockopt::socket_peercred(stream)
+            .ok()
+            .map(|c| c.pid.as_raw_nonzero().get());
         *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
         peer
     }
@@ -145,7 +157,9 @@ impl Session {
         let how = match &end {
             End::HungUp => "front end hung up".to_owned(),
             End::Stopped => "stopped".to_owned(),
-            End::Silent => format!("front end sent no message for {PATIENCE:?} while another one waited"),
+            End::Silent => {
+                format!("front end sent no message for {PATIENCE:?} while another one waited")
+            }
             End::Failed(error) => format!("front end failed: {error}"),
         };
         match &end {
@@ -181,22 +195,9 @@ impl Session {
             if said.turn(&self.volume, || self.lock().sight(), is_message) {
                 self.tell_unused(number, peer);
             }
-            let timeouts = [
-                link.as_ref().and_then(SchedulerSession::timeout),
-                said.timeout(),
-                silence.as_ref().and_then(Silence::timeout),
-            ];
-            // Without a scheduler, its place is taken by what is waited for anyway.
-            let scheduler = link.as_ref().and_then(SchedulerSession::fd).unwrap_or(stop.as_fd());
-            let mut fds = [
-                PollFd::new(watched, silence.as_ref().map_or(PollFlags::IN, Silence::wants)),
-                PollFd::from_borrowed_fd(self.events.wake_fd(), PollFlags::IN),
-                PollFd::new(stop, PollFlags::IN),
-                PollFd::from_borrowed_fd(scheduler, PollFlags::IN),
-                silence.as_ref().map_or(PollFd::new(stop, PollFlags::IN), Silence::poll_fd),
-                PollFd::from_borrowed_fd(relief.map_or(stop.as_fd(), Relief::wanted), PollFlags::IN),
-            ];
-            let ready = match ready(&mut fds, timeouts) {
+            let limit = said.timeout();
+            let waited = self.wait(watched, stop, relief, link.as_ref(), silence.as_ref(), limit);
+            let ready = match waited {
                 Ok(ready) => ready,
                 Err(error) => return End::Failed(Error::SocketError(error)),
             };
@@ -206,7 +207,8 @@ impl Session {
             }
             // Between two messages.
             if let Some(relief) = relief.filter(|_| ready[5])
-                && let Err(error) = self.hand_over(relief, watched, number, refused, silence.as_ref())
+                && let Err(error) =
+                    self.hand_over(relief, watched, number, refused, silence.as_ref())
             {
                 return End::Failed(error);
             }
@@ -235,6 +237,36 @@ impl Session {
         }
     }
 
+    /// Waits for a message, event, stop, scheduler, front end or relief; returns the ready ones.
+    fn wait(
+        &self,
+        watched: &UnixStream,
+        stop: &OwnedFd,
+        relief: Option<&Relief<'_>>,
+        link: Option<&SchedulerSession>,
+        silence: Option<&Silence<'_>>,
+        limit: Option<Duration>,
+    ) -> io::Result<[bool; 6]> {
+        // Without a scheduler, its place is taken by what is waited for anyway.
+        let scheduler = link.and_then(SchedulerSession::fd).unwrap_or(stop.as_fd());
+        let mut fds = [
+            PollFd::new(watched, silence.map_or(PollFlags::IN, Silence::wants)),
+            PollFd::from_borrowed_fd(self.events.wake_fd(), PollFlags::IN),
+            PollFd::new(stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(scheduler, PollFlags::IN),
+            silence.map_or(PollFd::new(stop, PollFlags::IN), Silence::poll_fd),
+            PollFd::from_borrowed_fd(relief.map_or(stop.as_fd(), Relief::wanted), PollFlags::IN),
+        ];
+        let timeouts =
+            [link.and_then(SchedulerSession::timeout), limit, silence.and_then(Silence::timeout)];
+        let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(fds.map(|fd| !fd.revents().is_empty()))
+    }
+
     fn handle_message(&self, messages: &mut Messages, watched: &UnixStream) -> Result<()> {
         let _handling = arriving::handling();
         if let Some(channel) = config_change::peek(watched) {
@@ -253,10 +285,11 @@ impl Session {
     fn end_after(&self, handled: Result<()>, refused: &mut u32) -> Option<End> {
         match handled {
             //= vhost-user Front-end message types
-            //# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with zero for success,
-            //# non-zero otherwise.
+            //# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with
+            //# zero for success, non-zero otherwise.
             //= vhost-user Front-end message types
-            //# If a file descriptor is passed, the back-end MUST close it without using it otherwise.
+            //# If a file descriptor is passed, the back-end MUST close it without using it
+            //# otherwise.
             Ok(()) => None,
             Err(Error::Disconnected) => Some(End::HungUp),
             Err(Error::SocketBroken(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
@@ -283,7 +316,8 @@ impl Session {
             false => Err(refuse("a memory table needs one file for each region")),
         };
         //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK
-        //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
+        //# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating
+        //# success or failure.
         padded_table::answer(stream, &table, done.is_ok()).map_err(Error::SocketError)?;
         done
     }
@@ -308,8 +342,9 @@ impl Session {
                 LaneEvent::Unreachable { index, hole } => {
                     let shared = self.lock().memory.to_string();
                     tracing::warn!(
-                        "{name}: queue {index}: a request has a buffer at {hole:#x}, which is not in the memory that the front end shares \
-                         ({shared}); this and similar requests are answered with an error, and only the first is logged. {}",
+                        "{name}: queue {index}: a request has a buffer at {hole:#x}, which is not \
+                         in the memory that the front end shares ({shared}); this and similar \
+                         requests are answered with an error, and only the first is logged. {}",
                         said::PLUG
                     );
                 }
@@ -420,19 +455,6 @@ struct State {
     had_memory: bool,
 }
 
-/// Waits for descriptors, at most for the shortest time; which of them are ready.
-fn ready<const N: usize>(
-    fds: &mut [PollFd<'_>; N],
-    timeouts: [Option<Duration>; 3],
-) -> std::io::Result<[bool; N]> {
-    let timeout = timeouts.into_iter().flatten().min().and_then(|limit| limit.try_into().ok());
-    match rustix::event::poll(fds, timeout.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
-    }
-    Ok(std::array::from_fn(|at| !fds[at].revents().is_empty()))
-}
-
 /// A refusal that was reported already, in more words than these.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -455,8 +477,8 @@ fn with_cause(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
 }
 
-/// Refuses a message whose only answer is its success. Without one the front end would wait for ever, so the session
-/// ends instead.
+/// Refuses a message whose only answer is its success. Without one the front end would wait for
+/// ever, so the session ends instead.
 fn refuse_for_good(refused: Error) -> Error {
     tracing::warn!("a message that must be answered cannot be: {refused}");
     Error::BackendInternalError
@@ -520,9 +542,11 @@ impl State {
     /// know of a cache to have one).
     fn write_through(&self) -> bool {
         //= virtio 5.2.6.2
-        //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed to
-        //# it, before reporting completion of the write (cases 1 and 2) or the flush (case 3).
-        !self.has(features::BLK_FLUSH) || (self.has(features::BLK_CONFIG_WCE) && !self.config.write_back())
+        //# If the device is backed by persistent storage, the device MUST ensure that stable writes
+        //# are committed to it, before reporting completion of the write (cases 1 and 2) or the
+        //# flush (case 3).
+        !self.has(features::BLK_FLUSH)
+            || (self.has(features::BLK_CONFIG_WCE) && !self.config.write_back())
     }
 
     fn active_log(&self) -> Option<Arc<DirtyLog>> {
@@ -541,12 +565,15 @@ impl State {
     /// Tells the front end that a ring is broken, if it wants to know. Does not wait, even if the
     /// front end changes the descriptor.
     fn signal_error(&mut self, index: u16) {
-        let Some(err) = self.vrings.get(usize::from(index)).and_then(|vring| vring.err.as_ref()) else {
+        let Some(err) = self.vrings.get(usize::from(index)).and_then(|vring| vring.err.as_ref())
+        else {
             return;
         };
         if let Err(error) = self.signals.signal(err) {
             let name = &self.volume.config.name;
-            tracing::warn!("{name}: cannot tell the front end that queue {index} is stopped: {error}");
+            tracing::warn!(
+                "{name}: cannot tell the front end that queue {index} is stopped: {error}"
+            );
         }
     }
 
@@ -556,7 +583,8 @@ impl State {
         match error {
             LaneError::Gone => {
                 tracing::error!(
-                    "{}: the thread of queue {index} has ended by a fault; this session ends, and the queues of that thread are not served until vlane is restarted",
+                    "{}: the thread of queue {index} has ended by a fault; this session ends, and \
+                     the queues of that thread are not served until vlane is restarted",
                     self.volume.config.name
                 );
                 Error::BackendInternalError
@@ -577,8 +605,8 @@ impl State {
         //# VHOST_USER_F_PROTOCOL_FEATURES set, the back-end must enable all rings immediately.
         let is_enabled = vring.enabled || !self.has(features::PROTOCOL_FEATURES);
         //= vhost-user Ring states
-        //# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it is enabled
-        //# or disabled.
+        //# While a ring is stopped, the back-end must not process the ring at all, regardless of
+        //# whether it is enabled or disabled.
         if self.ended
             || self.is_barred
             || !self.is_negotiated
@@ -590,20 +618,25 @@ impl State {
         }
         let Some(config) = vring.queue_config(layout, event_idx) else { return Ok(()) };
         let log_addr = config.log_addr;
-        // Some front ends map the ring's memory only after they have started it, in one region after the other.
+        // Some front ends map the ring's memory only after they have started it, in one region
+        // after the other.
         let parts = [config.desc, config.driver, config.device];
         if parts.iter().any(|part| memory.guest_of_user(*part).is_none()) {
-            tracing::debug!("{}: queue {index} waits for the memory of its ring", self.volume.config.name);
+            tracing::debug!(
+                "{}: queue {index} waits for the memory of its ring",
+                self.volume.config.name
+            );
             return Ok(());
         }
-        let mut queue =
-            Queue::new(config, memory).map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
+        let mut queue = Queue::new(config, memory)
+            .map_err(|error| refuse(format_args!("queue {index}: {error}")))?;
         let again = self.track(index, &mut queue);
         self.settle_write_cache(index, &queue, again)?;
         let vring = &self.vrings[usize::from(index)];
         if queue.went_on() {
             tracing::info!(
-                "{}: queue {index} continues where the last back end stopped ({:#x}), not where the front end expects ({:#x})",
+                "{}: queue {index} continues where the last back end stopped ({:#x}), not where \
+                 the front end expects ({:#x})",
                 self.volume.config.name,
                 queue.base(),
                 queue.config().base
@@ -671,11 +704,16 @@ impl State {
     fn sight(&self) -> Sight {
         let running = self.vrings.iter().filter(|vring| vring.running);
         let table = |vring: &Vring| {
-            let desc = vring.addresses.and_then(|addresses| self.memory.guest_of_user(addresses.desc));
+            let desc =
+                vring.addresses.and_then(|addresses| self.memory.guest_of_user(addresses.desc));
             (desc, 16 * u64::from(vring.size))
         };
         let lacks_memory = self.unused() == Some(Unused::NoMemory);
-        Sight { running: running.map(table).collect(), memory: Arc::clone(&self.memory), lacks_memory }
+        Sight {
+            running: running.map(table).collect(),
+            memory: Arc::clone(&self.memory),
+            lacks_memory,
+        }
     }
 
     /// Publishes the facts for the control socket.
@@ -728,7 +766,8 @@ impl State {
         let mut result = Ok(());
         // Every ring leaves the old memory, even if another one cannot continue in the new one.
         for index in self.running() {
-            let changed = self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, &self.calls());
+            let changed =
+                self.volume.pool.set_memory(index, Arc::clone(&self.memory), drain, &self.calls());
             result = result.and(changed.map_err(|error| self.lane_failed(index, error)));
         }
         result.and(self.try_start_all())

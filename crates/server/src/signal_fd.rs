@@ -60,7 +60,8 @@ impl Signals {
                 ));
             }
         }
-        let is_socket = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        let is_socket =
+            |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
         if purpose == Use::Call && rustix::fs::fstat(fd).is_ok_and(is_socket) {
             return Ok(());
         }

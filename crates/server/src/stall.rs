@@ -1,4 +1,5 @@
-//! Storage that hangs: noticed from outside the lanes, which cannot tell when their thread is stuck in the storage itself.
+//! Storage that hangs: noticed from outside the lanes, which cannot tell when their thread is stuck
+//! in the storage itself.
 //!
 //! A thread, `stalls`, looks once a second at the requests that the lanes wait for. After two empty
 //! looks it sleeps until a request comes, so that requests wake it at most once a second. A request
@@ -30,7 +31,12 @@ pub struct Unanswered {
 impl std::fmt::Display for Unanswered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Waiting { queue, kind, sector, .. } = self.request;
-        write!(f, "queue {queue}: {} at sector {sector}, for {:.0} s", kind.name(), self.age.as_secs_f64())
+        write!(
+            f,
+            "queue {queue}: {} at sector {sector}, for {:.0} s",
+            kind.name(),
+            self.age.as_secs_f64()
+        )
     }
 }
 
@@ -63,8 +69,9 @@ impl Stalls {
             ended: AtomicBool::new(false),
         });
         let (looking, name) = (Arc::clone(&shared), name.to_owned());
-        let thread =
-            std::thread::Builder::new().name("stalls".to_owned()).spawn(move || looking.run(&name))?;
+        let thread = std::thread::Builder::new()
+            .name("stalls".to_owned())
+            .spawn(move || looking.run(&name))?;
         Ok(Stalls { shared, thread: Some(thread) })
     }
 
@@ -111,7 +118,9 @@ impl Shared {
             seen.insert(request, since);
             found.push(Unanswered { request, age: now - since });
         }
-        found.sort_by_key(|unanswered| (std::cmp::Reverse(unanswered.age), unanswered.request.queue));
+        found.sort_by_key(|unanswered| {
+            (std::cmp::Reverse(unanswered.age), unanswered.request.queue)
+        });
         found
     }
 
@@ -166,7 +175,10 @@ impl Shared {
         self.watch.wake_me();
         // A request that came at that moment is there a moment later.
         std::thread::park_timeout(PERIOD);
-        while self.watch.is_asleep() && !self.ended.load(Ordering::SeqCst) && self.watch.look().is_empty() {
+        while self.watch.is_asleep()
+            && !self.ended.load(Ordering::SeqCst)
+            && self.watch.look().is_empty()
+        {
             std::thread::park();
         }
         // A request that woke us is as old as it is when it is looked at.

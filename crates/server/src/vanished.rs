@@ -37,10 +37,13 @@ impl Vanishing {
         let changes = Changes::tell(tell).ok();
         for path in paths {
             let (Some(identity), Some(changes)) = (identity(path), &changes) else { continue };
-            // The file itself and not its directory, in which there may be a lot of others. ATTRIB: the number of its names changed.
+            // The file itself and not its directory, in which there may be a lot of others. ATTRIB:
+            // the number of its names changed.
             let events = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
             if changes.watch(path, events).is_ok() {
-                left.lock().unwrap_or_else(PoisonError::into_inner).push((path.to_owned(), identity));
+                left.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .push((path.to_owned(), identity));
             }
         }
         Vanishing { left, _changes: changes }
@@ -58,7 +61,8 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 
 fn tell(path: &Path) {
     tracing::warn!(
-        "{}: the socket's file was removed or replaced: new front ends cannot connect; the present one is still served. Restart vlane to make the socket again",
+        "{}: the socket's file was removed or replaced: new front ends cannot connect; the \
+         present one is still served. Restart vlane to make the socket again",
         path.display()
     );
 }

@@ -61,7 +61,8 @@ pub enum VolumeError {
     },
     /// Too long, or not what the specification allows.
     #[error(
-        "serial number {serial:?} is longer than 20 bytes or not plain ASCII; choose another with --serial"
+        "serial number {serial:?} is longer than 20 bytes or not plain ASCII; choose another with \
+         --serial"
     )]
     Serial {
         /// As given.
@@ -69,8 +70,9 @@ pub enum VolumeError {
     },
     /// There are not enough file descriptors.
     #[error(
-        "{name}: {queues} queues need up to {needed} file descriptors, but this process may only open {limit}; raise \
-         the limit (ulimit -n, or LimitNOFILE= of the service), or offer fewer with --queues"
+        "{name}: {queues} queues need up to {needed} file descriptors, but this process may only \
+         open {limit}; raise the limit (ulimit -n, or LimitNOFILE= of the service), or offer \
+         fewer with --queues"
     )]
     Descriptors {
         /// The volume.
@@ -128,7 +130,9 @@ impl Volume {
     /// # Errors
     /// [`VolumeError`].
     pub fn new(engine: Arc<dyn Engine>, config: VolumeConfig) -> Result<Volume, VolumeError> {
-        if config.serial.len() > 20 || !config.serial.bytes().all(|b| b.is_ascii_graphic() || b == b' ') {
+        if config.serial.len() > 20
+            || !config.serial.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
+        {
             return Err(VolumeError::Serial { serial: config.serial });
         }
         check_descriptors(&config)?;
@@ -140,16 +144,23 @@ impl Volume {
         };
         let pool = Pool::new(&pool_config)
             .map_err(|source| VolumeError::Threads { name: config.name.clone(), source })?;
-        let system =
-            |source| VolumeError::Threads { name: config.name.clone(), source: LaneError::System(source) };
+        let system = |source| VolumeError::Threads {
+            name: config.name.clone(),
+            source: LaneError::System(source),
+        };
         let alarm = Arc::new(Alarm::new().map_err(system)?);
-        let counters: Vec<Arc<Counters>> =
-            (0..config.topology.queues).map(|_| Arc::new(Counters::with_alarm(Arc::clone(&alarm)))).collect();
-        let watch =
-            Watch::start(&config.name, Arc::clone(&engine), counters.clone(), alarm).map_err(system)?;
-        let stalls = engine.can_hang().then(|| Stalls::start(&config.name)).transpose().map_err(system)?;
-        let classes =
-            config.express.mode.classifies().then(|| Arc::new(ClassBoard::new(config.topology.queues)));
+        let counters: Vec<Arc<Counters>> = (0..config.topology.queues)
+            .map(|_| Arc::new(Counters::with_alarm(Arc::clone(&alarm))))
+            .collect();
+        let watch = Watch::start(&config.name, Arc::clone(&engine), counters.clone(), alarm)
+            .map_err(system)?;
+        let stalls =
+            engine.can_hang().then(|| Stalls::start(&config.name)).transpose().map_err(system)?;
+        let classes = config
+            .express
+            .mode
+            .classifies()
+            .then(|| Arc::new(ClassBoard::new(config.topology.queues)));
         let identity = engine.identity();
         Ok(Volume {
             identity,
@@ -194,7 +205,8 @@ impl Volume {
     /// Descriptors that a process needs which takes over with so many of them: these, the lanes'
     /// copies, and its own. It refuses to start with less than any volume like this needs.
     pub fn descriptors_with(&self, handed: usize) -> u64 {
-        let running = handed as u64 + 2 * u64::from(self.queues()) + of_threads(&self.config) + OTHERS;
+        let running =
+            handed as u64 + 2 * u64::from(self.queues()) + of_threads(&self.config) + OTHERS;
         running.max(needed(&self.config))
     }
 

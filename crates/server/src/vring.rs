@@ -21,7 +21,8 @@ pub(crate) struct Vring {
     /// Guest physical address for logging used-ring writes.
     pub log_addr: Option<u64>,
     pub base: u32,
-    /// The front end said KICK: the ring is started. The descriptor may be missing, then it wants to be polled.
+    /// The front end said KICK: the ring is started. The descriptor may be missing, then it wants
+    /// to be polled.
     pub started: bool,
     pub kick: Option<OwnedFd>,
     pub call: Option<OwnedFd>,

@@ -57,7 +57,8 @@ fn look(door: &Door, waits: bool) -> Seen {
         let is_awaited = door.is_awaited();
         let limit = (is_awaited || !waits).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
         let let_in = door.let_in();
-        let mut fds = [PollFd::new(door.socket(), PollFlags::IN), PollFd::new(&let_in, PollFlags::IN)];
+        let mut fds =
+            [PollFd::new(door.socket(), PollFlags::IN), PollFd::new(&let_in, PollFlags::IN)];
         match rustix::event::poll(&mut fds, limit.as_ref()) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return Seen::Closed,

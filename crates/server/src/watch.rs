@@ -26,7 +26,10 @@ const GLANCE: Duration = Duration::from_secs(1);
 const SHORT: &str = "the image is shorter than its volume";
 /// The kinds of failures: the report of each, and the advice.
 const KINDS: [(&str, &str); 3] = [
-    ("no space was left on the storage", "make room; requests succeed again as soon as there is some"),
+    (
+        "no space was left on the storage",
+        "make room; requests succeed again as soon as there is some",
+    ),
     (SHORT, "it was cut short; stop, and restore it"),
     ("the storage failed", "see the kernel's log"),
 ];
@@ -79,7 +82,9 @@ impl Watch {
             is_done: AtomicBool::new(false),
         });
         let own = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("watch".to_owned()).spawn(move || own.run(INTERVAL))?;
+        let thread = std::thread::Builder::new()
+            .name("watch".to_owned())
+            .spawn(move || own.run(INTERVAL))?;
         Ok(Watch { shared, thread: Some(thread) })
     }
 
@@ -104,7 +109,10 @@ impl Drop for Watch {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("{}: the thread that watches over the volume panicked", self.shared.name);
+            tracing::error!(
+                "{}: the thread that watches over the volume panicked",
+                self.shared.name
+            );
         }
     }
 }
@@ -149,12 +157,17 @@ impl Shared {
         teller.tell(&sum, Instant::now(), again, |line| {
             // The sizes are those of the moment of the report.
             let sizes = match (line.strip_prefix(SHORT), self.engine.stored_bytes()) {
-                (Some(rest), Some(stored)) => Some((rest, stored, self.engine.geometry().sectors * SECTOR)),
+                (Some(rest), Some(stored)) => {
+                    Some((rest, stored, self.engine.geometry().sectors * SECTOR))
+                }
                 _ => None,
             };
             match sizes.filter(|(_, stored, volume)| stored < volume) {
                 Some((rest, stored, volume)) => {
-                    tracing::warn!("{}: {SHORT} ({stored} of {volume} bytes are there){rest}", self.name);
+                    tracing::warn!(
+                        "{}: {SHORT} ({stored} of {volume} bytes are there){rest}",
+                        self.name
+                    );
                 }
                 None => tracing::warn!("{}: {line}", self.name),
             }
@@ -180,10 +193,14 @@ impl Shared {
             let stops = self.on_loss.get().is_some();
             let then = match stops {
                 true => "stopping, as --on-lost-write stop says",
-                false => "from now on writes and flushes are answered with an error; reads continue",
+                false => {
+                    "from now on writes and flushes are answered with an error; reads continue"
+                }
             };
             tracing::error!(
-                "{}: writes that were answered are lost, and it is unknown which: {lost}; {then}. See the kernel's log, repair the storage or make room on it, then serve the image again and let the guest check its file systems",
+                "{}: writes that were answered are lost, and it is unknown which: {lost}; {then}. \
+                 See the kernel's log, repair the storage or make room on it, then serve the \
+                 image again and let the guest check its file systems",
                 self.name
             );
         }
@@ -202,7 +219,8 @@ impl Shared {
             tv_nsec: limit.subsec_nanos().into(),
         });
         // An error is an early return, and loses no report.
-        let _ = rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], limit.as_ref());
+        let _ =
+            rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], limit.as_ref());
         self.alarm.woken();
     }
 }
@@ -225,8 +243,11 @@ impl Teller {
     /// Writes a line for each kind of which there are more than at the last look; without `again`,
     /// only if none was reported yet.
     fn tell(&mut self, sum: &Snapshot, now: Instant, again: bool, mut line: impl FnMut(String)) {
-        let counted =
-            [sum.no_space, sum.short, sum.failed.saturating_sub(sum.no_space + sum.short + sum.lost)];
+        let counted = [
+            sum.no_space,
+            sum.short,
+            sum.failed.saturating_sub(sum.no_space + sum.short + sum.lost),
+        ];
         if again {
             // After a loss all requests but reads fail, which is not reported here: no thread needs
             // to be woken for it either.
@@ -234,12 +255,15 @@ impl Teller {
             self.failed = sum.failed;
         }
         let since = self.since.map(|since| now.saturating_duration_since(since).as_secs().max(1));
-        for ((what, advice), (now, told)) in KINDS.iter().zip(counted.into_iter().zip(&mut self.told)) {
+        for ((what, advice), (now, told)) in
+            KINDS.iter().zip(counted.into_iter().zip(&mut self.told))
+        {
             let more = now.saturating_sub(*told);
             if more == 0 || (*told > 0 && !again) {
                 continue;
             }
-            let requests = |n: u64| if n == 1 { "1 request".to_owned() } else { format!("{n} requests") };
+            let requests =
+                |n: u64| if n == 1 { "1 request".to_owned() } else { format!("{n} requests") };
             line(match (*told, since) {
                 (1.., Some(since)) => {
                     format!(
@@ -288,23 +312,30 @@ mod tests {
         );
         assert!(teller.is_busy);
         sum = Snapshot { failed: 10, no_space: 10, ..sum };
-        assert_eq!(lines(&mut teller, sum, begin, false), [] as [String; 0], "nothing of another kind");
+        assert_eq!(
+            lines(&mut teller, sum, begin, false),
+            [] as [String; 0],
+            "nothing of another kind"
+        );
         sum = Snapshot { failed: 11, short: 1, ..sum };
-        assert!(lines(&mut teller, sum, begin, false)[0].contains("1 request failed; it was cut short"));
+        assert!(
+            lines(&mut teller, sum, begin, false)[0].contains("1 request failed; it was cut short")
+        );
         assert!(teller.is_busy);
         sum = Snapshot { failed: 602, no_space: 571, short: 20, lost: 10, ..sum };
         let later = lines(&mut teller, sum, begin + Duration::from_secs(10), true);
         assert_eq!(
             later[0],
-            "no space was left on the storage: 570 requests failed in the last 10 s, 571 requests in all"
+            "no space was left on the storage: 570 requests failed in the last 10 s, 571 requests \
+             in all"
         );
-        assert!(
-            later[1].ends_with(
-                "shorter than its volume: 19 requests failed in the last 10 s, 20 requests in all"
-            )
-        );
+        assert!(later[1].ends_with(
+            "shorter than its volume: 19 requests failed in the last 10 s, 20 requests in all"
+        ));
         // Failures that only follow from lost writes are reported as such.
-        assert!(later.len() == 3 && later[2].starts_with("the storage failed: 1 request failed; see"));
+        assert!(
+            later.len() == 3 && later[2].starts_with("the storage failed: 1 request failed; see")
+        );
         assert_eq!(lines(&mut teller, sum, begin, true), [] as [String; 0], "nothing new");
         assert!(!teller.is_busy);
         sum = Snapshot { failed: 702, lost: 110, ..sum };

@@ -37,7 +37,8 @@ impl Step {
     /// Sends it; returns true if it was accepted, and `None` when the session ended.
     fn say(self, wire: &Wire, ring: &Ring<'_>, way: Way, features: u64) -> Option<bool> {
         let memory = ring.memory;
-        let eventfd = |code, fd: &std::os::fd::OwnedFd| wire.try_set(code, &words(&[0]), &[fd.as_fd()]);
+        let eventfd =
+            |code, fd: &std::os::fd::OwnedFd| wire.try_set(code, &words(&[0]), &[fd.as_fd()]);
         match self {
             Features => wire.try_set(code::SET_FEATURES, &features.to_le_bytes(), &[]),
             Step::Memory => {
@@ -99,7 +100,10 @@ fn starts(server: &Server, order: &[Step], way: Way, features: u64) {
         }
     }
     let has_enable = order.contains(&Enable);
-    assert!(!has_enable || at(Enable) > at(Features), "{order:?}: accepted before it was negotiated");
+    assert!(
+        !has_enable || at(Enable) > at(Features),
+        "{order:?}: accepted before it was negotiated"
+    );
     assert_eq!(ring.wait(1), [0], "{order:?}");
     ring.submit(1, IN, 8, 4096);
     assert_eq!(ring.wait(1), [1], "{order:?}");
@@ -182,7 +186,8 @@ fn ring_waits_for_its_features() {
 fn ring_waits_for_all_its_regions() {
     let server = Server::new(null(None), 1, 1);
     let whole = Memory::new(0x10_0000, 0x20_0000);
-    // Two halves of one file: descriptors and available ring in the first, the used ring in the second.
+    // Two halves of one file: descriptors and available ring in the first, the used ring in the
+    // second.
     let half = |first: bool| {
         let (offset, size) = if first { (0, USED) } else { (USED, whole.size - USED) };
         words(&[0, whole.guest + offset, size, whole.user + offset, offset])

@@ -143,7 +143,9 @@ fn size_is_sent_when_first_ring_starts() {
     start(&front_end);
     assert_eq!(front_end.told(), 0, "it has asked");
 
-    let stop = |front_end: &Listening| assert!((0..2).all(|index| front_end.wire.get_base(index).is_some()));
+    let stop = |front_end: &Listening| {
+        assert!((0..2).all(|index| front_end.wire.get_base(index).is_some()))
+    };
     stop(&front_end);
     resize(&path, 2 * MIB);
     assert!(engine.refresh().unwrap());

@@ -37,7 +37,9 @@ fn ask(path: &Path, method: &str, resource: &str) -> UnixStream {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     // HTTP/1.0: no chunks, and a hang-up at the end.
-    stream.write_all(format!("{method} {resource} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    stream
+        .write_all(format!("{method} {resource} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes())
+        .unwrap();
     stream
 }
 
@@ -48,7 +50,8 @@ fn answer(mut stream: impl Read) -> (u16, String, Vec<u8>) {
     let end = bytes.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
     let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
     let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
-    let kind = head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
+    let kind =
+        head.lines().find_map(|line| line.strip_prefix("content-type: ")).unwrap_or_default();
     (status, kind.to_owned(), bytes.split_off(end))
 }
 
@@ -229,7 +232,8 @@ fn question_socket_refuses_changes() {
         let (status, ..) = answer(ask(&asked, "GET", resource));
         assert_eq!(status, answer(ask(&path, "GET", resource)).0, "{resource}");
     }
-    for (method, resource) in [("GET", "/v1/trace"), ("PUT", "/v1/limits"), ("POST", "/v1/volume")] {
+    for (method, resource) in [("GET", "/v1/trace"), ("PUT", "/v1/limits"), ("POST", "/v1/volume")]
+    {
         let (status, _, body) = answer(ask(&asked, method, resource));
         let why: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!(status, 403, "{method} {resource}: {why}");
@@ -271,7 +275,11 @@ fn requests_are_counted_by_class() {
         }
         assert_eq!(wire.get_base(0), Some(sent));
         let told = json(&path, "/v1/classes");
-        assert_eq!((&told["mode"], &told["is_mixed"]), (&Value::from("order"), &Value::from(true)), "{told}");
+        assert_eq!(
+            (&told["mode"], &told["is_mixed"]),
+            (&Value::from("order"), &Value::from(true)),
+            "{told}"
+        );
         let counts: Vec<u64> = told["classes"]
             .as_array()
             .unwrap()
@@ -287,9 +295,17 @@ fn requests_are_counted_by_class() {
         );
         // All that came after the second class are timed, and each is in one bucket.
         let queued = &told["classes"][2]["queued"];
-        let in_buckets: u64 =
-            queued["buckets"].as_array().unwrap().iter().map(|pair| pair[1].as_u64().unwrap()).sum();
-        assert_eq!((queued["timed"].as_u64(), in_buckets), (Some(5 * sessions), 5 * sessions), "{told}");
+        let in_buckets: u64 = queued["buckets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|pair| pair[1].as_u64().unwrap())
+            .sum();
+        assert_eq!(
+            (queued["timed"].as_u64(), in_buckets),
+            (Some(5 * sessions), 5 * sessions),
+            "{told}"
+        );
     }
     drop(control);
     let off = controlled();
@@ -314,7 +330,8 @@ fn counters_continue_across_sessions() {
     drop(control);
 }
 
-/// Two sessions, one trace: every request is in it, with a start for each, and its end when the volume ends.
+/// Two sessions, one trace: every request is in it, with a start for each, and its end when the
+/// volume ends.
 #[test]
 fn trace_has_all_sessions_until_volume_end() {
     let Controlled { control, path, server } = controlled();
@@ -364,7 +381,10 @@ fn reader_hang_up_ends_recording() {
         let mut stream = ask(&path, "GET", "/v1/trace?hash=1");
         let mut first = [0; 64];
         stream.read_exact(&mut first).unwrap();
-        assert!(first.starts_with(b"HTTP/1.0 200") || first.starts_with(b"HTTP/1.1 200"), "{first:?}");
+        assert!(
+            first.starts_with(b"HTTP/1.0 200") || first.starts_with(b"HTTP/1.1 200"),
+            "{first:?}"
+        );
         drop(stream);
         let begin = std::time::Instant::now();
         while json(&path, "/v1/volume")["recording"] != false {
@@ -418,12 +438,17 @@ fn adaptive_thread_count_is_reported_live() {
 
 #[test]
 fn actual_polling_is_reported() {
-    for (most, told) in [(Duration::ZERO, ("off", 0)), (Duration::from_micros(30), ("balanced", 30))] {
+    for (most, told) in
+        [(Duration::ZERO, ("off", 0)), (Duration::from_micros(30), ("balanced", 30))]
+    {
         let server = Server::polling(null(None), 1, 1, most);
         let path = server.path().with_file_name("control");
         let _control = Control::start(&path, Arc::clone(&server.volume)).unwrap();
         let volume = json(&path, "/v1/volume");
-        assert_eq!((&volume["poll"], &volume["poll_us"]), (&Value::from(told.0), &Value::from(told.1)));
+        assert_eq!(
+            (&volume["poll"], &volume["poll_us"]),
+            (&Value::from(told.0), &Value::from(told.1))
+        );
     }
 }
 

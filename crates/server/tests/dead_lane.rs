@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request, Slot,
-    Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
+    Slot, Status,
 };
 
 /// The sector at which the storage's code is wrong.
@@ -40,7 +40,13 @@ impl Engine for Faulty {
 struct FaultyChannel;
 
 impl Channel for FaultyChannel {
-    fn begin(&mut self, _: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(
+        &mut self,
+        _: Slot,
+        request: &Request,
+        _: Decisions,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
         assert_ne!(request.sector(), WRONG, "a fault, on purpose");
         Outcome::Done(Status::Ok)
     }

@@ -34,7 +34,11 @@ impl Log {
     }
 
     fn give(&self, wire: &Wire) {
-        wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[BYTES, self.1])), &[self.0.as_fd()]).unwrap();
+        wire.raw(
+            &Wire::message(code::SET_LOG_BASE, 0, &words(&[BYTES, self.1])),
+            &[self.0.as_fd()],
+        )
+        .unwrap();
         assert!(wire.reply(code::SET_LOG_BASE).is_some());
     }
 
@@ -79,7 +83,11 @@ fn exactly_written_pages_are_marked() {
     assert!(wire.set_features(USUAL | LOG_ALL));
     act(1, IN, 4096);
     let rings_not_logged = log.take();
-    assert_eq!(rings_not_logged, BTreeSet::from([status, data(1)]), "the ring's own log was not asked for");
+    assert_eq!(
+        rings_not_logged,
+        BTreeSet::from([status, data(1)]),
+        "the ring's own log was not asked for"
+    );
 
     // As QEMU does it: the addresses again, with the flag.
     let log_ring = |on: bool, ring: &Ring<'_>| assert!(wire.addresses(0, ring, on.then_some(used)));
@@ -149,11 +157,15 @@ fn packed_ring_writes_are_marked() {
     let (kick, call) = (event(), event());
     let addresses = |log: bool| {
         let mut body = halves(&[0, u32::from(log)]);
-        body.extend(words(&[layout.desc, layout.device, layout.driver].map(|at| arena.to_user(at))));
+        body.extend(words(
+            &[layout.desc, layout.device, layout.driver].map(|at| arena.to_user(at)),
+        ));
         body.extend(words(&[layout.device]));
         assert!(wire.set(code::SET_VRING_ADDR, &body, &[]));
     };
-    assert!(wire.vring(code::SET_VRING_NUM, 0, 64) && wire.vring(code::SET_VRING_BASE, 0, 0x8000_8000));
+    assert!(
+        wire.vring(code::SET_VRING_NUM, 0, 64) && wire.vring(code::SET_VRING_BASE, 0, 0x8000_8000)
+    );
     addresses(false);
     assert!(wire.fd(code::SET_VRING_KICK, 0, &kick) && wire.fd(code::SET_VRING_CALL, 0, &call));
     assert!(wire.vring(code::SET_VRING_ENABLE, 0, 1));
@@ -188,8 +200,8 @@ fn packed_ring_writes_are_marked() {
     assert!(!marked.contains(&page(data)) && marked.contains(&page(layout.desc)), "{marked:x?}");
 }
 
-/// A page that is written after the confirmation and not marked is lost on the destination. So the order must have
-/// reached the lanes, which are busy, before it is confirmed.
+/// A page that is written after the confirmation and not marked is lost on the destination. So the
+/// order must have reached the lanes, which are busy, before it is confirmed.
 #[test]
 fn no_write_after_confirmation_is_missed() {
     let server = Server::new(null(None), 1, 1);
@@ -221,7 +233,10 @@ fn no_write_after_confirmation_is_missed() {
             }
             let data = memory.guest + Ring::data_at(slot);
             let marked = log.take();
-            assert!(marked.contains(&data) && marked.contains(&status), "round {round}: {marked:x?}");
+            assert!(
+                marked.contains(&data) && marked.contains(&status),
+                "round {round}: {marked:x?}"
+            );
         });
         assert!(wire.set_features(USUAL));
         log.take();
@@ -304,7 +319,8 @@ fn bad_log_ends_the_session() {
         [(8192u64, 0u64), (0, 0), (4096, 4096), (4096, 1), (u64::MAX, 4096), (4096, u64::MAX)]
     {
         let (wire, _memory) = server.guest(USUAL);
-        wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[size, offset])), &[file.as_fd()]).unwrap();
+        wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[size, offset])), &[file.as_fd()])
+            .unwrap();
         assert_eq!(wire.reply(code::SET_LOG_BASE), None, "{size:#x} bytes at {offset:#x}");
     }
     server.serves_the_next();

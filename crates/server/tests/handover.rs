@@ -139,7 +139,10 @@ fn failed_takeover_ends_session_next_is_served() {
     stream.write_all(b"GET /v1/volume HTTP/1.0\r\nHost: x\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
-    assert!(answer.contains("200 OK") && !answer.contains("\"pid\""), "nobody is connected: {answer}");
+    assert!(
+        answer.contains("200 OK") && !answer.contains("\"pid\""),
+        "nobody is connected: {answer}"
+    );
     drop(control);
     next.serves_the_next();
 }

@@ -20,7 +20,8 @@ fn hang_up_waits_for_requests_in_flight() {
     let (wire, memory) = server.guest(USUAL);
     let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
     assert!(wire.start(0, &rings[0]) && wire.start(1, &rings[1]));
-    // From the submission, not from the hang-up: on a busy machine the sleep may take as long as the requests.
+    // From the submission, not from the hang-up: on a busy machine the sleep may take as long as
+    // the requests.
     let begin = Instant::now();
     rings.iter_mut().for_each(|ring| (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512)));
     std::thread::sleep(Duration::from_millis(30));
@@ -94,7 +95,8 @@ fn hang_up_keeps_every_answered_write() {
     let directory = tempfile::tempdir().unwrap();
     let path = image(directory.path(), 1 << 20);
     for cache in [Cache::Writeback, Cache::None] {
-        let Ok(engine) = FileEngine::open(&path, FileOptions { cache, ..FileOptions::default() }) else {
+        let Ok(engine) = FileEngine::open(&path, FileOptions { cache, ..FileOptions::default() })
+        else {
             continue;
         };
         let server = Server::new(Arc::new(engine), 1, 1);
@@ -114,7 +116,11 @@ fn hang_up_keeps_every_answered_write() {
                 assert_eq!(ring.status(slot), 0);
                 let mut bytes = [0; 4096];
                 file.read_exact_at(&mut bytes, u64::from(slot) * 4096).unwrap();
-                assert_eq!(bytes, [round.wrapping_mul(13) ^ slot as u8; 4096], "round {round}, slot {slot}");
+                assert_eq!(
+                    bytes,
+                    [round.wrapping_mul(13) ^ slot as u8; 4096],
+                    "round {round}, slot {slot}"
+                );
             }
         }
     }
@@ -124,7 +130,8 @@ fn hang_up_keeps_every_answered_write() {
 #[test]
 fn repeated_hang_ups_under_load_are_survived() {
     use vlane_driver::{Session, SessionOptions, Want};
-    let server = Server::polling(null(Some(Duration::from_millis(1))), 2, 1, Duration::from_micros(50));
+    let server =
+        Server::polling(null(Some(Duration::from_millis(1))), 2, 1, Duration::from_micros(50));
     for round in 0..30 {
         let packed = if round % 2 == 0 { Want::No } else { Want::Must };
         let options = SessionOptions { queues: 2, depth: 32, packed, ..SessionOptions::default() };

@@ -183,7 +183,8 @@ fn background_neither_boosts_nor_ends_boosts() {
         read(&mut ring, 0, FOREGROUND);
         told(&mut link);
         for _ in 0..20 {
-            // Pending is the express read before these. The second one's answer shows that the first one was taken.
+            // Pending is the express read before these. The second one's answer shows that the
+            // first one was taken.
             read(&mut ring, 1, BACKGROUND);
             read(&mut ring, 2, 0);
             assert_eq!(told(&mut link), [], "the background boosts, or ends a boost");
@@ -195,7 +196,9 @@ fn background_neither_boosts_nor_ends_boosts() {
             slots.sort_unstable();
             assert_eq!(slots, [0, 3]);
             let marks = marks(&mut link, 1);
-            let [(.., Mark::Served { count: 0, .. }), (.., Mark::Event { count: 1, .. })] = marks[..] else {
+            let [(.., Mark::Served { count: 0, .. }), (.., Mark::Event { count: 1, .. })] =
+                marks[..]
+            else {
                 panic!("{marks:?}")
             };
         }
@@ -275,7 +278,8 @@ impl Hostile {
     fn connect(path: &Path) -> Hostile {
         let flags = SocketFlags::CLOEXEC;
         let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .unwrap();
         rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         Hostile(socket)
     }
@@ -297,7 +301,10 @@ fn malformed_registration_is_refused_harmlessly() {
         let Notice::Refused { why: told } = notice(link) else { panic!("not refused: {why}") };
         assert!(told.contains(why), "{told}");
         let answer = Message::receive(&hostile.0);
-        assert!(matches!(&answer, Ok(Some((Message::Refused(text), None))) if *text == told), "{answer:?}");
+        assert!(
+            matches!(&answer, Ok(Some((Message::Refused(text), None))) if *text == told),
+            "{answer:?}"
+        );
         assert!(matches!(Message::receive(&hostile.0), Err(HintError::HungUp)));
     };
     // A process that is gone, or another one with its number.
@@ -327,7 +334,9 @@ fn malformed_registration_is_refused_harmlessly() {
     let hostile = Hostile::connect(&path);
     hostile.hello(me, 2, &fd);
     let session = joined(&mut link).session;
-    let Some((Message::Welcome, Some(wake))) = Message::receive(&hostile.0).unwrap() else { panic!() };
+    let Some((Message::Welcome, Some(wake))) = Message::receive(&hostile.0).unwrap() else {
+        panic!()
+    };
     rustix::fs::fcntl_setfl(&wake, rustix::fs::OFlags::empty()).unwrap();
     link.arm(session, Classes::ALL);
     assert_eq!(link.collect(now()).count(), 0);

@@ -79,7 +79,8 @@ impl Flood {
     const HEADER: usize = 64;
     /// The place of the status byte in the header.
     const STATUS: usize = 16;
-    const ARENA: usize = FLOOD * (Flood::TABLE + Flood::HEADER) + Flood::PIECE as usize + (64 << 10);
+    const ARENA: usize =
+        FLOOD * (Flood::TABLE + Flood::HEADER) + Flood::PIECE as usize + (64 << 10);
 
     fn new(arena: &Arena, load: Load, format: Format) -> Flood {
         let mut flood = Flood {
@@ -115,7 +116,9 @@ impl Flood {
                 Load::Reads => {
                     chain.extend([Segment::writable(self.data.addr(), piece)].repeat(MAX_BUFFERS));
                 }
-                Load::Zeroes { .. } => chain.push(Segment::readable(self.data.addr(), MAX_RANGES * 16)),
+                Load::Zeroes { .. } => {
+                    chain.push(Segment::readable(self.data.addr(), MAX_RANGES * 16))
+                }
             }
             chain.push(Segment::writable(header + Flood::STATUS as u64, 1));
             self.queue.write_table(&mut self.tables, request * Flood::TABLE, &chain).unwrap();
@@ -145,7 +148,8 @@ impl Flood {
         let Flood { queue, ids, answers, .. } = self;
         queue
             .reap(|used| {
-                let request = ids.iter().position(|id| *id == used.id).expect("an answer to a request");
+                let request =
+                    ids.iter().position(|id| *id == used.id).expect("an answer to a request");
                 answers[request] += 1;
             })
             .unwrap();
@@ -155,7 +159,11 @@ impl Flood {
     fn assert_answered_well(&self, request: usize) {
         let mut status = [0];
         self.headers.copy_out(request * Flood::HEADER + Flood::STATUS, &mut status).unwrap();
-        assert_eq!((self.answers[request], status[0]), (1, 0), "request {request}: answers, status");
+        assert_eq!(
+            (self.answers[request], status[0]),
+            (1, 0),
+            "request {request}: answers, status"
+        );
     }
 
     /// The ring is stopped: no request is in flight, so exactly the taken requests are answered.
@@ -215,7 +223,15 @@ struct Bystander {
 
 impl Bystander {
     fn options(format: Format) -> BlkOptions {
-        BlkOptions { format, size: None, depth: 1, data: 4096, segments: 1, indirect: true, event_idx: true }
+        BlkOptions {
+            format,
+            size: None,
+            depth: 1,
+            data: 4096,
+            segments: 1,
+            indirect: true,
+            event_idx: true,
+        }
     }
 
     fn new(arena: &Arena, format: Format, index: u32, name: &'static str) -> Bystander {

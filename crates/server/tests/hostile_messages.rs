@@ -46,8 +46,8 @@ fn garbage_ends_its_own_session_only() {
     server.serves_the_next();
 }
 
-/// Every message there is and some there are not, with bodies of any size and content and any descriptors, before
-/// and after a negotiation.
+/// Every message there is and some there are not, with bodies of any size and content and any
+/// descriptors, before and after a negotiation.
 #[test]
 fn any_message_with_any_body_is_survived() {
     let server = Server::new(null(None), 2, 1);
@@ -65,7 +65,10 @@ fn any_message_with_any_body_is_survived() {
             let mut body = noise.bytes(len);
             // Mostly small numbers, which go further than noise does.
             if noise.below(4) > 0 {
-                body.iter_mut().enumerate().filter(|(at, _)| at % 4 > 1).for_each(|(_, byte)| *byte = 0);
+                body.iter_mut()
+                    .enumerate()
+                    .filter(|(at, _)| at % 4 > 1)
+                    .for_each(|(_, byte)| *byte = 0);
                 body.chunks_mut(8).for_each(|chunk| chunk[0] %= 4);
             }
             let mut with: Vec<BorrowedFd<'_>> = Vec::new();
@@ -146,7 +149,8 @@ fn oversized_messages_end_the_session_at_once() {
 
 #[test]
 //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK, test
-//# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
+//# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or
+//# failure.
 fn wrong_descriptor_counts_are_refused() {
     let server = Server::new(null(None), 1, 1);
     server.serves_the_next();
@@ -174,11 +178,13 @@ fn wrong_descriptor_counts_are_refused() {
             let wire = server.connect();
             wire.negotiate(USUAL);
             let sent = wire.raw(&Wire::message(*code, 8, body), &some(*count));
-            let accepted = sent.is_ok() && wire.reply(*code).is_some_and(|body| word(&body, 0) == 0);
+            let accepted =
+                sent.is_ok() && wire.reply(*code).is_some_and(|body| word(&body, 0) == 0);
             assert!(!accepted, "message {code} with {count} descriptors");
         }
     }
-    // More than the message layer takes at once: it closes them all, and waits for a message that is whole.
+    // More than the message layer takes at once: it closes them all, and waits for a message that
+    // is whole.
     for count in [33, 40] {
         let wire = server.connect();
         wire.tell(code::SET_VRING_KICK, &words(&[0]), &some(count));
@@ -197,9 +203,12 @@ fn non_eventfd_descriptors_are_refused() {
     let file = tempfile::tempfile().unwrap();
     let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
     let null = File::open("/dev/null").unwrap();
-    for (what, fd) in
-        [("pipe", pipe.as_fd()), ("file", file.as_fd()), ("socket", socket.as_fd()), ("null", null.as_fd())]
-    {
+    for (what, fd) in [
+        ("pipe", pipe.as_fd()),
+        ("file", file.as_fd()),
+        ("socket", socket.as_fd()),
+        ("null", null.as_fd()),
+    ] {
         for code in [code::SET_VRING_KICK, code::SET_VRING_CALL, code::SET_VRING_ERR] {
             // User-Mode Linux is called through a socket.
             let may_be = code == code::SET_VRING_CALL && what == "socket";
@@ -230,7 +239,10 @@ fn impossible_memory_is_refused_old_stays() {
         (0x8000_0000, 0, 0x1000, 0),
     ] {
         let region = words(&[0, guest, size, user, offset]);
-        assert!(!wire.set(code::ADD_MEM_REG, &region, &[file.as_fd()]), "{guest:#x} {size:#x} {offset:#x}");
+        assert!(
+            !wire.set(code::ADD_MEM_REG, &region, &[file.as_fd()]),
+            "{guest:#x} {size:#x} {offset:#x}"
+        );
     }
     ring.submit(0, IN, 0, 512);
     ring.wait(1);
@@ -247,7 +259,10 @@ fn impossible_memory_is_refused_old_stays() {
         let wire = server.connect();
         wire.negotiate(USUAL);
         let region = words(&[0, guest, size, user, offset]);
-        assert!(!wire.set(code::ADD_MEM_REG, &region, &[file.as_fd()]), "{guest:#x} {size:#x} {user:#x}");
+        assert!(
+            !wire.set(code::ADD_MEM_REG, &region, &[file.as_fd()]),
+            "{guest:#x} {size:#x} {user:#x}"
+        );
     }
     // No file of memory at all.
     let wire = server.connect();
@@ -262,8 +277,9 @@ fn endless_refusals_end_the_session() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);
-    let refused =
-        (0..1000).take_while(|_| wire.try_set(code::SET_VRING_NUM, &halves(&[0, 0]), &[]).is_some()).count();
+    let refused = (0..1000)
+        .take_while(|_| wire.try_set(code::SET_VRING_NUM, &halves(&[0, 0]), &[]).is_some())
+        .count();
     assert!((10..200).contains(&refused), "{refused}");
     server.serves_the_next();
 }
@@ -417,9 +433,11 @@ fn descriptor_kinds_are_known_without_proc() {
     if !rustix::process::geteuid().is_root() {
         return vlane_testing::skip("only root can leave /proc behind");
     }
-    // The sanitizer's search for leaks cannot do without /proc, and its options are read from there, not from the environment.
-    let script = "mount -t tmpfs none /proc && test ! -e /proc/self && mkdir /proc/self \
-                  && printf 'ASAN_OPTIONS=detect_leaks=0\\0' >/proc/self/environ && exec \"$0\" --exact \"$1\"";
+    // The sanitizer's search for leaks cannot do without /proc, and its options are read from
+    // there, not from the environment.
+    let script = "mount -t tmpfs none /proc && test ! -e /proc/self && mkdir /proc/self && printf \
+                  'ASAN_OPTIONS=detect_leaks=0\\0' >/proc/self/environ && exec \"$0\" --exact \
+                  \"$1\"";
     let program = std::env::current_exe().unwrap();
     let run = std::process::Command::new("unshare")
         .args(["--mount", "sh", "-c", script])

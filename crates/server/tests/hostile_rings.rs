@@ -113,7 +113,10 @@ fn impossible_ring_addresses_are_refused() {
         wire.negotiate(USUAL);
         let ring = Ring::new(&memory, 0);
         assert!(wire.add_memory(&memory) && wire.vring(code::SET_VRING_NUM, 0, SIZE.into()));
-        assert!(wire.fd(code::SET_VRING_KICK, 0, &ring.kick) && wire.vring(code::SET_VRING_ENABLE, 0, 1));
+        assert!(
+            wire.fd(code::SET_VRING_KICK, 0, &ring.kick)
+                && wire.vring(code::SET_VRING_ENABLE, 0, 1)
+        );
         let mut body = halves(&[0, 0]);
         body.extend(words(&[desc, used, avail, 0]));
         let accepted = wire.set(code::SET_VRING_ADDR, &body, &[]);
@@ -170,8 +173,9 @@ fn truncated_memory_stops_only_loaded_ring() {
         let options = FileOptions { cache, ..FileOptions::default() };
         FileEngine::open(&path, options).ok().map(|engine| Arc::new(engine) as Arc<dyn Engine>)
     };
-    let memory_backed =
-        std::path::Path::new("/dev/shm").is_dir().then(|| tempfile::tempdir_in("/dev/shm").unwrap());
+    let memory_backed = std::path::Path::new("/dev/shm")
+        .is_dir()
+        .then(|| tempfile::tempdir_in("/dev/shm").unwrap());
     let mapped = memory_backed.as_ref().map(|directory| {
         let path = image(directory.path(), 4 << 20);
         std::fs::write(&path, vec![7; 4 << 20]).unwrap();
@@ -233,7 +237,8 @@ fn truncated_dirty_log_is_harmless() {
     let log = Memory::new(0, 1 << 20);
     let mut ring = Ring::new(&memory, 0);
     assert!(wire.start(0, &ring));
-    wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[1 << 20, 0])), &[log.file.as_fd()]).unwrap();
+    wire.raw(&Wire::message(code::SET_LOG_BASE, 0, &words(&[1 << 20, 0])), &[log.file.as_fd()])
+        .unwrap();
     assert!(wire.reply(code::SET_LOG_BASE).is_some());
     assert!(wire.set_features(USUAL | LOG_ALL));
     ring.submit(0, IN, 0, 4096);

@@ -37,7 +37,8 @@ fn switches() -> BTreeMap<String, u64> {
 
 fn idles(server: &Server, packed: Want, event_idx: Want, threads: usize) {
     let quiet = |what: &str| quiet(what, threads);
-    let options = SessionOptions { queues: 2, depth: 8, packed, event_idx, ..SessionOptions::default() };
+    let options =
+        SessionOptions { queues: 2, depth: 8, packed, event_idx, ..SessionOptions::default() };
     let mut session = Session::connect(&server.path(), &options).unwrap();
     let (queues, _waker) = session.start().unwrap();
     quiet("a session that has done nothing");
@@ -123,11 +124,13 @@ fn adaptive_lanes_and_governor_sleep_when_idle() {
     idles(&server, Want::No, Want::Must, 3);
 }
 
-/// The modelled device has deadlines, a file has completions: neither may leave a timer or a watch behind that fires.
+/// The modelled device has deadlines, a file has completions: neither may leave a timer or a watch
+/// behind that fires.
 #[test]
 fn lanes_sleep_after_requests_that_took_time() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let server = Server::polling(null(Some(Duration::from_micros(500))), 2, 2, Duration::from_micros(50));
+    let server =
+        Server::polling(null(Some(Duration::from_micros(500))), 2, 2, Duration::from_micros(50));
     let options = SessionOptions { queues: 2, depth: 8, ..SessionOptions::default() };
     let session = Session::connect(&server.path(), &options).unwrap();
     let load = Workload { limit: Limit::Count(200), ..Workload::default() };
@@ -143,7 +146,9 @@ fn ring_without_kicks_is_served_cheaply() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
     let mut ring = Ring::new(&memory, 0);
-    assert!(wire.vring(code::SET_VRING_NUM, 0, SIZE.into()) && wire.vring(code::SET_VRING_BASE, 0, 0));
+    assert!(
+        wire.vring(code::SET_VRING_NUM, 0, SIZE.into()) && wire.vring(code::SET_VRING_BASE, 0, 0)
+    );
     assert!(wire.addresses(0, &ring, None) && wire.fd(code::SET_VRING_CALL, 0, &ring.call));
     // "No descriptor": bit 8.
     assert!(wire.set(code::SET_VRING_KICK, &words(&[1 << 8]), &[]));

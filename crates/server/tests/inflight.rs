@@ -93,7 +93,8 @@ fn other_base_leaves_no_request_in_flight() {
     }
 }
 
-/// A queue that is stopped before it has come to what the back end before it left does that first: no base tells of it.
+/// A queue that is stopped before it has come to what the back end before it left does that first:
+/// no base tells of it.
 #[test]
 fn left_requests_are_done_before_base() {
     let server = Server::new(null(None), 1, 1);
@@ -107,7 +108,8 @@ fn left_requests_are_done_before_base() {
     (0..REQUESTS).for_each(|slot| ring.submit(slot, IN, u64::from(slot) * 8, 4096));
     let first = ring.wait(1).len();
     assert!(ring.is_quiet());
-    let base = wire.ask(GET_VRING_BASE_SKIP_DRAIN, &halves(&[0, 0])).map(|body| half(&body, 4)).unwrap();
+    let base =
+        wire.ask(GET_VRING_BASE_SKIP_DRAIN, &halves(&[0, 0])).map(|body| half(&body, 4)).unwrap();
     assert!(base as usize > first, "nothing was in flight");
     // The limits still hold, and no request is taken out of the ring.
     assert!(wire.start_at(0, &ring, 0));
@@ -132,7 +134,10 @@ fn stopped_queue_may_change_size() {
     let mut ring = Ring::new(&again, 0);
     assert!(wire.vring(code::SET_VRING_NUM, 0, u32::from(SIZE) / 2));
     assert!(wire.vring(code::SET_VRING_BASE, 0, 0) && wire.addresses(0, &ring, None));
-    assert!(wire.fd(code::SET_VRING_CALL, 0, &ring.call) && wire.fd(code::SET_VRING_KICK, 0, &ring.kick));
+    assert!(
+        wire.fd(code::SET_VRING_CALL, 0, &ring.call)
+            && wire.fd(code::SET_VRING_KICK, 0, &ring.kick)
+    );
     ring.submit(1, IN, 0, 4096);
     assert_eq!(ring.wait(1), [1]);
 }
@@ -162,9 +167,12 @@ fn inflight_memory_is_checked_and_fixed() {
     let (whole, file) = get_inflight(&wire, 2, SIZE).unwrap();
     let bytes = word(&whole, 0);
     assert_eq!(file.metadata().unwrap().len(), bytes);
-    for wrong in
-        [shape(bytes + 1, 2, SIZE), shape(bytes, 2, 32768), shape(64, 2, SIZE), shape(bytes, 200, SIZE)]
-    {
+    for wrong in [
+        shape(bytes + 1, 2, SIZE),
+        shape(bytes, 2, 32768),
+        shape(64, 2, SIZE),
+        shape(bytes, 200, SIZE),
+    ] {
         assert!(!set_inflight(&wire, &wrong, &file), "{wrong:?}");
     }
     assert!(set_inflight(&wire, &whole, &file) && wire.start(0, &ring));

@@ -74,10 +74,16 @@ fn machines_join_with_their_back_ends() {
         tokens.len() == 3
     });
     // The last ones' threads are there already.
-    let opened: Vec<u32> =
-        tokens.values().flat_map(|&(token, _)| source.opened(token)).map(|thread| thread.tid()).collect();
+    let opened: Vec<u32> = tokens
+        .values()
+        .flat_map(|&(token, _)| source.opened(token))
+        .map(|thread| thread.tid())
+        .collect();
     assert!(!opened.is_empty());
-    assert!(opened.iter().all(|tid| tokens.values().any(|(_, tids)| tids.contains(tid))), "{opened:?}");
+    assert!(
+        opened.iter().all(|tid| tokens.values().any(|(_, tids)| tids.contains(tid))),
+        "{opened:?}"
+    );
 
     // Lane 1's I/O is vCPU 1's.
     let mut ring = Ring::new(&memory, 0);

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use common::*;
 use vhost::VhostBackend;
-use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 
@@ -30,19 +32,20 @@ fn file_server(read_only: bool, directory: &tempfile::TempDir) -> Server {
 
 #[test]
 //= virtio 5.2.5.2, test
-//# Devices SHOULD always offer VIRTIO_BLK_F_FLUSH, and MUST offer it if they offer VIRTIO_BLK_F_CONFIG_WCE.
+//# Devices SHOULD always offer VIRTIO_BLK_F_FLUSH, and MUST offer it if they offer
+//# VIRTIO_BLK_F_CONFIG_WCE.
 //= virtio 5.2.6.2, test
-//# The flag MUST NOT be offered if the device is backed by storage for which the lifetime metrics described in this
-//# document cannot be obtained or for which such metrics have no useful meaning.
+//# The flag MUST NOT be offered if the device is backed by storage for which the lifetime metrics
+//# described in this document cannot be obtained or for which such metrics have no useful meaning.
 //= vhost-user Front-end message types, test
-//# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before VHOST_USER_SET_FEATURES
-//# was called.
+//# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before
+//# VHOST_USER_SET_FEATURES was called.
 fn a_writable_volume_offers_exactly_what_it_can_do() {
     let server = Server::new(null(None), 3, 1);
     let wire = server.connect();
     assert_eq!(wire.ask_word(code::GET_FEATURES), BLOCK | TRANSPORT | ZEROING | CONFIG_WCE);
-    // MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS; GET_VRING_BASE_INFLIGHT and
-    // GET_VRING_BASE_SKIP_DRAIN.
+    // MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE,
+    // CONFIGURE_MEM_SLOTS; GET_VRING_BASE_INFLIGHT and GET_VRING_BASE_SKIP_DRAIN.
     let usual = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
     let protocol = usual | 1 << 20 | 1 << 23;
     assert_eq!(wire.ask_word(code::GET_PROTOCOL_FEATURES), protocol);
@@ -50,8 +53,8 @@ fn a_writable_volume_offers_exactly_what_it_can_do() {
 
 #[test]
 //= virtio 5.2.6.2, test
-//# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the VIRTIO_BLK_F_RO feature if
-//# offered, and MUST NOT write any data.
+//# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the
+//# VIRTIO_BLK_F_RO feature if offered, and MUST NOT write any data.
 fn read_only_volume_refuses_writes() {
     let directory = tempfile::tempdir().unwrap();
     let server = file_server(true, &directory);
@@ -59,7 +62,8 @@ fn read_only_volume_refuses_writes() {
     assert_eq!(wire.ask_word(code::GET_FEATURES), BLOCK | TRANSPORT | READ_ONLY);
     let mut ring = Ring::new(&memory, 0);
     assert!(wire.start(0, &ring));
-    for (slot, kind, len) in [(0, IN, 4096), (1, OUT, 4096), (2, FLUSH_REQUEST, 0), (3, 11, 16), (4, 13, 16)]
+    for (slot, kind, len) in
+        [(0, IN, 4096), (1, OUT, 4096), (2, FLUSH_REQUEST, 0), (3, 11, 16), (4, 13, 16)]
     {
         ring.submit(slot, kind, 0, len);
         ring.wait(1);
@@ -75,9 +79,9 @@ fn vhost_crate_front_end_is_served() {
     frontend.set_owner().unwrap();
     assert_ne!(frontend.get_features().unwrap() & VERSION_1, 0);
     let protocol = frontend.get_protocol_features().unwrap();
-    assert!(
-        protocol.contains(VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
-    );
+    assert!(protocol.contains(
+        VhostUserProtocolFeatures::CONFIG | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+    ));
     frontend.set_protocol_features(protocol).unwrap();
     frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
     frontend.set_features(USUAL).unwrap();
@@ -103,7 +107,11 @@ fn configuration_space_describes_the_volume() {
     wire.negotiate(USUAL);
     let config = wire.config(0, 60);
     assert_eq!(word(&config, 0), (1 << 20) / 512, "sectors");
-    assert_eq!((half(&config, 8), half(&config, 12)), (4 << 20, 126), "largest buffer, most buffers");
+    assert_eq!(
+        (half(&config, 8), half(&config, 12)),
+        (4 << 20, 126),
+        "largest buffer, most buffers"
+    );
     assert_eq!(half(&config, 20), 512, "block");
     assert_eq!((config[32], config[34], config[35]), (1, 2, 0), "write cache on, two queues");
     assert!(half(&config, 36) > 0 && half(&config, 40) > 0, "discard limits");
@@ -124,7 +132,9 @@ fn only_write_cache_switch_is_writable() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
     wire.negotiate(USUAL);
-    for (offset, bytes) in [(0, &[9u8; 8][..]), (32, &[2]), (33, &[0]), (32, &[0, 0]), (34, &[9, 0])] {
+    for (offset, bytes) in
+        [(0, &[9u8; 8][..]), (32, &[2]), (33, &[0]), (32, &[0, 0]), (34, &[9, 0])]
+    {
         assert!(!wire.set_config(offset, bytes), "{offset} {bytes:?}");
     }
     assert!(wire.set_config(32, &[0]));
@@ -142,8 +152,8 @@ fn only_write_cache_switch_is_writable() {
 
 #[test]
 //= virtio 5.2.5.2, test
-//# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST initialize
-//# writeback to 0.
+//# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST
+//# initialize writeback to 0.
 fn write_cache_is_off_without_flush() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();
@@ -228,7 +238,8 @@ fn probing_client_leaves_room_for_next() {
         }
     }
     server.serves_the_next();
-    // Other tests of this program come and go: a leak of one descriptor in each round would show all the same.
+    // Other tests of this program come and go: a leak of one descriptor in each round would show
+    // all the same.
     assert!(open_descriptors() < before + 45);
 }
 
@@ -241,14 +252,18 @@ fn session_follows_session_on_one_socket() {
     let options = vlane_driver::SessionOptions { queues: 2, depth: 8, ..Default::default() };
     for _ in 0..3 {
         let session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
-        let load = vlane_driver::Workload { limit: vlane_driver::Limit::Count(200), ..Default::default() };
-        let report = vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let load =
+            vlane_driver::Workload { limit: vlane_driver::Limit::Count(200), ..Default::default() };
+        let report =
+            vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(()))
+                .unwrap();
         assert_eq!((report.ios, report.errors.total()), (400, 0));
     }
     assert!(server.stop() < Duration::from_secs(2));
 }
 
-/// A socket whose queue of connections is full is a live server's, and finding that out takes no waiting.
+/// A socket whose queue of connections is full is a live server's, and finding that out takes no
+/// waiting.
 #[test]
 fn busy_server_is_recognised_at_once() {
     let directory = tempfile::tempdir().unwrap();

@@ -15,8 +15,8 @@ use common::inflight::*;
 use common::*;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request, Slot,
-    Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
+    Slot, Status,
 };
 
 const MIB: u64 = 1 << 20;
@@ -63,7 +63,8 @@ impl Kept {
     fn goes_on(&self, server: &Server) -> bool {
         let wire = connect(server, &self.memory, USUAL_PROTOCOL);
         let is_taken = set_inflight(&wire, &self.shape, &self.file);
-        let mut ring = Ring { next: self.base as u16, seen: self.base as u16, ..Ring::new(&self.memory, 0) };
+        let mut ring =
+            Ring { next: self.base as u16, seen: self.base as u16, ..Ring::new(&self.memory, 0) };
         assert!(wire.start_at(0, &ring, self.base), "the front end is told nothing else");
         ring.set_data(0, &[7; 4096]);
         ring.submit(0, OUT, 8, 4096);

@@ -28,10 +28,11 @@ fn padded_table_serves_requests() {
 
 #[test]
 //= vhost-user Front-end message types, test
-//# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with zero for success, non-zero
-//# otherwise.
+//# If VHOST_USER_PROTOCOL_F_REPLY_ACK is negotiated, the back-end must respond with zero for
+//# success, non-zero otherwise.
 //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK, test
-//# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or failure.
+//# This indicates that the back-end MUST respond with a Payload VhostUserMsg indicating success or
+//# failure.
 fn bad_padded_table_is_refused() {
     let server = Server::new(null(None), 1, 1);
     let wire = server.connect();

@@ -14,16 +14,16 @@ use std::time::{Duration, Instant};
 use common::*;
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind};
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request, Slot,
-    Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
+    Slot, Status,
 };
 
 const PACKED: u64 = 1 << 34;
 
 #[test]
 //= vhost-user Ring states, test
-//# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it is enabled or
-//# disabled.
+//# While a ring is stopped, the back-end must not process the ring at all, regardless of whether it
+//# is enabled or disabled.
 fn rings_start_in_any_message_order() {
     let server = Server::new(null(None), 1, 1);
     type Step = fn(&Wire, &Ring<'_>) -> bool;
@@ -34,7 +34,8 @@ fn rings_start_in_any_message_order() {
         ("addresses", |wire, ring| wire.addresses(0, ring, None)),
         ("memory", |wire, ring| wire.add_memory(ring.memory)),
     ];
-    // Every order of five steps would be 120 sessions: every rotation of two orders, and some that are known.
+    // Every order of five steps would be 120 sessions: every rotation of two orders, and some that
+    // are known.
     let mut orders: Vec<Vec<usize>> = Vec::new();
     for shift in 0..5 {
         orders.push((0..5).map(|i| (i + shift) % 5).collect());
@@ -59,11 +60,11 @@ fn rings_start_in_any_message_order() {
 
 #[test]
 //= vhost-user Front-end message types, test
-//# The message payload contains a memory region descriptor struct, describing a region of guest memory which the
-//# back-end device must map in.
+//# The message payload contains a memory region descriptor struct, describing a region of guest
+//# memory which the back-end device must map in.
 //= vhost-user Front-end message types, test
-//# The message payload contains a memory region descriptor struct, describing a region of guest memory which the
-//# back-end device must unmap.
+//# The message payload contains a memory region descriptor struct, describing a region of guest
+//# memory which the back-end device must unmap.
 fn running_rings_use_added_memory_only() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -170,8 +171,8 @@ fn disabled_ring_waits_until_enabled() {
 
 #[test]
 //= vhost-user Ring states, test
-//# While processing the rings (whether they are enabled or not), the back-end must support changing some configuration
-//# aspects on the fly.
+//# While processing the rings (whether they are enabled or not), the back-end must support changing
+//# some configuration aspects on the fly.
 fn new_descriptors_replace_the_old_ones() {
     let server = Server::new(null(None), 1, 1);
     let (wire, memory) = server.guest(USUAL);
@@ -182,7 +183,10 @@ fn new_descriptors_replace_the_old_ones() {
     for slot in 0..5 {
         ring.call = event();
         assert!(wire.fd(code::SET_VRING_CALL, 0, &ring.call));
-        assert!(signalled(&ring.call, LIMIT), "an interrupt may have been lost with the old one: one more");
+        assert!(
+            signalled(&ring.call, LIMIT),
+            "an interrupt may have been lost with the old one: one more"
+        );
         ring.kick = event();
         assert!(wire.fd(code::SET_VRING_KICK, 0, &ring.kick));
         ring.submit(slot, IN, 0, 512);
@@ -213,7 +217,11 @@ fn reset_device_restarts_on_same_memory() {
         assert!(wire.start(0, &ring));
         (0..4).for_each(|slot| ring.submit(slot, IN, 0, 512));
         std::thread::sleep(Duration::from_millis(20));
-        assert!(wire.set(if round == 2 { code::RESET_OWNER } else { code::RESET_DEVICE }, &[], &[]));
+        assert!(wire.set(
+            if round == 2 { code::RESET_OWNER } else { code::RESET_DEVICE },
+            &[],
+            &[]
+        ));
         assert_eq!(ring.used().len(), 4, "what was in flight came to its end first");
         ring.submit(0, IN, 0, 512);
         assert!(ring.is_quiet(), "a reset ring does nothing");
@@ -231,8 +239,15 @@ struct Driven {
 impl Driven {
     fn new(format: Format, event_idx: bool) -> Driven {
         let size = Some(if format == Format::Packed { 100 } else { 128 });
-        let options =
-            BlkOptions { format, size, depth: 32, data: 4096, segments: 1, indirect: false, event_idx };
+        let options = BlkOptions {
+            format,
+            size,
+            depth: 32,
+            data: 4096,
+            segments: 1,
+            indirect: false,
+            event_idx,
+        };
         let arena = Arena::new(1 << 32, options.arena_bytes().unwrap()).unwrap();
         let queue = BlkQueue::new(&arena, options).unwrap();
         Driven { arena, queue, door: Door::new() }
@@ -252,7 +267,8 @@ impl Driven {
 
     fn submit(&mut self, slots: std::ops::Range<u16>, kick: bool) {
         for slot in slots {
-            let request = vlane_driver::ring::Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 0 };
+            let request =
+                vlane_driver::ring::Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 0 };
             self.queue.submit(slot, request).unwrap();
         }
         if self.queue.publish() && kick {
@@ -288,9 +304,12 @@ impl Driven {
 fn stopped_ring_continues_from_its_base() {
     let latency = Duration::from_millis(60);
     let server = Server::new(null(Some(latency)), 1, 1);
-    for (format, event_idx) in
-        [(Format::Split, false), (Format::Split, true), (Format::Packed, false), (Format::Packed, true)]
-    {
+    for (format, event_idx) in [
+        (Format::Split, false),
+        (Format::Split, true),
+        (Format::Packed, false),
+        (Format::Packed, true),
+    ] {
         let packed = if format == Format::Packed { PACKED } else { 0 };
         let wire = server.connect();
         wire.negotiate(USUAL | packed | if event_idx { EVENT_IDX } else { 0 });
@@ -310,7 +329,11 @@ fn stopped_ring_continues_from_its_base() {
             base = wire.get_base(0).unwrap();
             // Since they were submitted: a busy machine may have slept through all of it.
             assert!(begin.elapsed() >= latency, "it did not wait for what is in flight");
-            assert_eq!(driven.reap(), 24, "{format:?} round {round}: drained when the base is told");
+            assert_eq!(
+                driven.reap(),
+                24,
+                "{format:?} round {round}: drained when the base is told"
+            );
             driven.submit(0..8, true);
             std::thread::sleep(Duration::from_millis(5));
             assert_eq!(driven.reap(), 0, "a stopped ring takes nothing");
@@ -367,7 +390,8 @@ fn packed_ring_of_killed_back_end_is_refused() {
     assert!(wire.is_alive());
 }
 
-/// A front end may negotiate anew for the next driver (a firmware's split ring, then a kernel's packed one).
+/// A front end may negotiate anew for the next driver (a firmware's split ring, then a kernel's
+/// packed one).
 #[test]
 fn stopped_queue_continues_with_other_features() {
     let server = Server::new(null(None), 1, 1);
@@ -392,7 +416,8 @@ fn stopped_queue_continues_with_other_features() {
     }
 }
 
-/// The region with the ring itself goes while it runs: what is in flight is answered first, then the ring is broken.
+/// The region with the ring itself goes while it runs: what is in flight is answered first, then
+/// the ring is broken.
 #[test]
 fn ring_without_memory_breaks_and_returns() {
     let server = Server::new(null(Some(Duration::from_millis(50))), 1, 1);
@@ -424,11 +449,19 @@ fn every_ring_kind_carries_load() {
         (Want::Must, Want::No, Want::Must),
         (Want::Must, Want::Must, Want::No),
     ] {
-        let options =
-            SessionOptions { queues: 3, depth: 16, packed, event_idx, indirect, ..Default::default() };
+        let options = SessionOptions {
+            queues: 3,
+            depth: 16,
+            packed,
+            event_idx,
+            indirect,
+            ..Default::default()
+        };
         let session = vlane_driver::Session::connect(&server.path(), &options).unwrap();
         let load = Workload { limit: Limit::Count(3000), ..Workload::default() };
-        let report = vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+        let report =
+            vlane_driver::run(session, &load, &mut |_| std::ops::ControlFlow::Continue(()))
+                .unwrap();
         assert_eq!((report.ios, report.errors.total()), (9000, 0));
     }
     assert!(server.volume.counters().reads >= 9000);

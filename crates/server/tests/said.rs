@@ -92,7 +92,8 @@ fn short_session_logs_queues_used() {
     }
     drop(wire);
     hears(
-        "ended: front end hung up; 2 of 4 offered queues had requests; queue 0: 1 request; queue 1: 1 request",
+        "ended: front end hung up; 2 of 4 offered queues had requests; queue 0: 1 request; queue \
+         1: 1 request",
     );
 }
 
@@ -162,7 +163,8 @@ fn scheduler_arrival_and_departure_are_logged() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("sched.sock");
     let mut link = vlane_sched::link::Link::bind(&path, 0o600).unwrap();
-    let server = Server::telling(null(None), 1, 1, Duration::ZERO, vlane_server::Schedulers::At(path));
+    let server =
+        Server::telling(null(None), 1, 1, Duration::ZERO, vlane_server::Schedulers::At(path));
     let (wire, _memory) = server.guest(USUAL);
     let begin = Instant::now();
     while said("a vCPU scheduler joined") == 0 {
@@ -295,7 +297,8 @@ fn outside_request_fails_alone_logged_once() {
         assert_eq!(ring.status(10 + slot), 0);
     }
     hears(
-        "a buffer at 0x100000000, which is not in the memory that the front end shares (0x100000-0x2fffff)",
+        "a buffer at 0x100000000, which is not in the memory that the front end shares \
+         (0x100000-0x2fffff)",
     );
     assert_eq!(said("memory-backend-ram"), 1);
     // Without a place for the status, no answer is possible.
@@ -348,7 +351,8 @@ fn removed_socket_file_is_logged_once() {
         let name = path.display().to_string();
         let _watch = Vanishing::watch([path.as_path()]);
         // Another mode is no news.
-        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
         match replaced {
             true => {
                 let other = path.with_file_name("other");

@@ -36,7 +36,11 @@ fn makers(server: &Server) -> [Maker<'_>; 4] {
     [
         ("vhost-user", Box::new(|path: &Path| made(Listener::bind(path))), SocketType::STREAM),
         ("control", Box::new(control), SocketType::STREAM),
-        ("registration", Box::new(|path: &Path| made(Link::bind(path, 0o600))), SocketType::SEQPACKET),
+        (
+            "registration",
+            Box::new(|path: &Path| made(Link::bind(path, 0o600))),
+            SocketType::SEQPACKET,
+        ),
         ("state", Box::new(|path: &Path| made(Socket::bind(path))), SocketType::STREAM),
     ]
 }
@@ -60,7 +64,8 @@ fn only_dead_sockets_are_removed() {
         let path = dir.path().join("s");
         let refused = |what: &str| {
             let before = inode(&path);
-            let error = make(&path).err().unwrap_or_else(|| panic!("{name}: listens in place of {what}"));
+            let error =
+                make(&path).err().unwrap_or_else(|| panic!("{name}: listens in place of {what}"));
             assert!(error.contains(path.to_str().unwrap()), "{name}, {what}: {error}");
             assert_eq!(inode(&path), before, "{name}: {what} was replaced");
             error
@@ -74,7 +79,8 @@ fn only_dead_sockets_are_removed() {
         refused("a directory");
         fs::remove_dir(&path).unwrap();
 
-        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+            .unwrap();
         refused("a pipe");
         fs::remove_file(&path).unwrap();
 

@@ -5,9 +5,10 @@
 //! of a higher class from the other CPUs before it runs a lower one. So classes hold for the whole
 //! host, and a global queue has the same effect with less noise.
 //!
-//! A vCPU has a place in the queue (its ticket) and what is left of its turn. A boost changes neither: when it is over the vCPU
-//! has the place that it had, and so has who was preempted. A turn that is used up, or sleep, gives a new place at the end.
-//! Classes are looked at where Xen looks at them: when a vCPU is queued, and at the accounting.
+//! A vCPU has a place in the queue (its ticket) and what is left of its turn. A boost changes
+//! neither: when it is over the vCPU has the place that it had, and so has who was preempted. A
+//! turn that is used up, or sleep, gives a new place at the end. Classes are looked at where Xen
+//! looks at them: when a vCPU is queued, and at the accounting.
 
 use std::collections::BTreeSet;
 
@@ -87,7 +88,10 @@ impl CreditQueues {
         VcpuId(self.seats[vcpu].id)
     }
 
-    #[expect(clippy::expect_used, reason = "every vCPU has an account from the beginning to the end")]
+    #[expect(
+        clippy::expect_used,
+        reason = "every vCPU has an account from the beginning to the end"
+    )]
     fn own(&self, vcpu: usize) -> &Account {
         self.book.account(self.id(vcpu)).expect("an account")
     }
@@ -274,7 +278,8 @@ impl Scheduler for CreditQueues {
             let id = self.id(vcpu);
             self.book.served(id, response_ns);
         }
-        // A boost is for all events that wait; a boost that was over before does not keep the others' answers either.
+        // A boost is for all events that wait; a boost that was over before does not keep the
+        // others' answers either.
         if last || self.own(vcpu).boosted.is_none() {
             self.tell_served(vcpu);
         }
@@ -290,7 +295,9 @@ impl Scheduler for CreditQueues {
         {
             self.next_tick += every;
             for cpu in 0..self.on_cpu.len() {
-                if let Some(vcpu) = self.on_cpu[cpu].filter(|&vcpu| self.own(vcpu).boosted.is_some()) {
+                if let Some(vcpu) =
+                    self.on_cpu[cpu].filter(|&vcpu| self.own(vcpu).boosted.is_some())
+                {
                     let id = self.id(vcpu);
                     self.book.served(id, 0);
                 }

@@ -83,7 +83,8 @@ impl EevdfQueues {
             *members.entry(claim.vm).or_insert(0u64) += 1;
         }
         let entity = |(n, claim): (usize, &Claim)| {
-            let weight = u64::from(claim.weight) * FINER / members.get(&claim.vm).copied().unwrap_or(1);
+            let weight =
+                u64::from(claim.weight) * FINER / members.get(&claim.vm).copied().unwrap_or(1);
             Entity { weight: signed(weight.max(1)), cpu: n % cpus, ..Entity::default() }
         };
         Self {
@@ -153,7 +154,8 @@ impl EevdfQueues {
     /// The eligible one of the earliest deadline among who waits.
     fn best(&self, cpu: usize) -> Option<(i64, usize)> {
         let queue = &self.queues[cpu];
-        let eligible = queue.waiting.iter().find(|&&(_, vcpu)| queue.is_eligible(self.entities[vcpu].v));
+        let eligible =
+            queue.waiting.iter().find(|&&(_, vcpu)| queue.is_eligible(self.entities[vcpu].v));
         // The least virtual time is never above the average, but the running one may have it.
         eligible.or_else(|| queue.waiting.first()).copied()
     }
@@ -206,7 +208,9 @@ impl Scheduler for EevdfQueues {
             return false;
         }
         let best = self.best(cpu);
-        best.is_some_and(|(deadline, best)| best == vcpu && (!eligible || deadline < running.deadline))
+        best.is_some_and(|(deadline, best)| {
+            best == vcpu && (!eligible || deadline < running.deadline)
+        })
     }
 
     fn pick(&mut self, cpu: usize, _now: u64) -> Option<usize> {
@@ -255,7 +259,8 @@ impl Scheduler for EevdfQueues {
 
     fn until(&self, vcpu: usize, _cpu: usize, from: u64) -> u64 {
         let entity = &self.entities[vcpu];
-        let left = i128::from(entity.deadline - entity.v) * i128::from(entity.weight) / i128::from(SCALE);
+        let left =
+            i128::from(entity.deadline - entity.v) * i128::from(entity.weight) / i128::from(SCALE);
         let end = from + u64::try_from(left + 1).unwrap_or(1);
         end.div_ceil(self.setup.tick_ns) * self.setup.tick_ns
     }

@@ -2,12 +2,15 @@
 
 use vlane_policy::loan::{Account, Doing};
 
-/// A host scheduler: who waits, who is next, when the CPU comes back. Times are simulated nanoseconds, `vcpu` and `cpu` are
-/// indexes. The machine tells it of all CPU time before it asks anything.
+/// A host scheduler: who waits, who is next, when the CPU comes back. Times are simulated
+/// nanoseconds, `vcpu` and `cpu` are indexes. The machine tells it of all CPU time before it asks
+/// anything.
 pub(super) trait Scheduler: std::fmt::Debug {
-    /// An I/O of the vCPU completed. True: it is put before the others now (and was moved, if it waited).
+    /// An I/O of the vCPU completed. True: it is put before the others now (and was moved, if it
+    /// waited).
     fn event(&mut self, vcpu: usize, now: u64, doing: Doing) -> bool;
-    /// The CPU at which a vCPU that waits, or is about to, should look: idle, or the one that it would preempt.
+    /// The CPU at which a vCPU that waits, or is about to, should look: idle, or the one that it
+    /// would preempt.
     fn target(&self, vcpu: usize, last: usize) -> usize;
     /// A vCPU that slept waits from now on; `cpu` is what [`Scheduler::target`] said.
     fn wake(&mut self, vcpu: usize, cpu: usize, now: u64);

@@ -1,4 +1,5 @@
-//! vCPU schedulers on a host that is not there: discrete events, the same every time, the same decisions as live.
+//! vCPU schedulers on a host that is not there: discrete events, the same every time, the same
+//! decisions as live.
 //!
 //! A [`Scenario`] names the machine and its loads, a [`Setup`] the host scheduler; [`run`] makes an
 //! [`Outcome`] of them. [`vlane_policy::loan`] alone decides loans, credits and boosts. The

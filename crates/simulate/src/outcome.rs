@@ -26,7 +26,8 @@ pub struct Outcome {
     pub overhead_ns: u64,
     /// Switches from one vCPU to another.
     pub switches: u64,
-    /// Time in which a CPU was idle though a vCPU waited, nanoseconds: 0 if the scheduler conserves work.
+    /// Time in which a CPU was idle though a vCPU waited, nanoseconds: 0 if the scheduler conserves
+    /// work.
     pub wasted_ns: u64,
     /// Events of the simulation itself, without the warm-up.
     pub events: u64,
@@ -47,7 +48,8 @@ pub struct MachineOutcome {
     pub is_hog: bool,
     /// CPU time used, nanoseconds.
     pub used_ns: u64,
-    /// CPU time that its weight makes its due, when who wants less leaves the rest to the others, nanoseconds.
+    /// CPU time that its weight makes its due, when who wants less leaves the rest to the others,
+    /// nanoseconds.
     pub due_ns: f64,
     /// Sums over its vCPUs' accounts, since the warm-up.
     pub totals: Totals,
@@ -129,7 +131,8 @@ impl MachineOutcome {
         (samples > 0).then(|| float(self.loans.next_ns) / float(samples) / float(CREDIT_NS))
     }
 
-    /// Of events that needed a boost (the vCPU neither ran nor was boosted), how many were denied it; `None`: there were none.
+    /// Of events that needed a boost (the vCPU neither ran nor was boosted), how many were denied
+    /// it; `None`: there were none.
     pub fn denied(&self) -> Option<f64> {
         let all = self.totals.boosts + self.totals.wake_boosts + self.totals.denied;
         (all > 0).then(|| float(self.totals.denied) / float(all))

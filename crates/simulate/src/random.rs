@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A stream of pseudo-random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number
-/// generators", 2014).
+/// A stream of pseudo-random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom
+/// number generators", 2014).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Random(u64);
 

@@ -26,7 +26,8 @@ pub struct Scenario {
     /// All chance follows from it.
     #[serde(default = "one")]
     pub seed: u64,
-    /// Parts, each a run of its own, in which only the loads of that part are on. None: one part with all loads.
+    /// Parts, each a run of its own, in which only the loads of that part are on. None: one part
+    /// with all loads.
     #[serde(default)]
     pub phases: Vec<String>,
     /// Costs of switching.
@@ -54,7 +55,8 @@ const fn default_weight() -> u32 {
 pub struct Costs {
     /// From one vCPU to another, microseconds.
     pub switch_us: f64,
-    /// To put a vCPU before the others, microseconds (`sched_setattr` on a runnable thread: 5 to 12).
+    /// To put a vCPU before the others, microseconds (`sched_setattr` on a runnable thread: 5 to
+    /// 12).
     pub boost_us: f64,
 }
 
@@ -115,7 +117,8 @@ pub enum Compute {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
 pub enum Load {
-    /// Requests from outside that come when they come (hping). The response is what the client sees of the host.
+    /// Requests from outside that come when they come (hping). The response is what the client sees
+    /// of the host.
     Ping {
         /// Its name.
         name: String,
@@ -147,7 +150,8 @@ pub enum Load {
         /// The machine that each segment passes on its way in.
         via: Option<Via>,
     },
-    /// Synchronous requests to a disk: the next follows when the last was served (fio; `stress -i`, which calls `sync`).
+    /// Synchronous requests to a disk: the next follows when the last was served (fio; `stress -i`,
+    /// which calls `sync`).
     Disk {
         /// Its name.
         name: String,
@@ -197,16 +201,18 @@ impl Load {
     /// CPU time of the vCPU per event.
     pub const fn service(&self) -> Span {
         match self {
-            Self::Ping { service, .. } | Self::Window { service, .. } | Self::Disk { service, .. } => {
-                *service
-            }
+            Self::Ping { service, .. }
+            | Self::Window { service, .. }
+            | Self::Disk { service, .. } => *service,
         }
     }
 
     /// The machine between.
     pub const fn via(&self) -> Option<&Via> {
         match self {
-            Self::Ping { via, .. } | Self::Window { via, .. } | Self::Disk { via, .. } => via.as_ref(),
+            Self::Ping { via, .. } | Self::Window { via, .. } | Self::Disk { via, .. } => {
+                via.as_ref()
+            }
         }
     }
 
@@ -215,7 +221,9 @@ impl Load {
         match self {
             Self::Ping { every, .. } => spans.push(("every", *every)),
             Self::Window { rtt, .. } => spans.push(("rtt", *rtt)),
-            Self::Disk { device, think, .. } => spans.extend([("device", *device), ("think", *think)]),
+            Self::Disk { device, think, .. } => {
+                spans.extend([("device", *device), ("think", *think)])
+            }
         }
         spans.extend(self.via().map(|via| ("via.service", via.service)));
         spans
@@ -248,7 +256,8 @@ impl Scenario {
         let text = std::fs::read_to_string(name).map_err(|error| {
             let names: Vec<_> = EMBEDDED.iter().map(|(name, _)| *name).collect();
             let context = format!(
-                "{name}: cannot be read as a scenario's file, and is none of those that come with vlane ({})",
+                "{name}: cannot be read as a scenario's file, and is none of those that come with \
+                 vlane ({})",
                 names.join(", ")
             );
             Error::caused_by(ErrorKind::Io, context, error)
@@ -277,7 +286,10 @@ impl Scenario {
         let check = |what: &str, value: f64, low: f64, high: f64| {
             let inside = (low..=high).contains(&value);
             inside.then_some(()).ok_or_else(|| {
-                invalid(format!("{}: {what} = {value}: must be between {low} and {high}", self.name))
+                invalid(format!(
+                    "{}: {what} = {value}: must be between {low} and {high}",
+                    self.name
+                ))
             })
         };
         check("cpus", f64::from(self.cpus), 1.0, 4096.0)?;
@@ -304,8 +316,13 @@ impl Scenario {
             }
             for load in &vm.load {
                 let of = |what: &str| format!("{}: load {}: {what}", vm.name, load.name());
-                if let Some(phase) = load.phase().filter(|phase| !self.phases.iter().any(|p| p == phase)) {
-                    return Err(invalid(format!("{} is none of `phases`", of(&format!("phase {phase:?}")))));
+                if let Some(phase) =
+                    load.phase().filter(|phase| !self.phases.iter().any(|p| p == phase))
+                {
+                    return Err(invalid(format!(
+                        "{} is none of `phases`",
+                        of(&format!("phase {phase:?}"))
+                    )));
                 }
                 if let Some(via) = load.via()
                     && !self.vm.iter().any(|other| other.name == via.vm && other.count == 1)
@@ -358,7 +375,12 @@ impl Scenario {
         let others = all - u64::from(last.count);
         match u64::from(vms).checked_sub(others).and_then(|count| u32::try_from(count).ok()) {
             Some(count) if count > 0 => last.count = count,
-            _ => return Err(invalid(format!("{vms} machines: {name} has {others} besides `{}`", last.name))),
+            _ => {
+                return Err(invalid(format!(
+                    "{vms} machines: {name} has {others} besides `{}`",
+                    last.name
+                )));
+            }
         }
         self.checked()
     }
@@ -404,11 +426,13 @@ mod tests {
         let (_, paper) = EMBEDDED[0];
         let said = |text: &str| {
             let error = Scenario::parse("x", text).unwrap_err();
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            let cause =
+                std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
             format!("{error} {cause}")
         };
         assert!(
-            said(&paper.replace("cpus = 2", "cpus = 0")).contains("cpus = 0: must be between 1 and 4096")
+            said(&paper.replace("cpus = 2", "cpus = 0"))
+                .contains("cpus = 0: must be between 1 and 4096")
         );
         assert!(said(&paper.replace("cpus = 2", "cpus = 2\nfast = true")).contains("fast"));
         assert!(said(&paper.replace("phase = \"hping\"", "phase = \"hpong\"")).contains("hpong"));

@@ -10,7 +10,8 @@ use crate::{Error, ErrorKind, Result};
 pub enum Ends {
     /// When the vCPU has served all events that it knows of.
     Served,
-    /// At the host's next tick of so many nanoseconds, served or not; or when the vCPU goes to sleep (Xen).
+    /// At the host's next tick of so many nanoseconds, served or not; or when the vCPU goes to
+    /// sleep (Xen).
     Tick(u64),
 }
 
@@ -163,7 +164,8 @@ impl Setup {
             "loan" => "vlane's loans",
             "adaptive" => "vlane's loans; their terms find themselves",
             "paper" => {
-                "the paper's loans: 1000 credits, 20 % redeemed once all is spent, boosts until a 10 ms tick"
+                "the paper's loans: 1000 credits, 20 % redeemed once all is spent, boosts until a \
+                 10 ms tick"
             }
             "xen" => "Xen's Credit scheduler: the paper's base line",
             "paper+small" => "paper, with loans of 5 to 100 credits, 20 to begin with",

@@ -1,4 +1,5 @@
-//! The machine: physical CPUs, vCPUs with what their guests do, and time, which jumps from event to event.
+//! The machine: physical CPUs, vCPUs with what their guests do, and time, which jumps from event to
+//! event.
 //!
 //! A guest serves events before it computes, in the order in which they came, as an interrupt does.
 //! It knows of an event as soon as its vCPU runs. A vCPU does only one thing between two events of
@@ -18,8 +19,8 @@ use super::random::{Random, Span, nanoseconds};
 use super::scenario::{Compute, Load, Scenario};
 use super::setup::{Host, Setup};
 
-/// Runs a scenario with a host scheduler: the same scenario, the same outcome. Loads of all parts are on: give
-/// [`Scenario::parts`] one by one.
+/// Runs a scenario with a host scheduler: the same scenario, the same outcome. Loads of all parts
+/// are on: give [`Scenario::parts`] one by one.
 pub fn run(scenario: &Scenario, setup: &Setup) -> Outcome {
     let mut world = World::new(scenario, setup);
     world.run(&AtomicBool::new(false));
@@ -189,7 +190,8 @@ impl World {
             }
         }
         for (stream, (vcpu, figures, load)) in loads.into_iter().enumerate() {
-            let via = load.via().and_then(|via| Some((*first_of.get(via.vm.as_str())?, via.service)));
+            let via =
+                load.via().and_then(|via| Some((*first_of.get(via.vm.as_str())?, via.service)));
             let mut way: Vec<_> = via.into_iter().chain([(vcpu, load.service())]).collect();
             // An answer passes the machine between again.
             way.extend(via.filter(|_| matches!(load, Load::Ping { .. })));
@@ -430,7 +432,8 @@ impl World {
 
     /// Ends the finished work of the running vCPU. False if no work is left.
     fn has_work(&mut self, vcpu: usize) -> bool {
-        while let Some(job) = self.vcpus[vcpu].jobs.front().copied().filter(|job| job.left_ns == 0) {
+        while let Some(job) = self.vcpus[vcpu].jobs.front().copied().filter(|job| job.left_ns == 0)
+        {
             self.vcpus[vcpu].jobs.pop_front();
             self.finish(vcpu, &job);
         }
@@ -563,8 +566,11 @@ impl World {
         let mut machines = Vec::new();
         for (group, vm) in scenario.vm.iter().enumerate() {
             for n in 0..vm.count {
-                let name =
-                    if vm.count > 1 { format!("{}-{}", vm.name, vm.first + n) } else { vm.name.clone() };
+                let name = if vm.count > 1 {
+                    format!("{}-{}", vm.name, vm.first + n)
+                } else {
+                    vm.name.clone()
+                };
                 machines.push(MachineOutcome::new(name, group, vm));
             }
         }

@@ -43,7 +43,10 @@ fn cpus_work_and_time_adds_up() {
             let all = outcome.time_ns * u64::from(outcome.cpus);
             let told = used + outcome.idle_ns + outcome.overhead_ns;
             // A switch that is under way at the beginning or at the end.
-            assert!(told.abs_diff(all) <= 20_000 * u64::from(outcome.cpus), "{name}: {told} of {all}");
+            assert!(
+                told.abs_diff(all) <= 20_000 * u64::from(outcome.cpus),
+                "{name}: {told} of {all}"
+            );
         }
     }
 }
@@ -54,7 +57,8 @@ fn credit_and_loans_follow_weights() {
     scenario.vm[1].weight = 384;
     for name in ["credit", "loan", "adaptive"] {
         let outcome = outcome(&scenario, name);
-        let (own, other) = (outcome.machine("domain-1").unwrap(), outcome.machine("domain-7").unwrap());
+        let (own, other) =
+            (outcome.machine("domain-1").unwrap(), outcome.machine("domain-7").unwrap());
         let ratio = outcome.of_cpu(own) / outcome.of_cpu(other);
         assert!((ratio - 3.0).abs() < 0.1, "{name}: {ratio}");
     }
@@ -86,7 +90,13 @@ fn loans_beat_eevdf_response_and_credit_bandwidth() {
         let outcome = outcome(&traffic, name);
         outcome.load("domain-1", "iperf").unwrap().mbit(outcome.time_ns)
     };
-    assert!(mbit("loan") > 1.2 * mbit("credit"), "{} {} {}", mbit("loan"), mbit("adaptive"), mbit("credit"));
+    assert!(
+        mbit("loan") > 1.2 * mbit("credit"),
+        "{} {} {}",
+        mbit("loan"),
+        mbit("adaptive"),
+        mbit("credit")
+    );
 }
 
 /// It takes three seconds to redeem, and denies most events.
@@ -109,7 +119,8 @@ fn corners_of_figure_three_keep_order() {
 #[test]
 fn loans_answer_mixed_loads_fastest() {
     let scenario = small();
-    let mean = |name: &str| outcome(&scenario, name).load("batch-io", "requests").unwrap().mean_ms();
+    let mean =
+        |name: &str| outcome(&scenario, name).load("batch-io", "requests").unwrap().mean_ms();
     for name in COMPARED {
         assert!(mean(name).is_finite(), "{name}");
     }

@@ -65,8 +65,8 @@ impl Changes {
         let hub = Hub::of_process().inspect_err(|error| {
             if !WAS_TOLD.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
-                    "no inotify instance is left ({error}): changes of files are seen later or not at all; raise the user's limit \
-                     (sysctl fs.inotify.max_user_instances)"
+                    "no inotify instance is left ({error}): changes of files are seen later or \
+                     not at all; raise the user's limit (sysctl fs.inotify.max_user_instances)"
                 );
             }
         })?;
@@ -134,7 +134,9 @@ impl Hub {
             let event = match events.next() {
                 Ok(event) => event,
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(error) => return tracing::warn!("changes of files are no longer seen: {error}"),
+                Err(error) => {
+                    return tracing::warn!("changes of files are no longer seen: {error}");
+                }
             };
             let (watch, lost) = (event.wd(), event.events().contains(ReadFlags::QUEUE_OVERFLOW));
             let mut tells = Vec::new();

@@ -88,7 +88,8 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Makes the socket, which does not wait in `accept`; one that a dead process left behind is replaced.
+    /// Makes the socket, which does not wait in `accept`; one that a dead process left behind is
+    /// replaced.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -133,7 +134,8 @@ impl SocketFile {
         self.identity
     }
 
-    /// The file of a socket that another process made and does not remove: from now on it is this one's, to be removed at its end.
+    /// The file of a socket that another process made and does not remove: from now on it is this
+    /// one's, to be removed at its end.
     pub fn adopt(path: &Path, identity: Option<(u64, u64)>) -> SocketFile {
         SocketFile { path: path.to_owned(), identity }
     }
@@ -164,9 +166,9 @@ impl SocketFile {
         let group = group.unwrap_or_else(|| rustix::process::getegid().as_raw());
         if group != stat.st_gid {
             let owner = rustix::fs::Gid::from_raw(group);
-            rustix::fs::chownat(&file, "", None, Some(owner), AtFlags::EMPTY_PATH).map_err(|error| {
-                ListenError::Group { path: self.path.clone(), group, source: error.into() }
-            })?;
+            rustix::fs::chownat(&file, "", None, Some(owner), AtFlags::EMPTY_PATH).map_err(
+                |error| ListenError::Group { path: self.path.clone(), group, source: error.into() },
+            )?;
         }
         if stat.st_mode & 0o777 != mode {
             // A descriptor opened only as a path has no other way.
@@ -195,10 +197,12 @@ const fn socket_type(kind: Kind) -> SocketType {
     }
 }
 
-/// Binds. The file has no more than its mode from its first moment: Linux takes it from the socket's own, less the umask.
+/// Binds. The file has no more than its mode from its first moment: Linux takes it from the
+/// socket's own, less the umask.
 fn bind(place: &Place<'_>) -> rustix::io::Result<(OwnedFd, SocketFile)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;
     if let Access::Exactly { mode, .. } = place.access {
         // The group's permissions are for the group that it is to be.
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode & 0o707))?;
@@ -223,7 +227,9 @@ fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
     }
     match probe(place) {
         Err(Errno::CONNREFUSED) => {}
-        Err(Errno::ACCESS | Errno::PERM) => return Err(ListenError::Permission { path: path.to_owned() }),
+        Err(Errno::ACCESS | Errno::PERM) => {
+            return Err(ListenError::Permission { path: path.to_owned() });
+        }
         Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
             return Err(ListenError::Io { path: path.to_owned(), source: error.into() });
         }
@@ -243,7 +249,8 @@ fn clear_path(place: &Place<'_>) -> Result<(), ListenError> {
 /// answer.
 fn probe(place: &Place<'_>) -> rustix::io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, socket_type(place.kind), flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(place.path)?)
 }
 
@@ -254,7 +261,9 @@ fn bind_error(place: &Place<'_>, source: io::Error) -> ListenError {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             ListenError::Permission { path }
         }
-        io::ErrorKind::AddrInUse => ListenError::InUse { path, option: place.option, what: place.what },
+        io::ErrorKind::AddrInUse => {
+            ListenError::InUse { path, option: place.option, what: place.what }
+        }
         _ => ListenError::Io { path, source },
     }
 }
@@ -270,8 +279,9 @@ mod tests {
     fn file_has_the_requested_mode_and_group() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("new/s");
-        let listen =
-            |access| SocketFile::listen(&Place::new(&path, "--x", "x").access(access).making_directory());
+        let listen = |access| {
+            SocketFile::listen(&Place::new(&path, "--x", "x").access(access).making_directory())
+        };
         for mode in [0o600, 0o660, 0o666] {
             let _made = listen(Access::Exactly { mode, group: None }).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode);

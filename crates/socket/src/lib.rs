@@ -1,8 +1,8 @@
 //! Unix sockets that are listened on: their files ([`SocketFile`]), the names of other processes
 //! ([`printable`], [`command_line`]), and a process without a free descriptor ([`Shortage`]).
 //!
-//! One rule for every socket of the program: only a dead socket is removed to make room, never anything else, and at the end only
-//! one's own.
+//! One rule for every socket of the program: only a dead socket is removed to make room, never
+//! anything else, and at the end only one's own.
 
 #![forbid(unsafe_code)]
 

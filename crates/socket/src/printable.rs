@@ -46,8 +46,11 @@ fn is_plain(c: char) -> bool {
         '\\' => false,
         // C0, DEL, C1.
         _ if c.is_control() => false,
-        // Line and paragraph separators; what has no width; what turns the direction of text; tags; the byte order mark.
-        '\u{2028}' | '\u{2029}' | '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180e}' | '\u{feff}' => false,
+        // Line and paragraph separators; what has no width; what turns the direction of text; tags;
+        // the byte order mark.
+        '\u{2028}' | '\u{2029}' | '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180e}' | '\u{feff}' => {
+            false
+        }
         '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' => false,
         '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}' => false,
         _ => true,

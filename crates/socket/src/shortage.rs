@@ -133,7 +133,10 @@ mod tests {
         }
         assert!((290..400).contains(&attempts), "{attempts}");
         assert_eq!(lines.len(), 3, "{lines:?}");
-        assert!(lines[0].contains("it is not accepted: ") && lines[0].contains("ulimit -n"), "{lines:?}");
+        assert!(
+            lines[0].contains("it is not accepted: ") && lines[0].contains("ulimit -n"),
+            "{lines:?}"
+        );
         assert!(lines[1].contains("times since"), "{lines:?}");
     }
 

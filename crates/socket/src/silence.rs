@@ -9,7 +9,12 @@ use std::time::Duration;
 ///
 /// A read or write that runs into its time limit fails with EAGAIN, an error without a hint for
 /// people. The parameter `whom` is the server in words, as "the server".
-pub fn unanswered(stream: impl AsFd, error: &io::Error, whom: &str, after: Duration) -> Option<String> {
+pub fn unanswered(
+    stream: impl AsFd,
+    error: &io::Error,
+    whom: &str,
+    after: Duration,
+) -> Option<String> {
     if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) {
         return None;
     }
@@ -37,9 +42,14 @@ mod tests {
         here.set_read_timeout(Some(patience)).unwrap();
         let error = here.read(&mut [0]).unwrap_err();
         let said = unanswered(&here, &error, "the server", patience).unwrap();
-        let expected =
-            format!("the server (pid {}) has not answered for 20 ms: is it stopped?", std::process::id());
+        let expected = format!(
+            "the server (pid {}) has not answered for 20 ms: is it stopped?",
+            std::process::id()
+        );
         assert_eq!(said, expected);
-        assert_eq!(unanswered(&here, &io::ErrorKind::BrokenPipe.into(), "the server", patience), None);
+        assert_eq!(
+            unanswered(&here, &io::ErrorKind::BrokenPipe.into(), "the server", patience),
+            None
+        );
     }
 }

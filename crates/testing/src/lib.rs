@@ -1,9 +1,10 @@
 //! A test's way to skip where this machine lacks what it needs ([`skip`]), and how it waits for a
 //! server without being its client ([`listens`]). Another process's open files: [`descriptors`].
 //!
-//! On a machine that must have everything (`CI=true`) that is a failure. Elsewhere a line `SKIPPED: test: reason` goes to standard
-//! error, past the test harness, which hides what a passing test prints with `println!` or `eprintln!`. `./test` collects these
-//! lines and shows them again at its end.
+//! On a machine that must have everything (`CI=true`) that is a failure. Elsewhere a line
+//! `SKIPPED: test: reason` goes to standard error, past the test harness, which hides what a
+//! passing test prints with `println!` or `eprintln!`. `./test` collects these lines and shows them
+//! again at its end.
 
 #![forbid(unsafe_code)]
 
@@ -35,7 +36,8 @@ pub fn everything_is_required() -> bool {
 /// True if a process listens at this path, found without connecting to it. A socket's file exists a
 /// moment before that.
 pub fn listens(path: &Path) -> bool {
-    // proc_net(5): number, references, protocol, flags, type, state, inode, path. The flag is `__SO_ACCEPTCON`.
+    // proc_net(5): number, references, protocol, flags, type, state, inode, path. The flag is
+    // `__SO_ACCEPTCON`.
     let sockets = std::fs::read("/proc/net/unix").unwrap_or_default();
     String::from_utf8_lossy(&sockets).lines().any(|line| {
         let mut fields = line.split_whitespace();
@@ -59,7 +61,8 @@ pub fn descriptors(pid: u32) -> Vec<Descriptor> {
     let process = Path::new("/proc").join(pid.to_string());
     let one = |name: &std::ffi::OsStr| {
         // One that is closed meanwhile counts no more.
-        let file = std::fs::read_link(process.join("fd").join(name)).ok()?.to_string_lossy().into_owned();
+        let file =
+            std::fs::read_link(process.join("fd").join(name)).ok()?.to_string_lossy().into_owned();
         let info = std::fs::read_to_string(process.join("fdinfo").join(name)).ok()?;
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?.trim();
         let closes_on_exec = u32::from_str_radix(flags, 8).ok()? & 0o2_000_000 != 0;

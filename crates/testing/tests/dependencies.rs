@@ -1,5 +1,5 @@
-//! Licences and sources of everything that a build of this workspace uses, against deny.toml. A part of what scripts/deny checks, which
-//! takes cargo-deny.
+//! Licences and sources of everything that a build of this workspace uses, against deny.toml. A
+//! part of what scripts/deny checks, which takes cargo-deny.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -84,7 +84,15 @@ fn dependencies_have_allowed_licences_and_sources() {
         .step_by(2)
         .collect();
     let tree = Command::new(env!("CARGO"))
-        .args(["tree", "--workspace", "--all-features", "--locked", "--prefix", "none", "--no-dedupe"])
+        .args([
+            "tree",
+            "--workspace",
+            "--all-features",
+            "--locked",
+            "--prefix",
+            "none",
+            "--no-dedupe",
+        ])
         .args(["--edges", "normal,build,dev", "--format", "{p}\t{l}"])
         .current_dir(&root)
         .output()

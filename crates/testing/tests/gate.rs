@@ -21,7 +21,8 @@ fn root() -> PathBuf {
 struct Repository(PathBuf);
 
 impl Repository {
-    /// `first` is the README's first command, `cargo` what the program of that name does (a shell script; `$*` is what it is asked).
+    /// `first` is the README's first command, `cargo` what the program of that name does (a shell
+    /// script; `$*` is what it is asked).
     fn new(first: &str, cargo: &str) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -38,9 +39,16 @@ impl Repository {
                 _ if line.starts_with("budget=") => "budget=6".to_owned(),
                 _ => line.to_owned(),
             };
-            repository.write(name, &text.lines().map(|line| shorter(line) + "\n").collect::<String>());
+            repository
+                .write(name, &text.lines().map(|line| shorter(line) + "\n").collect::<String>());
         }
-        repository.write("README.md", &format!("# x\n\n    no command\n\n## Try it\n\nSo:\n\n    {first}\n\nand\n\n    ./test\n\n## Use it\n\n    other\n"));
+        repository.write(
+            "README.md",
+            &format!(
+                "# x\n\n    no command\n\n## Try it\n\nSo:\n\n    {first}\n\nand\n\n    \
+                 ./test\n\n## Use it\n\n    other\n"
+            ),
+        );
         for name in ["scripts/packages", "scripts/asan", "scripts/fuzz"] {
             repository.write(name, "#!/bin/sh\n");
         }
@@ -51,15 +59,28 @@ impl Repository {
         repository.write("bin/make", "#!/bin/sh\n");
         repository.write("bin/pkg-config", "#!/bin/sh\n");
         let work = repository.0.join("work");
-        repository
-            .write("bin/cargo", &format!("#!/bin/sh\necho \"cargo $*\" >>'{}'\n{cargo}\n", work.display()));
+        repository.write(
+            "bin/cargo",
+            &format!("#!/bin/sh\necho \"cargo $*\" >>'{}'\n{cargo}\n", work.display()),
+        );
         repository.write(".gitignore", "work\n");
         for words in [
             &["init", "-q"][..],
             &["add", "-A"],
-            &["-c", "user.name=t", "-c", "user.email=t", "-c", "commit.gpgsign=false", "commit", "-qm", "x"],
+            &[
+                "-c",
+                "user.name=t",
+                "-c",
+                "user.email=t",
+                "-c",
+                "commit.gpgsign=false",
+                "commit",
+                "-qm",
+                "x",
+            ],
         ] {
-            let output = Command::new("git").args(words).current_dir(&repository.0).output().unwrap();
+            let output =
+                Command::new("git").args(words).current_dir(&repository.0).output().unwrap();
             assert!(output.status.success(), "{output:?}");
         }
         repository
@@ -131,7 +152,8 @@ fn each_parallel_program_has_one_row() {
 /// A `cargo` that boots a guest and has tests that pass.
 fn good() -> String {
     format!(
-        "case \"$*\" in run*) echo '{GUEST}';; *--lib*) echo 'test result: ok. 3 passed; 0 failed; 0 ignored;';; esac"
+        "case \"$*\" in run*) echo '{GUEST}';; *--lib*) echo 'test result: ok. 3 passed; 0 \
+         failed; 0 ignored;';; esac"
     )
 }
 
@@ -156,7 +178,10 @@ fn gate_runs_readme_commands_and_counts_tests() {
             .lines()
             .find(|line| line.starts_with(&format!("{step} ")))
             .unwrap_or_else(|| panic!("{step}: {said}"));
-        assert!(row.split_whitespace().skip(1).take(2).all(|number| number.parse::<u32>().is_ok()), "{row}");
+        assert!(
+            row.split_whitespace().skip(1).take(2).all(|number| number.parse::<u32>().is_ok()),
+            "{row}"
+        );
     }
 }
 
@@ -195,7 +220,8 @@ fn uncommitted_changes_are_not_tested() {
 fn hung_step_is_ended_with_its_children() {
     // A sleep of a length that no other process uses.
     let sleep = format!("sleep 1000.{}", std::process::id());
-    let repository = Repository::new(BOOT, &format!("case \"$*\" in *no-fail-fast*) {sleep} & wait;; esac"));
+    let repository =
+        Repository::new(BOOT, &format!("case \"$*\" in *no-fail-fast*) {sleep} & wait;; esac"));
     let begin = Instant::now();
     let (success, said) = repository.run("test", &["--only", "tests,fuzzing"], None);
     assert!(!success && said.contains("ended after 12 s"), "{said}");
@@ -215,7 +241,8 @@ fn runs(command: &str) -> bool {
 
 #[test]
 fn leftover_process_does_not_delay_gate() {
-    let repository = Repository::new(BOOT, "case \"$*\" in *no-fail-fast*) setsid sleep 60 & ;; esac");
+    let repository =
+        Repository::new(BOOT, "case \"$*\" in *no-fail-fast*) setsid sleep 60 & ;; esac");
     let begin = Instant::now();
     assert!(repository.run("test", &["--only", "tests"], None).0);
     assert!(begin.elapsed() < Duration::from_secs(50), "{:?}", begin.elapsed());
@@ -225,7 +252,8 @@ fn leftover_process_does_not_delay_gate() {
 fn skipped_tests_are_listed_and_fail_ci() {
     let line = "SKIPPED: some_test: no disk";
     let cargo = format!(
-        "case \"$*\" in *--lib*) echo 'test a ... {line}' >&2; echo 'test result: ok. 1 passed; 0 failed; 0 ignored;';; esac"
+        "case \"$*\" in *--lib*) echo 'test a ... {line}' >&2; echo 'test result: ok. 1 passed; 0 \
+         failed; 0 ignored;';; esac"
     );
     let repository = Repository::new(BOOT, &cargo);
     let (success, said) = repository.run("test", &["--only", "tests"], None);
@@ -249,7 +277,8 @@ fn any_failed_test_run_fails_the_gate() {
     let of_rows = rows.iter().map(|row| format!("--test {}", row.last().unwrap()));
     for run in ["--lib".to_owned(), "--doc".to_owned()].into_iter().chain(of_rows) {
         let cargo = format!(
-            "case \"$*\" in *'{run}'*) echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored;'; exit 101;; esac"
+            "case \"$*\" in *'{run}'*) echo 'test result: FAILED. 0 passed; 1 failed; 0 \
+             ignored;'; exit 101;; esac"
         );
         let repository = Repository::new(BOOT, &cargo);
         let (success, said) = repository.run("test", &["--only", "tests"], None);
@@ -282,8 +311,9 @@ fn budgets_match_book_within_45_minutes() {
     let first = run.lines().find_map(|line| line.strip_prefix("budget=")).unwrap();
     let list = Command::new(root().join("test")).arg("--list").output().unwrap();
     let list = format!("README {first}\n{}", String::from_utf8(list.stdout).unwrap());
-    let split =
-        |line: &str| line.split_once(' ').map(|(name, seconds)| (name.to_owned(), seconds.parse().unwrap()));
+    let split = |line: &str| {
+        line.split_once(' ').map(|(name, seconds)| (name.to_owned(), seconds.parse().unwrap()))
+    };
     assert_eq!(written, list.lines().map(|line| split(line).unwrap()).collect::<Vec<_>>());
     assert!(written.iter().map(|(_, seconds)| seconds).sum::<u32>() <= 45 * 60, "{written:?}");
 }

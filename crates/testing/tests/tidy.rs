@@ -28,7 +28,8 @@ fn faults(name: &str, text: &str) -> Vec<(usize, &'static str)> {
         if says && (line.contains("SKIPPED") || line.contains("NOT TESTED")) {
             faults.push((
                 at,
-                "says by itself that it skips: call vlane_testing::skip (scripts: skip of scripts/common)",
+                "says by itself that it skips: call vlane_testing::skip (scripts: skip of \
+                 scripts/common)",
             ));
         }
         if line.contains("VLANE_REQUIRE") {
@@ -39,7 +40,9 @@ fn faults(name: &str, text: &str) -> Vec<(usize, &'static str)> {
             faults.push((at, "ignored without a reason that the test harness prints"));
         }
     }
-    let Some((before, tests)) = tests_of(name, text).filter(|_| rust && !defines) else { return faults };
+    let Some((before, tests)) = tests_of(name, text).filter(|_| rust && !defines) else {
+        return faults;
+    };
     let lines: Vec<&str> = tests.lines().map(str::trim).collect();
     for (at, line) in lines.iter().enumerate() {
         let prints = ["println!(", "eprintln!("].iter().any(|print| line.starts_with(print));
@@ -54,7 +57,8 @@ fn faults(name: &str, text: &str) -> Vec<(usize, &'static str)> {
             ));
         }
         if line.contains("writeln!(std::io::stderr()") || line.contains("writeln!(io::stderr()") {
-            faults.push((before + at, "prints past the test harness: vlane_testing::skip does that"));
+            faults
+                .push((before + at, "prints past the test harness: vlane_testing::skip does that"));
         }
     }
     faults

@@ -14,15 +14,16 @@ fn quoted(page: &str) -> Vec<String> {
     // Every second part lies between backquotes. The words of another program are in a cell that
     // begins with a bracket.
     let ours = cells.filter(|cell| !cell.starts_with("| ("));
-    ours.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()).collect()
+    ours.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>())
+        .collect()
 }
 
 /// The program's source, with string literals over several lines in one.
 fn source() -> String {
     let files = files().unwrap();
-    let code = files
-        .into_iter()
-        .filter(|(name, _)| name.starts_with("crates/") && name.contains("/src/") && name.ends_with(".rs"));
+    let code = files.into_iter().filter(|(name, _)| {
+        name.starts_with("crates/") && name.contains("/src/") && name.ends_with(".rs")
+    });
     let mut all = String::new();
     for (_, text) in code {
         for line in text.lines() {

@@ -1,6 +1,8 @@
-//! Every `unsafe` of the workspace: where it may be, that it has its reason beside it, and that docs/src/unsafe.md names it.
+//! Every `unsafe` of the workspace: where it may be, that it has its reason beside it, and that
+//! docs/src/unsafe.md names it.
 //!
-//! `VLANE_UPDATE=1 cargo test -p vlane-testing --test unsafe_inventory` writes the numbers of that page anew; the words are for a person.
+//! `VLANE_UPDATE=1 cargo test -p vlane-testing --test unsafe_inventory` writes the numbers of that
+//! page anew; the words are for a person.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -96,7 +98,8 @@ fn lines(text: &str) -> Vec<Line> {
             let open = index + prefix + 1 + hashes;
             if at(open) == '"' {
                 let closes = |i: &usize| chars[*i] == '"' && (1..=hashes).all(|n| at(i + n) == '#');
-                let end = (open + 1..chars.len()).find(closes).map_or(chars.len(), |i| i + 1 + hashes);
+                let end =
+                    (open + 1..chars.len()).find(closes).map_or(chars.len(), |i| i + 1 + hashes);
                 lines.last_mut().unwrap().code.push_str("\"\"");
                 index = skip(&mut lines, index, end, false);
                 continue;
@@ -167,24 +170,25 @@ fn find(lines: &[Line]) -> Vec<(usize, Form)> {
 /// True if the reason stands beside the `unsafe` of line `at`: before its statement, or in it.
 fn has_reason(lines: &[Line], at: usize, form: Form) -> bool {
     let says = |line: &Line| {
-        line.comment.contains("SAFETY:") || (form == Form::Function && line.comment.contains("# Safety"))
+        line.comment.contains("SAFETY:")
+            || (form == Form::Function && line.comment.contains("# Safety"))
     };
     let is_attribute = |line: &Line| line.code.trim_start().starts_with("#[");
     // Where the statement begins.
     let mut first = at;
     while first > 0 {
         let before = lines[first - 1].code.trim();
-        let ends =
-            before.is_empty() || is_attribute(&lines[first - 1]) || before.ends_with([';', '{', '}', ',']);
+        let ends = before.is_empty()
+            || is_attribute(&lines[first - 1])
+            || before.ends_with([';', '{', '}', ',']);
         if ends {
             break;
         }
         first -= 1;
     }
-    let above = lines[..first]
-        .iter()
-        .rev()
-        .take_while(|line| is_attribute(line) || (line.code.trim().is_empty() && !line.comment.is_empty()));
+    let above = lines[..first].iter().rev().take_while(|line| {
+        is_attribute(line) || (line.code.trim().is_empty() && !line.comment.is_empty())
+    });
     lines[first..=at].iter().chain(above).any(says)
 }
 
@@ -203,7 +207,9 @@ fn take(files: &[(String, String)]) -> (BTreeMap<String, Count>, Vec<String>) {
         let lines = lines(text);
         let forbids = lines.iter().any(|line| line.code.trim() == "#![forbid(unsafe_code)]");
         if is_root && !forbids && !ROOTS.contains(&name.as_str()) && !name.starts_with("fuzz/") {
-            faults.push(format!("{name}: does not forbid unsafe_code, as all crates but {ROOTS:?} do"));
+            faults.push(format!(
+                "{name}: does not forbid unsafe_code, as all crates but {ROOTS:?} do"
+            ));
         }
         for (at, form) in find(&lines) {
             let place = format!("{name}:{}", at + 1);
@@ -212,7 +218,8 @@ fn take(files: &[(String, String)]) -> (BTreeMap<String, Count>, Vec<String>) {
             }
             if !has_reason(&lines, at, form) {
                 faults.push(format!(
-                    "{place}: no SAFETY comment (or, for a function, \"# Safety\") says why it holds"
+                    "{place}: no SAFETY comment (or, for a function, \"# Safety\") says why it \
+                     holds"
                 ));
             }
             let count: &mut Count = counts.entry(name.clone()).or_default();
@@ -231,12 +238,14 @@ fn take(files: &[(String, String)]) -> (BTreeMap<String, Count>, Vec<String>) {
 
 /// A row of the page: the file, what is said of it, and whether that is all.
 fn row(line: &str) -> Option<(&str, Vec<&str>)> {
-    let cells: Vec<&str> = line.strip_prefix("| `")?.strip_suffix('|')?.split('|').map(str::trim).collect();
+    let cells: Vec<&str> =
+        line.strip_prefix("| `")?.strip_suffix('|')?.split('|').map(str::trim).collect();
     let name = cells.first()?.strip_suffix('`').filter(|name| name.ends_with(".rs"))?;
     Some((name, cells[1..].to_vec()))
 }
 
-/// The page with the numbers as they are: rows in the order of their files, those of tests in the second table.
+/// The page with the numbers as they are: rows in the order of their files, those of tests in the
+/// second table.
 fn updated(page: &str, counts: &BTreeMap<String, Count>) -> String {
     let mut words: BTreeMap<&str, String> = BTreeMap::new();
     for (name, cells) in page.lines().filter_map(row) {
@@ -276,7 +285,9 @@ fn unsafe_code_has_reasons_and_is_inventoried() {
         std::fs::write(&path, &right).unwrap();
         page = right.clone();
     }
-    for (line, right) in page.lines().zip(right.lines()).filter(|(line, right)| line != right).take(3) {
+    for (line, right) in
+        page.lines().zip(right.lines()).filter(|(line, right)| line != right).take(3)
+    {
         faults.push(format!("{PAGE} says\n  {line}\nand should say\n  {right}"));
     }
     if page != right {
@@ -306,7 +317,11 @@ fn each_form_of_unsafe_is_found() {
         ("type F = unsafe fn(u8); type G = unsafe extern \"C\" fn(u8);", &[]),
         ("#![forbid(unsafe_code)] // unsafe { }", &[]),
         ("/* unsafe { /* unsafe { */ unsafe { */", &[]),
-        ("let x = \"unsafe { \\\" unsafe {\"; let y = r#\"unsafe \" {\"#; let z = b\"unsafe {\";", &[]),
+        (
+            "let x = \"unsafe { \\\" unsafe {\"; let y = r#\"unsafe \" {\"#; let z = b\"unsafe \
+             {\";",
+            &[],
+        ),
         // A quote as a character, and a lifetime.
         ("let x = '\"'; unsafe { y() }; let z = '\"';", &[Form::Block]),
         ("fn f<'a>(x: &'a str) { unsafe { y('\\'', x) } }", &[Form::Block]),
@@ -359,9 +374,11 @@ fn forbidden_unsafe_is_reported() {
 
 #[test]
 fn page_gets_numbers_and_keeps_words() {
-    let head = "| file | blocks | functions | impls | what | why it holds |\n|---|--:|--:|--:|---|---|\n";
+    let head =
+        "| file | blocks | functions | impls | what | why it holds |\n|---|--:|--:|--:|---|---|\n";
     let page = format!(
-        "# X\n\n{head}| `a/src/x.rs` | 1 | 0 | 0 | a \\`b | c |\n| `a/src/gone.rs` | 1 | 0 | 0 | d | e |\n\nIn tests:\n\n{head}"
+        "# X\n\n{head}| `a/src/x.rs` | 1 | 0 | 0 | a \\`b | c |\n| `a/src/gone.rs` | 1 | 0 | 0 | \
+         d | e |\n\nIn tests:\n\n{head}"
     );
     let counts = BTreeMap::from([
         ("a/src/x.rs".to_owned(), [2, 1, 0]),
@@ -369,7 +386,8 @@ fn page_gets_numbers_and_keeps_words() {
         ("a/tests/y.rs".to_owned(), [1, 0, 0]),
     ]);
     let right = format!(
-        "# X\n\n{head}| `a/src/new.rs` | 0 | 0 | 1 | ? | ? |\n| `a/src/x.rs` | 2 | 1 | 0 | a \\`b | c |\n\nIn tests:\n\n{head}| `a/tests/y.rs` | 1 | 0 | 0 | ? | ? |\n"
+        "# X\n\n{head}| `a/src/new.rs` | 0 | 0 | 1 | ? | ? |\n| `a/src/x.rs` | 2 | 1 | 0 | a \\`b \
+         | c |\n\nIn tests:\n\n{head}| `a/tests/y.rs` | 1 | 0 | 0 | ? | ? |\n"
     );
     assert_eq!(updated(&page, &counts), right);
 }

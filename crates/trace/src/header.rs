@@ -24,7 +24,8 @@ const HASHES: u16 = 1;
 /// The description of a trace.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Header {
-    /// When recording began: nanoseconds since the Unix epoch, UTC. Times in records count from here.
+    /// When recording began: nanoseconds since the Unix epoch, UTC. Times in records count from
+    /// here.
     pub started: u64,
     /// Size of the volume in sectors of 512 bytes; 0 if not known.
     pub sectors: u64,
@@ -70,7 +71,8 @@ impl Header {
         bytes
     }
 
-    /// Makes sense of the fixed part; returns the header without its name, the bytes of the whole header, and those of the name.
+    /// Makes sense of the fixed part; returns the header without its name, the bytes of the whole
+    /// header, and those of the name.
     pub(crate) fn decode(bytes: &[u8; FIXED]) -> Result<(Header, usize, usize), Error> {
         let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let long = |at: usize| {
@@ -88,7 +90,8 @@ impl Header {
         let version = short(8);
         if !(OLDEST..=VERSION).contains(&version) {
             let context = format!(
-                "the trace has version {version} of the format, this program reads {OLDEST} to {VERSION}; use the vlane that recorded it, or a newer one"
+                "the trace has version {version} of the format, this program reads {OLDEST} to \
+                 {VERSION}; use the vlane that recorded it, or a newer one"
             );
             return Err(Error::new(ErrorKind::Version, 8, context));
         }
@@ -98,7 +101,10 @@ impl Header {
         let (len, entry, flags, name) =
             (usize::from(short(10)), usize::from(short(12)), short(14), usize::from(short(38)));
         if !(FIXED..=MAX_HEADER).contains(&len) || FIXED + name > len {
-            return corrupt(10, format!("a length of {len} bytes with a name of {name} is impossible"));
+            return corrupt(
+                10,
+                format!("a length of {len} bytes with a name of {name} is impossible"),
+            );
         }
         if flags & !HASHES != 0 {
             return corrupt(14, format!("unknown flags {flags:#x}"));
@@ -112,7 +118,10 @@ impl Header {
             name: String::new(),
         };
         if entry != header.entry_len() {
-            return corrupt(12, format!("entries of {entry} bytes, where {} are meant", header.entry_len()));
+            return corrupt(
+                12,
+                format!("entries of {entry} bytes, where {} are meant", header.entry_len()),
+            );
         }
         Ok((header, len, name))
     }

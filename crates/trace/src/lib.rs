@@ -11,8 +11,8 @@
 //! completed by then. With both, the waits within a lane are known exactly, at any precision of the
 //! clock.
 //!
-//! [`Writer`] and [`Reader`] stream: neither needs to seek, nor the whole in memory. A damaged or cut-off trace gives every
-//! entry before the damage and then an [`Error`] that says where it is.
+//! [`Writer`] and [`Reader`] stream: neither needs to seek, nor the whole in memory. A damaged or
+//! cut-off trace gives every entry before the damage and then an [`Error`] that says where it is.
 
 #![forbid(unsafe_code)]
 
@@ -27,7 +27,9 @@ pub use error::{Error, ErrorKind};
 pub use header::{Header, MAGIC, MAX_HEADER, OLDEST, RECORD, RECORD_WITH_HASH, VERSION};
 pub use reader::Reader;
 pub(crate) use reader::fill;
-pub use record::{BlockHead, Entry, Kind, LayoutPiece, Magic, Priority, PriorityClass, Record, Status};
+pub use record::{
+    BlockHead, Entry, Kind, LayoutPiece, Magic, Priority, PriorityClass, Record, Status,
+};
 pub use writer::Writer;
 
 /// Bytes of a sector; lengths and positions count in these.

@@ -7,7 +7,8 @@ use crate::header::RECORD_WITH_HASH;
 use crate::header::{FIXED, Header};
 use crate::record::Entry;
 
-/// Reads a trace: an iterator over its entries, the end not among them. Give it a buffered reader: each entry is one read.
+/// Reads a trace: an iterator over its entries, the end not among them. Give it a buffered reader:
+/// each entry is one read.
 ///
 /// After an error there are no more entries; those before it are good.
 #[derive(Debug)]
@@ -24,10 +25,12 @@ impl<R: Read> Reader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`ErrorKind::NotATrace`], [`ErrorKind::Version`], [`ErrorKind::Truncated`], [`ErrorKind::Corrupt`], [`ErrorKind::Io`].
+    /// [`ErrorKind::NotATrace`], [`ErrorKind::Version`], [`ErrorKind::Truncated`],
+    /// [`ErrorKind::Corrupt`], [`ErrorKind::Io`].
     pub fn new(mut from: R) -> Result<Reader<R>, Error> {
-        let short =
-            |got: usize| Error::new(ErrorKind::Truncated, got as u64, "it ends in the middle of the header");
+        let short = |got: usize| {
+            Error::new(ErrorKind::Truncated, got as u64, "it ends in the middle of the header")
+        };
         let mut fixed = [0; FIXED];
         match fill(&mut from, &mut fixed).map_err(|e| Error::io(0, "cannot read the header", e))? {
             FIXED => {}
@@ -39,8 +42,8 @@ impl<R: Read> Reader<R> {
         }
         let (mut header, len, name) = Header::decode(&fixed)?;
         let mut rest = vec![0; len - FIXED];
-        let got =
-            fill(&mut from, &mut rest).map_err(|e| Error::io(FIXED as u64, "cannot read the header", e))?;
+        let got = fill(&mut from, &mut rest)
+            .map_err(|e| Error::io(FIXED as u64, "cannot read the header", e))?;
         if got < rest.len() {
             return Err(short(FIXED + got));
         }
@@ -49,7 +52,14 @@ impl<R: Read> Reader<R> {
             let context = "the header is damaged: the volume's name is not UTF-8";
             Error::new(ErrorKind::Corrupt, FIXED as u64, context)
         })?;
-        Ok(Reader { from, header, offset: len as u64, entries: 0, is_complete: false, is_over: false })
+        Ok(Reader {
+            from,
+            header,
+            offset: len as u64,
+            entries: 0,
+            is_complete: false,
+            is_over: false,
+        })
     }
 
     /// Returns the description of the trace.
@@ -76,19 +86,21 @@ impl<R: Read> Reader<R> {
     fn read(&mut self) -> Result<Option<Entry>, Error> {
         let mut bytes = [0; RECORD_WITH_HASH];
         let bytes = &mut bytes[..self.header.entry_len()];
-        let got =
-            fill(&mut self.from, bytes).map_err(|e| Error::io(self.offset, "cannot read an entry", e))?;
+        let got = fill(&mut self.from, bytes)
+            .map_err(|e| Error::io(self.offset, "cannot read an entry", e))?;
         if got == 0 {
             return Ok(None);
         }
         if got < bytes.len() {
-            let context = format!("it ends in the middle of an entry, after {} whole ones", self.entries);
+            let context =
+                format!("it ends in the middle of an entry, after {} whole ones", self.entries);
             return Err(Error::new(ErrorKind::Truncated, self.offset, context));
         }
         let entry = Entry::decode(bytes, &self.header, self.offset)?;
         if let Entry::End { entries } = entry {
             if entries != self.entries {
-                let context = format!("its end counts {entries} entries, and there were {}", self.entries);
+                let context =
+                    format!("its end counts {entries} entries, and there were {}", self.entries);
                 return Err(Error::new(ErrorKind::Corrupt, self.offset, context));
             }
             self.is_complete = true;

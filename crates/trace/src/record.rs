@@ -37,8 +37,15 @@ pub enum Kind {
 
 impl Kind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Kind; 7] =
-        [Kind::Read, Kind::Write, Kind::Flush, Kind::GetId, Kind::Discard, Kind::WriteZeroes, Kind::Refused];
+    pub const ALL: [Kind; 7] = [
+        Kind::Read,
+        Kind::Write,
+        Kind::Flush,
+        Kind::GetId,
+        Kind::Discard,
+        Kind::WriteZeroes,
+        Kind::Refused,
+    ];
 
     /// Its name: `read`, `write`, `flush`, `get-id`, `discard`, `write-zeroes`, `refused`.
     pub fn name(self) -> &'static str {
@@ -125,17 +132,20 @@ pub struct Record {
     pub sector: u64,
     /// Sectors; 0 where there are none.
     pub sectors: u32,
-    /// Its number in the order in which the lane took requests, from 0 at the lane's [`Entry::Start`]; modulo 2^32.
+    /// Its number in the order in which the lane took requests, from 0 at the lane's
+    /// [`Entry::Start`]; modulo 2^32.
     pub seq: u32,
-    /// How many requests of the lane, since its [`Entry::Start`], had been completed and shown to the guest when it
-    /// was taken: the first that many in the lane's order of completion; modulo 2^32.
+    /// How many requests of the lane, since its [`Entry::Start`], had been completed and shown to
+    /// the guest when it was taken: the first that many in the lane's order of completion; modulo
+    /// 2^32.
     pub after: u32,
-    /// More ranges of the same request follow, in records with the same `seq`; they count as one request.
+    /// More ranges of the same request follow, in records with the same `seq`; they count as one
+    /// request.
     pub more: bool,
     /// Write-zeroes: the sectors may be deallocated.
     pub unmap: bool,
-    /// XXH3 (64 bits, seed 0) of the data, if the trace has hashes: of a write's before it was begun, of a read's after it was done.
-    /// 0 without data.
+    /// XXH3 (64 bits, seed 0) of the data, if the trace has hashes: of a write's before it was
+    /// begun, of a read's after it was done. 0 without data.
     pub hash: u64,
 }
 
@@ -223,7 +233,8 @@ pub enum Entry {
         /// Requests that the lane had taken and not answered.
         in_flight: u32,
     },
-    /// Requests of a lane, completed after the one before, are missing: the recorder could not keep up.
+    /// Requests of a lane, completed after the one before, are missing: the recorder could not keep
+    /// up.
     Lost {
         /// The queue.
         lane: u16,
@@ -232,7 +243,8 @@ pub enum Entry {
         /// Requests.
         count: u64,
     },
-    /// A block of a write begins with a journal's magic number. It stands before the write's record; where requests are missing, it may be missing too.
+    /// A block of a write begins with a journal's magic number. It stands before the write's
+    /// record; where requests are missing, it may be missing too.
     Head(BlockHead),
     /// Where the volume's layout says that a journal is.
     Layout(LayoutPiece),
@@ -254,8 +266,8 @@ fn int(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// The Internet checksum (RFC 1071) of an entry whose checksum field is zero: little-endian 16-bit words, added with the
-/// carry brought round, complemented.
+/// The Internet checksum (RFC 1071) of an entry whose checksum field is zero: little-endian 16-bit
+/// words, added with the carry brought round, complemented.
 fn checksum(bytes: &[u8]) -> u16 {
     // A 64-bit word is congruent, modulo 65535, to the sum of its four halves' halves.
     let mut sum: u64 = 0;
@@ -269,8 +281,34 @@ fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
+/// Makes sense of the bytes of a block's head; an error is the impossible value.
+fn block_head(bytes: &[u8], lane: u16, status: Status) -> Result<BlockHead, String> {
+    let magic = match status {
+        Status::Ok => Magic::Jbd2,
+        Status::IoErr => Magic::Xfs,
+        Status::Unsupported => return Err("a magic number of kind 2".to_owned()),
+    };
+    let mut rest = [0; 28];
+    rest.copy_from_slice(&bytes[16..44]);
+    Ok(BlockHead { lane, seq: int(bytes, 4), sector: long(bytes, 8), magic, rest })
+}
+
+/// Makes sense of the bytes of a layout's piece; an error is the impossible value.
+fn layout_piece(bytes: &[u8]) -> Result<LayoutPiece, String> {
+    let kind = int(bytes, 32);
+    let filesystem = u8::try_from(kind).map_err(|_| format!("a file system of kind {kind}"))?;
+    Ok(LayoutPiece {
+        time: long(bytes, 8),
+        filesystem,
+        sector: long(bytes, 24),
+        sectors: long(bytes, 16),
+        more: bytes[44] & MORE != 0,
+    })
+}
+
 impl Entry {
-    /// The entry's bytes: [`RECORD_WITH_HASH`] of them, of which a trace without hashes has the first [`RECORD`](crate::RECORD).
+    /// The entry's bytes: [`RECORD_WITH_HASH`] of them, of which a trace without hashes has the
+    /// first [`RECORD`](crate::RECORD).
     pub fn encode(&self, with_hash: bool) -> [u8; RECORD_WITH_HASH] {
         let mut bytes = [0; RECORD_WITH_HASH];
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
@@ -363,23 +401,8 @@ impl Entry {
                     Err(_) => corrupt(format!("{number} requests in flight")),
                 };
             }
-            HEAD => {
-                let magic = match status {
-                    Status::Ok => Magic::Jbd2,
-                    Status::IoErr => Magic::Xfs,
-                    Status::Unsupported => return corrupt("a magic number of kind 2".to_owned()),
-                };
-                let mut rest = [0; 28];
-                rest.copy_from_slice(&bytes[16..44]);
-                return Ok(Entry::Head(BlockHead { lane, seq: int(bytes, 4), sector: time, magic, rest }));
-            }
-            LAYOUT => {
-                let Ok(filesystem) = u8::try_from(int(bytes, 32)) else {
-                    return corrupt(format!("a file system of kind {}", int(bytes, 32)));
-                };
-                let (sector, more) = (long(bytes, 24), flags & MORE != 0);
-                return Ok(Entry::Layout(LayoutPiece { time, filesystem, sector, sectors: number, more }));
-            }
+            HEAD => return block_head(bytes, lane, status).map(Entry::Head).or_else(corrupt),
+            LAYOUT => return layout_piece(bytes).map(Entry::Layout).or_else(corrupt),
             LOST => return Ok(Entry::Lost { lane, time, count: number }),
             END => return Ok(Entry::End { entries: number }),
             code => match Kind::ALL.get(usize::from(code)) {

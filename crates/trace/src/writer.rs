@@ -38,12 +38,15 @@ impl<W: Write> Writer<W> {
             Entry::Layout(_) | Entry::End { .. } => 0,
         };
         if self.header.lanes > 0 && lane >= self.header.lanes {
-            let context = format!("a request of lane {lane} in a trace of {} lanes", self.header.lanes);
+            let context =
+                format!("a request of lane {lane} in a trace of {} lanes", self.header.lanes);
             return Err(Error::new(ErrorKind::Unfit, self.offset, context));
         }
         let len = self.header.entry_len();
         let bytes = entry.encode(self.header.hashes);
-        self.to.write_all(&bytes[..len]).map_err(|e| Error::io(self.offset, "cannot write an entry", e))?;
+        self.to
+            .write_all(&bytes[..len])
+            .map_err(|e| Error::io(self.offset, "cannot write an entry", e))?;
         self.offset += len as u64;
         self.entries += 1;
         Ok(())

@@ -5,15 +5,23 @@
 
 use proptest::prelude::*;
 use vlane_trace::{
-    BlockHead, Entry, ErrorKind, Header, Kind, LayoutPiece, Magic, Priority, Reader, Record, Status, Writer,
+    BlockHead, Entry, ErrorKind, Header, Kind, LayoutPiece, Magic, Priority, Reader, Record,
+    Status, Writer,
 };
 
 const LANES: u16 = 4;
 
 fn record(hashes: bool) -> impl Strategy<Value = Entry> {
     let what = (0..7_usize, 0..3_usize, 0..LANES, any::<u32>(), any::<bool>(), any::<bool>());
-    let numbers =
-        (any::<u64>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>(), any::<u32>(), any::<u64>());
+    let numbers = (
+        any::<u64>(),
+        any::<u64>(),
+        any::<u64>(),
+        any::<u32>(),
+        any::<u32>(),
+        any::<u32>(),
+        any::<u64>(),
+    );
     (what, numbers).prop_map(move |((kind, status, lane, priority, more, unmap), n)| {
         Entry::Record(Record {
             kind: Kind::ALL[kind],
@@ -169,13 +177,15 @@ fn trace_layout_matches_the_documentation() {
         hash: 0x1122_3344_5566_7788,
     });
     let bytes = written(&header, &[entry]);
-    let mut want = b"VLANETRC\x02\x00\x38\x00\x38\x00\x01\x00\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
+    let mut want =
+        b"VLANETRC\x02\x00\x38\x00\x38\x00\x01\x00\x08\x07\x06\x05\x04\x03\x02\x01".to_vec();
     want.extend(
         b"\x00\x08\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x04\x00\x04\x00\0\0\0\0\0\0\0\0disk\0\0\0\0",
     );
     assert_eq!(bytes[..56], want);
     let e = &bytes[56..112];
-    let word = |at: usize, n: usize| e[at..at + n].iter().rev().fold(0_u64, |w, b| w << 8 | u64::from(*b));
+    let word =
+        |at: usize, n: usize| e[at..at + n].iter().rev().fold(0_u64, |w, b| w << 8 | u64::from(*b));
     let fields = [
         (0, 1),
         (1, 1),
@@ -192,7 +202,8 @@ fn trace_layout_matches_the_documentation() {
     ];
     let want = [5, 1, 3, 0x4004, 1000, 500, 77, 8, 5, 2, 3, 0x1122_3344_5566_7788];
     assert_eq!(fields.map(|(at, n)| word(at, n)), want);
-    // RFC 1071: the words of an entry, the checksum among them, add up to 0xffff with the carries brought round.
+    // RFC 1071: the words of an entry, the checksum among them, add up to 0xffff with the carries
+    // brought round.
     let sum: u64 = (0..28).map(|i| word(2 * i, 2)).sum();
     assert_eq!((sum >> 16) + (sum & 0xffff), 0xffff);
     assert_eq!(bytes.len(), 56 + 2 * 56);

@@ -29,11 +29,16 @@ fn any_entry() -> impl Strategy<Value = Entry> {
         Just(What::Sync),
         (any::<u8>(), 0u64..1 << 50, any::<bool>(), data)
             .prop_map(|(file, offset, durable, data)| What::Write { file, offset, durable, data }),
-        (how, 0u64..1 << 50, 0u64..1 << 50).prop_map(|(how, offset, len)| What::Clear { how, offset, len })
+        (how, 0u64..1 << 50, 0u64..1 << 50).prop_map(|(how, offset, len)| What::Clear {
+            how,
+            offset,
+            len
+        })
     ];
     prop_oneof![
-        (any::<u64>(), any::<u16>(), kind, any::<bool>())
-            .prop_map(|(request, lane, kind, durable)| { Entry::Request { request, lane, kind, durable } }),
+        (any::<u64>(), any::<u16>(), kind, any::<bool>()).prop_map(
+            |(request, lane, kind, durable)| { Entry::Request { request, lane, kind, durable } }
+        ),
         (any::<u64>(), any::<u8>()).prop_map(|(request, status)| Entry::Answer { request, status }),
         any::<u64>().prop_map(|request| Entry::Forgotten { request }),
         (any::<u64>(), any::<u64>(), what).prop_map(|(operation, request, what)| Entry::Begin {
@@ -41,7 +46,8 @@ fn any_entry() -> impl Strategy<Value = Entry> {
             request,
             what
         }),
-        (any::<u64>(), any::<i64>()).prop_map(|(operation, result)| Entry::End { operation, result }),
+        (any::<u64>(), any::<i64>())
+            .prop_map(|(operation, result)| Entry::End { operation, result }),
     ]
 }
 
@@ -94,7 +100,10 @@ fn impossible_lengths_and_versions_are_refused() {
     let mut newer = good.clone();
     newer[8] = 99;
     assert_eq!(kind(&newer), ErrorKind::Version);
-    assert_eq!(kind(b"VLANETRC and more than thirty-two bytes of another file"), ErrorKind::NotATrace);
+    assert_eq!(
+        kind(b"VLANETRC and more than thirty-two bytes of another file"),
+        ErrorKind::NotATrace
+    );
     assert_eq!(kind(b""), ErrorKind::Truncated);
     // Two entries swapped, each whole: what ends has not begun.
     let nonsense = [Entry::End { operation: 7, result: 0 }];
@@ -141,7 +150,11 @@ fn reasons(parts: &[&[Entry]]) -> Vec<Reason> {
     let history = History::new(parts.concat().into_iter().map(Ok)).unwrap();
     let findings = history.flushes();
     for violation in &findings.violations {
-        assert!(history.tell(*violation).contains("is not durable"), "{}", history.tell(*violation));
+        assert!(
+            history.tell(*violation).contains("is not durable"),
+            "{}",
+            history.tell(*violation)
+        );
     }
     findings.violations.into_iter().map(|violation| violation.reason).collect()
 }
@@ -194,8 +207,9 @@ fn sync_ended_after_answer_is_found() {
 
 #[test]
 fn failed_sync_is_never_made_up() {
-    let flush =
-        |n: u64, result| [request(n, RequestKind::Flush), begin(n, n, What::Sync), end(n, result), answer(n)];
+    let flush = |n: u64, result| {
+        [request(n, RequestKind::Flush), begin(n, n, What::Sync), end(n, result), answer(n)]
+    };
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush(2, -5)]), [Reason::Failed]);
     // The system reports a failure once; then it reports success.
     let refused = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, -5)];
@@ -252,7 +266,10 @@ fn skipped_flush_needs_no_new_answers() {
     assert_eq!(reasons(&[&opening(), &sync, &answered_write(), &skipped]), [Reason::NoSync]);
     let history = [&opening()[..], &answered_write(), &sync, &skipped].concat();
     let findings = History::new(history.into_iter().map(Ok)).unwrap().flushes();
-    assert_eq!((findings.flushes, findings.without_sync, findings.syncs, findings.changes), (2, 1, 2, 1));
+    assert_eq!(
+        (findings.flushes, findings.without_sync, findings.syncs, findings.changes),
+        (2, 1, 2, 1)
+    );
 }
 
 #[test]
@@ -287,7 +304,8 @@ fn broken_sync_breaks_all_its_promises() {
     // Without the first one, too, the first flush had none.
     assert_eq!(history.clone().with_broken_syncs(|_| true).flushes().violations.len(), 3);
     // A durable write is none any more, either.
-    let durable = [request(1, RequestKind::Write), begin(1, 1, bytes(true)), end(1, 4096), answer(1)];
+    let durable =
+        [request(1, RequestKind::Write), begin(1, 1, bytes(true)), end(1, 4096), answer(1)];
     let skipped = [request(2, RequestKind::Flush), answer(2)];
     let record = [&opening()[..], &durable, &skipped].concat();
     let history = History::new(record.into_iter().map(Ok)).unwrap();

@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-/// Parses a number of bytes: `4096`, `4k`, `1M`, `2G`, `1T`, also `4KiB` and `4kB`; all powers of 1024.
+/// Parses a number of bytes: `4096`, `4k`, `1M`, `2G`, `1T`, also `4KiB` and `4kB`; all powers
+/// of 1024.
 ///
 /// # Errors
 /// A sentence that names what is wrong with the text.
@@ -34,7 +35,11 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if bytes >= 9.0e18 {
         return Err(too_big());
     }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked; there is no sign")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked; there is no sign"
+    )]
     Ok(bytes as u64)
 }
 
@@ -71,7 +76,9 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "us" => 1e-6,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("`{text}`: `{unit}` is not a unit of time; use us, ms, s, m or h")),
+        _ => {
+            return Err(format!("`{text}`: `{unit}` is not a unit of time; use us, ms, s, m or h"));
+        }
     };
     let bad = || format!("`{text}` is not a time; write it like 5, 0.5, 250ms or 2m");
     let n: f64 = number.parse().map_err(|_| bad())?;
@@ -92,14 +99,18 @@ pub fn parse_rate(text: &str) -> Result<f64, String> {
     rate.ok_or_else(|| format!("`{text}` is not a rate; write it like 500, 20k or 1.5M"))
 }
 
-/// Parses an I/O priority into a request's ioprio field: `none`, `rt/0` to `rt/7`, `be/0` to `be/7`, `idle`.
+/// Parses an I/O priority into a request's ioprio field: `none`, `rt/0` to `rt/7`, `be/0` to
+/// `be/7`, `idle`.
 ///
 /// # Errors
 /// A sentence that names what is wrong with the text.
 pub fn parse_ioprio(text: &str) -> Result<u16, String> {
-    let bad = || format!("`{text}` is not an I/O priority; use none, rt/0 to rt/7, be/0 to be/7 or idle");
+    let bad =
+        || format!("`{text}` is not an I/O priority; use none, rt/0 to rt/7, be/0 to be/7 or idle");
     let (class, level) = match text.split_once('/') {
-        Some((class, level)) => (class, level.parse::<u16>().ok().filter(|l| *l < 8).ok_or_else(bad)?),
+        Some((class, level)) => {
+            (class, level.parse::<u16>().ok().filter(|l| *l < 8).ok_or_else(bad)?)
+        }
         None => (text, 0),
     };
     // The class is in bits 13 to 15, as in Linux' ioprio_set(2); an idle task's level is 7.
@@ -147,7 +158,8 @@ mod tests {
 
     #[test]
     fn priorities_are_those_of_linux() {
-        for (text, value) in [("none", 0), ("rt/0", 8192), ("be/3", 16387), ("be/4", 16388), ("idle", 24583)]
+        for (text, value) in
+            [("none", 0), ("rt/0", 8192), ("be/3", 16387), ("be/4", 16388), ("idle", 24583)]
         {
             assert_eq!(parse_ioprio(text), Ok(value));
         }
@@ -158,7 +170,8 @@ mod tests {
 
     #[test]
     fn rates() {
-        for (text, rate) in [("500", 500.0), ("20k", 20_000.0), ("1.5M", 1_500_000.0), ("0.5", 0.5)] {
+        for (text, rate) in [("500", 500.0), ("20k", 20_000.0), ("1.5M", 1_500_000.0), ("0.5", 0.5)]
+        {
             assert!((parse_rate(text).unwrap() - rate).abs() < 1e-6, "{text}");
         }
         for text in ["", "k", "0", "-5", "inf", "NaN", "1e13", "5 per minute"] {

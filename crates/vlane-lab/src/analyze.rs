@@ -28,7 +28,8 @@ pub fn run(args: &AnalyzeArgs) -> Result<()> {
     whole(&args.trace, &trace)
 }
 
-/// An error, at the end, if a trace is not all of what was recorded: there is a result, of what could be read.
+/// An error, at the end, if a trace is not all of what was recorded: there is a result, of what
+/// could be read.
 pub fn whole(path: &Path, trace: &Trace) -> Result<()> {
     match trace.what_is_missing() {
         Some(missing) => Err(Partial(format!("{}: {missing}", path.display())).into()),

@@ -18,8 +18,8 @@ use vlane_units::{parse_ioprio, parse_rate};
 
 use crate::{exit, explain, values};
 use vlane_driver::{
-    Arrivals, BackendUse, ByKind, Latency, Limit, OnProgress, OpenReport, Pattern, Progress, Rate, Report,
-    Session, SessionOptions, Wait, Want, Workload,
+    Arrivals, BackendUse, ByKind, Latency, Limit, OnProgress, OpenReport, Pattern, Progress, Rate,
+    Report, Session, SessionOptions, Wait, Want, Workload,
 };
 
 use crate::output::{self, Overwrite};
@@ -226,7 +226,10 @@ impl BenchArgs {
     fn session(&self) -> anyhow::Result<SessionOptions> {
         let memory = u64::from(self.depth) * u64::from(self.jobs) * self.bs;
         if memory > 4 << 30 {
-            usage!("--bs x --depth x --jobs is {} of buffers; 4 GiB are the most", show_size(memory));
+            usage!(
+                "--bs x --depth x --jobs is {} of buffers; 4 GiB are the most",
+                show_size(memory)
+            );
         }
         Ok(SessionOptions {
             queues: self.jobs,
@@ -301,7 +304,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     }
     let socket = args.socket()?;
     let session = explain::connecting(socket, Session::connect(socket, &options))?;
-    let (report, partial) = with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
+    let (report, partial) =
+        with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
     if partial && report.ios == 0 {
         bail!("interrupted before anything was measured");
     }
@@ -319,7 +323,8 @@ fn idle(args: &BenchArgs, options: &SessionOptions) -> anyhow::Result<()> {
     let socket = args.socket()?;
     let session = explain::connecting(socket, Session::connect(socket, options))?;
     let settle = args.ramp().max(Duration::from_secs(1));
-    let idle = |progress: &mut OnProgress<'_>| vlane_driver::idle(session, settle, args.time(), progress);
+    let idle =
+        |progress: &mut OnProgress<'_>| vlane_driver::idle(session, settle, args.time(), progress);
     let ((used, watched), partial) = with_progress(idle)?;
     if partial && watched.is_zero() {
         bail!("interrupted before anything was measured");
@@ -369,8 +374,12 @@ fn with_progress<T>(
         if shown {
             let total = p.total.map_or(String::new(), |t| format!(" of {:.0}", t.as_secs_f64()));
             // Progress that cannot be shown is no reason to stop.
-            let _ =
-                write!(stderr, "\r\x1b[K{:5.1}{total} s  {} IOPS", p.elapsed.as_secs_f64(), group(p.iops));
+            let _ = write!(
+                stderr,
+                "\r\x1b[K{:5.1}{total} s  {} IOPS",
+                p.elapsed.as_secs_f64(),
+                group(p.iops)
+            );
         }
         ended |= interrupted.load(Ordering::Relaxed);
         if ended { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -464,7 +473,8 @@ fn report_text(r: &Report) -> String {
     match &r.backend {
         Some(b) => {
             out += &format!(
-                "  back end     {:.3} us CPU per I/O   {:.4} context switches per I/O   {:.2} CPUs   {} (pid {})\n",
+                "  back end     {:.3} us CPU per I/O   {:.4} context switches per I/O   {:.2} \
+                 CPUs   {} (pid {})\n",
                 b.cpu_us_per_io,
                 b.switches_per_io,
                 b.cpus,
@@ -473,8 +483,8 @@ fn report_text(r: &Report) -> String {
             );
         }
         None => {
-            out +=
-                "  back end     its process cannot be looked at (another user's, or in another namespace)\n"
+            out += "  back end     its process cannot be looked at (another user's, or in another \
+                    namespace)\n"
         }
     }
     out += &format!(
@@ -484,7 +494,8 @@ fn report_text(r: &Report) -> String {
     let e = r.errors;
     if e.total() > 0 {
         out += &format!(
-            "  ERRORS       {} I/O errors, {} unsupported, {} without a status, {} of a wrong length\n",
+            "  ERRORS       {} I/O errors, {} unsupported, {} without a status, {} of a wrong \
+             length\n",
             e.io, e.unsupported, e.no_status, e.length
         );
     }
@@ -497,12 +508,14 @@ fn open_text(open: &OpenReport, r: &Report) -> String {
         Arrivals::Constant => "evenly spaced",
         Arrivals::Poisson => "at random (Poisson)",
     };
-    let mut out = format!("  rate         {} requests per second asked for, {spacing}: ", group(open.rate));
+    let mut out =
+        format!("  rate         {} requests per second asked for, {spacing}: ", group(open.rate));
     if open.kept_up {
         out += &format!("kept; {} of {} waited for a slot\n", open.queued, open.arrived);
     } else {
         out += &format!(
-            "NOT KEPT, only {} were completed; {} of {} were still waiting at the end, so latencies grow with the time of the run\n",
+            "NOT KEPT, only {} were completed; {} of {} were still waiting at the end, so \
+             latencies grow with the time of the run\n",
             group(r.iops),
             open.unserved,
             open.arrived
@@ -555,6 +568,9 @@ mod tests {
             (group(0.4), group(999.6), group(1_234_567.0)),
             ("0".into(), "1 000".into(), "1 234 567".into())
         );
-        assert_eq!((us(0.123), us(12.34), us(1234.5)), ("0.12".into(), "12.3".into(), "1 234".into()));
+        assert_eq!(
+            (us(0.123), us(12.34), us(1234.5)),
+            ("0.12".into(), "12.3".into(), "1 234".into())
+        );
     }
 }

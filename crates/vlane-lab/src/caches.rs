@@ -1,4 +1,5 @@
-//! `vlane-lab compare caches`: compares cache modes. [`vlane_mechanisms::caches`] describes the measurement.
+//! `vlane-lab compare caches`: compares cache modes. [`vlane_mechanisms::caches`] describes the
+//! measurement.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +16,8 @@ use crate::peers::{Also, parse_also};
 use crate::serve::CacheArg;
 use crate::values;
 
-/// Modes that are not compared unless they are asked for: what auto is depends on the disk, and writethrough makes every write durable.
+/// Modes that are not compared unless they are asked for: what auto is depends on the disk, and
+/// writethrough makes every write durable.
 const NOT_USUAL: [&str; 2] = ["auto", "writethrough"];
 
 /// Compare the effects of cache modes on a guest, its neighbour and the page cache
@@ -134,12 +136,15 @@ enum Throttling {
 
 /// The names of modes that `vlane serve` knows.
 fn modes() -> impl Iterator<Item = String> {
-    CacheArg::value_variants().iter().filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned()))
+    CacheArg::value_variants()
+        .iter()
+        .filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned()))
 }
 
 /// Those that are compared if none are named, the one first that others are held against.
 fn usual_modes() -> Vec<String> {
-    let mut usual: Vec<String> = modes().filter(|mode| !NOT_USUAL.contains(&mode.as_str())).collect();
+    let mut usual: Vec<String> =
+        modes().filter(|mode| !NOT_USUAL.contains(&mode.as_str())).collect();
     usual.sort_by_key(|mode| mode != "writeback");
     usual
 }
@@ -171,7 +176,9 @@ fn parse_journal(text: &str) -> Result<u64, String> {
 fn parse_cache(text: &str) -> Result<u64, String> {
     match parse_mib(text)? {
         bytes @ 0x200_0000.. => Ok(bytes),
-        _ => Err(format!("`{text}` is too small: the back ends themselves need some of it; at least 32M")),
+        _ => Err(format!(
+            "`{text}` is too small: the back ends themselves need some of it; at least 32M"
+        )),
     }
 }
 
@@ -265,9 +272,11 @@ mod tests {
                 .all(|mode| modes().any(|known| known == *mode) && !usual.iter().any(|u| u == mode))
         );
         assert!(parse_mode("no such mode").is_err());
-        for words in
-            ["--delay-flush 1ms", "--cache pdc --journal direct", "--cache pdc --danger-flush-journal-only"]
-        {
+        for words in [
+            "--delay-flush 1ms",
+            "--cache pdc --journal direct",
+            "--cache pdc --danger-flush-journal-only",
+        ] {
             assert!(parse_also(words).is_ok(), "{words}");
         }
     }

@@ -1,4 +1,5 @@
-//! `vlane-lab compare host`: host, virtio and emulated disks side by side, on the user's own machine.
+//! `vlane-lab compare host`: host, virtio and emulated disks side by side, on the user's own
+//! machine.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -189,7 +190,9 @@ fn read_loads(words: &[String]) -> anyhow::Result<Vec<Load>> {
             usage!("--loads: no load's name has `{word}` in it; --list names them");
         }
     }
-    let wanted = |load: &Load| words.is_empty() || words.iter().any(|word| load.id().contains(word.as_str()));
+    let wanted = |load: &Load| {
+        words.is_empty() || words.iter().any(|word| load.id().contains(word.as_str()))
+    };
     Ok(all.into_iter().filter(wanted).collect())
 }
 
@@ -275,7 +278,8 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
 
 /// Columns of the terminal; more where the output is kept.
 fn width() -> usize {
-    terminal_size::terminal_size().map_or(160, |(terminal_size::Width(columns), _)| usize::from(columns))
+    terminal_size::terminal_size()
+        .map_or(160, |(terminal_size::Width(columns), _)| usize::from(columns))
 }
 
 #[cfg(test)]
@@ -328,7 +332,9 @@ mod tests {
         let often = |words: &[&str]| (of(words).often.passes, of(words).often.turns);
         assert_eq!((often(&["--quick"]), often(&[]), often(&["--full"])), ((1, 1), (2, 5), (5, 5)));
         assert!(!of(&["--quick"]).concludes && of(&[]).concludes && of(&["--full"]).concludes);
-        assert!(of(&[]).limit.unwrap() < Duration::from_secs(600) && of(&["--full"]).limit.is_none());
+        assert!(
+            of(&[]).limit.unwrap() < Duration::from_secs(600) && of(&["--full"]).limit.is_none()
+        );
         assert_eq!(often(&["--quick", "--repeat", "3", "--time", "1s"]), (3, 3));
         assert!(Only::try_parse_from(["vlane", "--quick", "--full"]).is_err());
         assert!(Only::try_parse_from(["vlane", "--time", "1ms"]).is_err());

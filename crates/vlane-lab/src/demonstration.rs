@@ -1,4 +1,5 @@
-//! `vlane-lab boot`: the product's `vlane boot`, with the built-in driver where no guest can be booted.
+//! `vlane-lab boot`: the product's `vlane boot`, with the built-in driver where no guest can be
+//! booted.
 
 use std::path::Path;
 
@@ -8,15 +9,20 @@ use vlane::boot::{BootArgs, execute};
 
 use crate::bench;
 
-/// Runs the command. Where the demonstration finds no guest to boot, the built-in driver takes its place.
+/// Runs the command. Where the demonstration finds no guest to boot, the built-in driver takes its
+/// place.
 pub fn run(args: BootArgs) -> Result<()> {
     execute(args, Some(drive)).map(drop)
 }
 
 /// The guest's part, played by the driver: writes, flushes, and checks what comes back.
 fn drive(socket: &Path) -> Result<()> {
-    println!("The built-in driver takes the guest's place: the same rings and back end, no Linux above.");
-    println!("driver  takes the guest's place: random writes and reads, every block's content checked");
+    println!(
+        "The built-in driver takes the guest's place: the same rings and back end, no Linux above."
+    );
+    println!(
+        "driver  takes the guest's place: random writes and reads, every block's content checked"
+    );
     let socket = socket.display().to_string();
     let words = [
         "bench",

@@ -1,5 +1,5 @@
-//! `vlane-lab prove express`: measures foreground first. [`vlane_mechanisms::express`] describes the
-//! measurement.
+//! `vlane-lab prove express`: measures foreground first. [`vlane_mechanisms::express`] describes
+//! the measurement.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -177,7 +177,12 @@ pub(crate) fn parse_program(text: &str) -> Result<Program, String> {
 }
 
 /// The one of that name.
-fn named<T: Copy>(text: &str, what: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
+fn named<T: Copy>(
+    text: &str,
+    what: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, String> {
     values::one_of(text, what, all.iter().map(|one| name(*one)))?;
     let found = all.iter().find(|one| name(**one) == text);
     found.copied().ok_or_else(|| format!("`{text}` is not a known {what}"))
@@ -293,8 +298,9 @@ mod tests {
     #[test]
     fn measured_modes_exist_in_serve() {
         let known = crate::serve::ClassesArg::value_variants().iter();
-        let known: Vec<_> =
-            known.filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned())).collect();
+        let known: Vec<_> = known
+            .filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned()))
+            .collect();
         assert_eq!(known, Mode::ALL.map(Mode::name));
     }
 

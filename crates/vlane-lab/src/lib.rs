@@ -1,4 +1,5 @@
-//! The command line of `vlane-lab`: measurements and proofs; the product's commands are there, too, for experiments with them.
+//! The command line of `vlane-lab`: measurements and proofs; the product's commands are there, too,
+//! for experiments with them.
 
 #![forbid(unsafe_code)]
 
@@ -141,9 +142,9 @@ struct LabServeArgs {
 
 /// The definition of the command line. The product's own commands are not listed.
 pub fn command() -> clap::Command {
-    ["inspect", "volume", "sched"]
-        .into_iter()
-        .fold(Cli::command(), |command, name| command.mut_subcommand(name, |below| below.hide(true)))
+    ["inspect", "volume", "sched"].into_iter().fold(Cli::command(), |command, name| {
+        command.mut_subcommand(name, |below| below.hide(true))
+    })
 }
 
 /// The program.

@@ -94,7 +94,11 @@ const DEFAULTS: &str = "defaults";
 
 fn parse_arm(text: &str) -> Result<String, String> {
     let policies = Policy::ALL.iter().map(|policy| policy.name());
-    values::one_of(&text.to_ascii_lowercase(), "scheduler", ["eevdf", DEFAULTS].into_iter().chain(policies))
+    values::one_of(
+        &text.to_ascii_lowercase(),
+        "scheduler",
+        ["eevdf", DEFAULTS].into_iter().chain(policies),
+    )
 }
 
 /// Runs the command.
@@ -123,7 +127,10 @@ fn guests(args: &ProveArgs) -> usize {
 }
 
 fn check_weights(args: &ProveArgs) -> anyhow::Result<()> {
-    ensure_usage!(args.weights == [256], "--weights does not go with --real: all real guests weigh the same");
+    ensure_usage!(
+        args.weights == [256],
+        "--weights does not go with --real: all real guests weigh the same"
+    );
     Ok(())
 }
 
@@ -145,7 +152,8 @@ fn schedulers(args: &ProveArgs) -> Vec<guests::Scheduler> {
     let all = Policy::ALL.into_iter().map(scheduler).chain([defaults]);
     // Without a file it is `adaptive`, once more.
     let is_usual = |name: &str| args.only.is_empty() && (name != DEFAULTS || args.config.is_some());
-    all.filter(|scheduler| is_usual(&scheduler.name) || args.only.contains(&scheduler.name)).collect()
+    all.filter(|scheduler| is_usual(&scheduler.name) || args.only.contains(&scheduler.name))
+        .collect()
 }
 
 /// Arguments passed on to `vlane sched run`.
@@ -154,7 +162,8 @@ fn scheduler_arguments(args: &ProveArgs) -> Vec<String> {
     if let Some(config) = &args.config {
         arguments.extend(["--config".to_owned(), config.display().to_string()]);
     }
-    if let Some(hold_back) = args.hold_back.and_then(|arg| clap::ValueEnum::to_possible_value(&arg)) {
+    if let Some(hold_back) = args.hold_back.and_then(|arg| clap::ValueEnum::to_possible_value(&arg))
+    {
         arguments.extend(["--hold-back".to_owned(), hold_back.get_name().to_owned()]);
     }
     arguments

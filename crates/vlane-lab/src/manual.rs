@@ -10,8 +10,16 @@ pub static PAGES: &[Page] = &[
         NONE,
         &[("serve --null 16G --socket d.sock --latency 100us", "Serves a simulated device.")],
     ),
-    page("boot", NONE, &[("boot --install", "Boots a demonstration, and installs what is missing.")]),
-    page("compare", NONE, &[("compare peers --install", "Compares vlane with qemu-storage-daemon.")]),
+    page(
+        "boot",
+        NONE,
+        &[("boot --install", "Boots a demonstration, and installs what is missing.")],
+    ),
+    page(
+        "compare",
+        NONE,
+        &[("compare peers --install", "Compares vlane with qemu-storage-daemon.")],
+    ),
     page(
         "prove",
         NONE,
@@ -27,7 +35,10 @@ pub static PAGES: &[Page] = &[
         "bench",
         MEASURES,
         &[
-            ("bench disk.sock --rw randread --bs 4k --depth 32", "Measures random reads for five seconds."),
+            (
+                "bench disk.sock --rw randread --bs 4k --depth 32",
+                "Measures random reads for five seconds.",
+            ),
             (
                 "bench disk.sock --against other.sock --repeat 5 --html result.html",
                 "Compares two back ends, measured in turns.",
@@ -42,7 +53,10 @@ pub static PAGES: &[Page] = &[
         "trace replay",
         MEASURES,
         &[
-            ("trace replay disk.trc other.sock", "Sends a trace without writes again, at its own speed."),
+            (
+                "trace replay disk.trc other.sock",
+                "Sends a trace without writes again, at its own speed.",
+            ),
             (
                 "trace replay disk.trc other.sock --as-fast-as-possible --yes-overwrite",
                 "Sends a trace again as fast as its order allows.",
@@ -57,12 +71,18 @@ pub static PAGES: &[Page] = &[
     page(
         "trace",
         NONE,
-        &[("trace convert disk.trc disk.iolog --to iolog2", "Converts a trace to an iolog for fio.")],
+        &[(
+            "trace convert disk.trc disk.iolog --to iolog2",
+            "Converts a trace to an iolog for fio.",
+        )],
     ),
     page(
         "trace convert",
         NONE,
-        &[("trace convert disk.trc disk.iolog --to iolog2", "Converts a trace to an iolog for fio.")],
+        &[(
+            "trace convert disk.trc disk.iolog --to iolog2",
+            "Converts a trace to an iolog for fio.",
+        )],
     ),
     page(
         "prove journal",
@@ -77,7 +97,11 @@ pub static PAGES: &[Page] = &[
             ("compare peers --rows null,disk-read", "Measures two rows only."),
         ],
     ),
-    page("report", NONE, &[("report result.json --html result.html", "Converts a saved report to a page.")]),
+    page(
+        "report",
+        NONE,
+        &[("report result.json --html result.html", "Converts a saved report to a page.")],
+    ),
     page(
         "compare host",
         MEASURES,

@@ -1,5 +1,5 @@
-//! `vlane-lab compare peers`: compares vlane with qemu-storage-daemon. [`vlane_compare::peers`] describes the
-//! measurement.
+//! `vlane-lab compare peers`: compares vlane with qemu-storage-daemon. [`vlane_compare::peers`]
+//! describes the measurement.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -99,7 +99,9 @@ pub fn parse_also(text: &str) -> Result<Also, String> {
                 format!("no options of `vlane serve`: {}", line.trim_start_matches("error: "))
             })
         }
-        _ => Err(format!("`{text}` is not an option of `vlane serve`; write it like \"--poll-max 0\"")),
+        _ => Err(format!(
+            "`{text}` is not an option of `vlane serve`; write it like \"--poll-max 0\""
+        )),
     }
 }
 
@@ -108,7 +110,11 @@ fn parse_row(text: &str) -> Result<String, String> {
     let named = |text: &&str| fixed::rows().iter().any(|row| row.is_called(text));
     let usual = peers::rows().into_iter().map(|row| row.id);
     let more = Some(text).filter(named).into_iter();
-    values::one_of(text, "row", usual.chain(fixed::groups().iter().map(|group| group.id)).chain(more))
+    values::one_of(
+        text,
+        "row",
+        usual.chain(fixed::groups().iter().map(|group| group.id)).chain(more),
+    )
 }
 
 /// Prints the names of rows.

@@ -1,4 +1,5 @@
-//! `vlane-lab prove power-cut`: checks the states that a power cut can leave of a guest's file system. For those who work on vlane.
+//! `vlane-lab prove power-cut`: checks the states that a power cut can leave of a guest's file
+//! system. For those who work on vlane.
 
 use std::path::PathBuf;
 use vlane_report::build::Begun;
@@ -94,17 +95,26 @@ enum GuestArg {
 
 impl PowerCutArgs {
     fn options(&self) -> anyhow::Result<Options> {
-        let all =
-            || CacheArg::value_variants().iter().filter(|mode| !matches!(mode, CacheArg::Auto)).copied();
-        let chosen: Vec<CacheArg> = if self.cache.is_empty() { all().collect() } else { self.cache.clone() };
-        let name = |mode: &CacheArg| mode.to_possible_value().map(|value| value.get_name().to_owned());
+        let all = || {
+            CacheArg::value_variants()
+                .iter()
+                .filter(|mode| !matches!(mode, CacheArg::Auto))
+                .copied()
+        };
+        let chosen: Vec<CacheArg> =
+            if self.cache.is_empty() { all().collect() } else { self.cache.clone() };
+        let name =
+            |mode: &CacheArg| mode.to_possible_value().map(|value| value.get_name().to_owned());
         let mut modes: Vec<String> = chosen.iter().filter_map(name).collect();
         modes.dedup();
         let pdc = name(&CacheArg::Pdc);
         let of = |cache: String| {
             let has_both = Some(&cache) == pdc.as_ref();
             let arm = |is_direct| Arm { cache: cache.clone(), is_direct };
-            [Some(arm(false)), has_both.then(|| arm(true))].into_iter().flatten().collect::<Vec<_>>()
+            [Some(arm(false)), has_both.then(|| arm(true))]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
         };
         let file_systems = self.file_system.iter().map(|name| match name {
             FileSystemArg::Ext4 => FileSystem::Ext4,

@@ -65,7 +65,8 @@ pub fn run(args: &ReplayArgs) -> Result<()> {
     let trace = Trace::load(&args.trace)?;
     if trace.changes_data() && !args.yes_overwrite {
         bail!(
-            "{}: the trace writes, and a replay destroys the content of {}; give --yes-overwrite to allow this",
+            "{}: the trace writes, and a replay destroys the content of {}; give --yes-overwrite \
+             to allow this",
             args.trace.display(),
             args.socket.display()
         );

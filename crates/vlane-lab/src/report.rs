@@ -74,14 +74,17 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
             });
             for (chart, number) in charts.zip(1..) {
                 let path = dir.join(format!("{name}-{number}.svg"));
-                let output = Output::new(&path).replacing(is_svg_file).force(args.output.overwrite.force);
+                let output =
+                    Output::new(&path).replacing(is_svg_file).force(args.output.overwrite.force);
                 output.write(svg_file(chart).as_bytes())?;
                 eprintln!("{}", path.display());
             }
         }
     }
-    let is_given =
-        is_printed || args.output.files().next().is_some() || args.svg.is_some() || args.csv.is_some();
+    let is_given = is_printed
+        || args.output.files().next().is_some()
+        || args.svg.is_some()
+        || args.csv.is_some();
     if args.text || !is_given {
         print!("{}", text::render(&report, width()));
     }

@@ -89,8 +89,8 @@ pub struct MeasureArgs {
 #[cfg(not(feature = "sched-ext"))]
 fn without() -> anyhow::Error {
     anyhow::anyhow!(
-        "sched_ext: this vlane was built without it; build it with `cargo build --package vlane --features sched-ext` (needs make, \
-         pkg-config, libelf-dev and zlib1g-dev)"
+        "sched_ext: this vlane was built without it; build it with `cargo build --package vlane \
+         --features sched-ext` (needs make, pkg-config, libelf-dev and zlib1g-dev)"
     )
 }
 

@@ -111,16 +111,22 @@ mod tests {
 
     #[test]
     fn changed_scenarios_are_checked() {
-        let of = |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options();
+        let of = |words: &[&str]| {
+            Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options()
+        };
         let paper = of(&["--cpus", "4", "--vms", "20", "--seed", "7"]).unwrap();
-        let sizes: Vec<_> = paper.scenarios.iter().map(|s| (s.cpus, s.machines(), s.seed)).collect();
+        let sizes: Vec<_> =
+            paper.scenarios.iter().map(|s| (s.cpus, s.machines(), s.seed)).collect();
         assert_eq!(sizes, [(4, 20, 7), (4, 8, 7), (4, 12, 7)]);
         assert!(paper.extras && paper.setups.len() == 6);
         assert_eq!(of(&["large", "--policy", "loan"]).unwrap().setups.len(), 1);
         let error = of(&["no-such.toml"]).unwrap_err();
         assert!(format!("{error:#}").contains("no-such.toml"), "{error:#}");
-        for (words, says) in [(["--policy", "cfs"], "always-boost"), (["--cpus", "0"], "at least 1")] {
-            let error = Only::try_parse_from(["vlane"].iter().chain(&words)).unwrap_err().to_string();
+        for (words, says) in
+            [(["--policy", "cfs"], "always-boost"), (["--cpus", "0"], "at least 1")]
+        {
+            let error =
+                Only::try_parse_from(["vlane"].iter().chain(&words)).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
     }

@@ -16,8 +16,8 @@ use crate::values;
 /// Compare one queue, many queues and many threads on a null device
 ///
 /// Baseline is one queue and one thread for all jobs. MQ is a queue per job and one thread. MT is a
-/// queue and a thread per job. Takes some minutes, --quick half a minute. Needs no root and no other
-/// program.
+/// queue and a thread per job. Takes some minutes, --quick half a minute. Needs no root and no
+/// other program.
 #[derive(Debug, Args)]
 pub struct TopologiesArgs {
     /// Measure fewer patterns for a shorter time, in about 30 seconds
@@ -59,7 +59,8 @@ fn parse_pattern(text: &str) -> Result<String, String> {
 impl TopologiesArgs {
     fn options(&self) -> Options {
         let ms = Duration::from_millis;
-        let (time, ramp, repeats) = if self.quick { (ms(250), ms(80), 2) } else { (ms(400), ms(100), 5) };
+        let (time, ramp, repeats) =
+            if self.quick { (ms(250), ms(80), 2) } else { (ms(400), ms(100), 5) };
         let mut patterns = self.patterns.clone();
         if self.quick && patterns.is_empty() {
             patterns = vec!["randread".into(), "read".into()];
@@ -99,8 +100,10 @@ pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
     let measured = vlane_bench::measure(&profile, &setting, &mut progress)?;
     drop(progress);
     let compared = vlane_bench::between_targets(&measured);
-    let report =
-        vlane_report::Report { kind: "topologies".into(), ..vlane_bench::report(&measured, &compared, None) };
+    let report = vlane_report::Report {
+        kind: "topologies".into(),
+        ..vlane_bench::report(&measured, &compared, None)
+    };
     args.output.show(&report)
 }
 
@@ -119,7 +122,9 @@ mod tests {
 
     #[test]
     fn short_runs_yield_to_options() {
-        let of = |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options();
+        let of = |words: &[&str]| {
+            Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options()
+        };
         assert_eq!(of(&["--quick"]).patterns, ["randread", "read"]);
         assert!(of(&[]).patterns.is_empty() && of(&[]).repeats == 5);
         assert_eq!(of(&["--quick", "--time", "1s"]).time, Duration::from_secs(1));

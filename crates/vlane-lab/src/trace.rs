@@ -100,8 +100,12 @@ fn convert(args: &ConvertArgs) -> Result<()> {
             trace.save(&output)?;
             0
         }
-        Format::Iolog => write(&output, |to| iolog::write(&trace, iolog::Version::Three, &args.file, to))?,
-        Format::Iolog2 => write(&output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?,
+        Format::Iolog => {
+            write(&output, |to| iolog::write(&trace, iolog::Version::Three, &args.file, to))?
+        }
+        Format::Iolog2 => {
+            write(&output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?
+        }
         Format::Blktrace => write(&output, |to| blktrace::write(&trace, to))?,
     };
     print!("{}: {}", args.output.display(), counted(count as u64 - left_out, "request"));
@@ -128,7 +132,8 @@ fn write(
 /// Reads a trace of any of the formats.
 fn load(path: &Path, device: Option<&str>) -> Result<Imported> {
     let at = || format!("{}", path.display());
-    let open = || File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)).with_context(at);
+    let open =
+        || File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)).with_context(at);
     let mut head = Vec::new();
     open()?.take(4096).read_to_end(&mut head).with_context(at)?;
     if sniff::blktrace(&head).is_some() {
@@ -144,7 +149,10 @@ fn load(path: &Path, device: Option<&str>) -> Result<Imported> {
             path.display()
         );
     }
-    let trace =
-        if sniff::is_iolog(&head) { iolog::read(open()?).with_context(at)? } else { Trace::load(path)? };
+    let trace = if sniff::is_iolog(&head) {
+        iolog::read(open()?).with_context(at)?
+    } else {
+        Trace::load(path)?
+    };
     Ok(Imported { trace, notes: Vec::new() })
 }

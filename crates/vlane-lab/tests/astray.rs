@@ -54,7 +54,8 @@ fn deleted_image_is_reported_with_rescue_command() {
         let len = usize::try_from(LEN).unwrap();
         assert_eq!(saved.len() as u64, MIB);
         assert!(
-            saved[..len].iter().all(|byte| *byte == 1) && saved[len..2 * len].iter().all(|byte| *byte == 2)
+            saved[..len].iter().all(|byte| *byte == 1)
+                && saved[len..2 * len].iter().all(|byte| *byte == 2)
         );
         drop(front);
         ends_with_a_loss(server);
@@ -141,12 +142,15 @@ fn unmounted_memory_image_is_lost_at_end() {
     // The directory is there again, and is another one.
     assert_eq!(copy, "/var/tmp/disk.raw.saved");
     let copy = place.path("saved");
-    let done = Command::new("sh").args(["-c", &format!("{command} {}", copy.display())]).status().unwrap();
+    let done =
+        Command::new("sh").args(["-c", &format!("{command} {}", copy.display())]).status().unwrap();
     assert!(done.success() && std::fs::metadata(copy).unwrap().len() == MIB, "{command}");
     let stopped = server.stop(LIMIT).unwrap();
     assert_eq!(stopped.status.code(), Some(1), "{}", stopped.log);
     assert!(
-        stopped.log.contains("the image was unmounted while it was served, and the guest's data are lost")
+        stopped
+            .log
+            .contains("the image was unmounted while it was served, and the guest's data are lost")
     );
 }
 
@@ -175,7 +179,8 @@ fn unmoved_image_causes_no_warning() {
     let link = place.path("link.raw");
     std::fs::hard_link(&place.image, &link).unwrap();
     std::fs::remove_file(&link).unwrap();
-    std::fs::set_permissions(&place.image, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::set_permissions(&place.image, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .unwrap();
     assert_eq!((front.write(0, 1), front.flush()), (OK, OK));
     drop(front);
     assert!(!server.log().contains("the image "), "{}", server.log());

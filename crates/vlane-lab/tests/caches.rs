@@ -12,7 +12,8 @@ use served::{Place, vlane};
 #[test]
 fn modes_run_beside_neighbour_and_clean_up() {
     let place = Place::new(1 << 20);
-    let (json, scratch, images) = (place.path("caches.json"), place.path("scratch"), place.path("images"));
+    let (json, scratch, images) =
+        (place.path("caches.json"), place.path("scratch"), place.path("images"));
     std::fs::create_dir(&scratch).unwrap();
     std::fs::create_dir(&images).unwrap();
     let output = Command::new(vlane())
@@ -44,25 +45,40 @@ fn modes_run_beside_neighbour_and_clean_up() {
     assert!(output.status.success(), "{said}");
     let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(report["kind"], "caches");
-    assert!(report["notes"].to_string().contains("The page cache has no limit"), "{}", report["notes"]);
+    assert!(
+        report["notes"].to_string().contains("The page cache has no limit"),
+        "{}",
+        report["notes"]
+    );
     let mut of_16k = 0;
     for rate in ["unbounded", "500"] {
         let id = format!("commits-4m-{rate}");
-        let section = report["sections"].as_array().unwrap().iter().find(|s| s["id"] == *id).unwrap();
+        let section =
+            report["sections"].as_array().unwrap().iter().find(|s| s["id"] == *id).unwrap();
         let table = &section["blocks"][0];
         let column = |title: &str| {
-            table["columns"].as_array().unwrap().iter().position(|column| column["title"] == title).unwrap()
+            table["columns"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .position(|column| column["title"] == title)
+                .unwrap()
         };
         let rows = table["rows"].as_array().unwrap();
         let arms: Vec<&str> = rows.iter().map(|row| row[0].as_str().unwrap()).collect();
-        assert_eq!(arms, ["writeback", "none", "pdc --danger-flush-journal-only", "writeback again"]);
+        assert_eq!(
+            arms,
+            ["writeback", "none", "pdc --danger-flush-journal-only", "writeback again"]
+        );
         for row in rows {
             let figure = |title: &str| row[column(title)]["median"].as_f64();
             assert!(figure("Operations").is_some() && figure("Reads").is_some(), "{row}");
             // Other processes that drop caches on this machine keep the share below 100 %.
             assert!((0.0..=100.0).contains(&figure("Hits").unwrap()), "{row}");
-            // Bytes and operations are counted over windows that are not the same to the millisecond, and a disk may stall for all of one.
-            let per_commit = figure("Written").zip(figure("Operations")).map(|(mb, n)| mb * 1e6 / n);
+            // Bytes and operations are counted over windows that are not the same to the
+            // millisecond, and a disk may stall for all of one.
+            let per_commit =
+                figure("Written").zip(figure("Operations")).map(|(mb, n)| mb * 1e6 / n);
             of_16k += u32::from(per_commit.is_some_and(|bytes| (8e3..32e3).contains(&bytes)));
             let pages = figure("Journal's pages in the cache");
             match row[0].as_str().unwrap() {
@@ -154,8 +170,9 @@ fn journal_only_flush_warns_once() {
     {
         let server = place.serve(options);
         let log = server.log();
-        let warnings =
-            log.lines().filter(|line| line.contains("WARN") && line.contains("flushed can be lost"));
+        let warnings = log
+            .lines()
+            .filter(|line| line.contains("WARN") && line.contains("flushed can be lost"));
         assert_eq!(warnings.count(), count, "{log}");
         served::stop(server);
     }

@@ -1,4 +1,5 @@
-//! `vlane-lab compare host` as people use it: a whole comparison with a real guest, what keeps it from beginning, and its end by Ctrl-C.
+//! `vlane-lab compare host` as people use it: a whole comparison with a real guest, what keeps it
+//! from beginning, and its end by Ctrl-C.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,8 +33,12 @@ fn small(dir: &Path, time: &str, more: &[&str]) -> Command {
 /// A directory on a disk: images in memory cannot be read directly.
 fn on_disk() -> Option<TempDir> {
     let dir = TempDir::with_prefix_in("vlane-test-", "/var/tmp").unwrap();
-    let probe =
-        vlane_host::image::Place::find(vlane_host::image::Medium::Disk, Some(dir.path()), 2 << 30, "--dir");
+    let probe = vlane_host::image::Place::find(
+        vlane_host::image::Medium::Disk,
+        Some(dir.path()),
+        2 << 30,
+        "--dir",
+    );
     let Err(error) = probe else { return Some(dir) };
     vlane_testing::skip(error);
     None
@@ -64,7 +69,11 @@ fn small_comparison_fills_every_column_and_cleans_up() {
     assert_eq!((rates.columns.len(), row.len()), (1 + ALL.len(), 1 + ALL.len()));
     for (column, (shown, cell)) in ALL.iter().zip(rates.columns.iter().zip(row).skip(1)) {
         let missing = old && *column == Column::VirtioMapped;
-        let title = if missing { format!("{} (not measured)", column.name()) } else { column.name().into() };
+        let title = if missing {
+            format!("{} (not measured)", column.name())
+        } else {
+            column.name().into()
+        };
         assert_eq!(shown.title, title);
         match cell {
             Cell::Figure(figure) => assert!(figure.median > 0.0 && !missing, "{title}: {figure:?}"),
@@ -72,11 +81,14 @@ fn small_comparison_fills_every_column_and_cleans_up() {
         }
     }
 
-    // The guest's requests went to the disks that they were meant for: one of fio's is one of the disk's, and back ends worked.
+    // The guest's requests went to the disks that they were meant for: one of fio's is one of the
+    // disk's, and back ends worked.
     let work = table(&report, "Per request: 4K random read, depth 32");
     assert_eq!(work.rows.len(), ALL.len() - usize::from(old));
     for row in work.rows.iter().skip(1) {
-        let (Cell::Figure(requests), Cell::Figure(back)) = (&row[1], &row[4]) else { panic!("{row:?}") };
+        let (Cell::Figure(requests), Cell::Figure(back)) = (&row[1], &row[4]) else {
+            panic!("{row:?}")
+        };
         assert!((0.95..1.2).contains(&requests.median), "{row:?}");
         assert!(back.median > 0.0, "{row:?}");
     }
@@ -147,8 +159,9 @@ fn interrupt_while_measuring_guest_cleans_up() {
     if QemuBed::find().is_none() {
         return;
     }
-    // The plan's first line comes when the guest is ready; QEMU and both daemons name the directory. The host's turn takes four seconds,
-    // and fio in the guest some more until it is loaded; then the guest's columns have theirs.
+    // The plan's first line comes when the guest is ready; QEMU and both daemons name the
+    // directory. The host's turn takes four seconds, and fio in the guest some more until it is
+    // loaded; then the guest's columns have theirs.
     let ready = std::cell::Cell::new(None);
     interrupted(|dir, log| {
         if ready.get().is_none() && log.contains("4K random read") {

@@ -1,4 +1,5 @@
-//! The page that says what of the publications is repeated: every figure is there, with a state, a command of vlane's and what it left.
+//! The page that says what of the publications is repeated: every figure is there, with a state, a
+//! command of vlane's and what it left.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -13,7 +14,10 @@ const FIGURES: [(&str, &[&str]); 5] = [
         &["Figure 1", "Section 2.1, lock wait", "Figure 3", "Figure 4", "Figure 5", "Figure 6"],
     ),
     ("The journal and the page cache", &["Figure 2", "Figure 3", "Figure 4a", "Figure 4b"]),
-    ("The foreground first", &["Figure 4a", "Figure 4b", "Figure 4c", "Section 4, background", "Figure 5"]),
+    (
+        "The foreground first",
+        &["Figure 4a", "Figure 4b", "Figure 4c", "Section 4, background", "Figure 5"],
+    ),
     ("Loans", &["Table 6", "Figure 5", "Figure 6", "Figures 7-9", "Table 7"]),
     (
         "virtio, measured",
@@ -57,7 +61,9 @@ fn rows() -> Vec<Row> {
         {
             continue;
         }
-        let [figure, state, what, command, result] = cells[..] else { panic!("five cells, not `{line}`") };
+        let [figure, state, what, command, result] = cells[..] else {
+            panic!("five cells, not `{line}`")
+        };
         all.push(Row {
             publication: publication.clone(),
             figure: figure.into(),
@@ -75,8 +81,10 @@ fn figures_have_rows_and_rows_have_states() {
     let rows = rows();
     for (publication, figures) in FIGURES {
         for figure in figures {
-            let found =
-                rows.iter().filter(|row| row.publication == publication && row.figure == *figure).count();
+            let found = rows
+                .iter()
+                .filter(|row| row.publication == publication && row.figure == *figure)
+                .count();
             assert_eq!(found, 1, "{publication}: {figure}");
         }
     }
@@ -86,7 +94,9 @@ fn figures_have_rows_and_rows_have_states() {
         assert!(!what.is_empty(), "{publication}, {figure}: nothing is said");
         let is_known = FIGURES.iter().any(|(of, figures)| {
             of == publication
-                && figures.iter().any(|known| figure == known || *figure == format!("{known}, live"))
+                && figures
+                    .iter()
+                    .any(|known| figure == known || *figure == format!("{known}, live"))
         });
         assert!(is_known, "{publication}, {figure}: in no publication");
     }
@@ -115,7 +125,8 @@ fn stored_results_can_be_read() {
             continue;
         };
         let file = pages.join(link.trim_end_matches(')'));
-        let report = vlane_report::Report::read(&file).unwrap_or_else(|error| panic!("{figure}: {error}"));
+        let report =
+            vlane_report::Report::read(&file).unwrap_or_else(|error| panic!("{figure}: {error}"));
         assert!(!report.sections.is_empty(), "{figure}: {} has nothing in it", file.display());
     }
 }

@@ -1,10 +1,12 @@
-//! The server is killed at random moments under a verified load, and started again: what was acknowledged is there.
+//! The server is killed at random moments under a verified load, and started again: what was
+//! acknowledged is there.
 //!
 //! SIGKILL does not lose the kernel's page cache. So this shows two things: each acknowledged write
 //! was handed to the kernel, and no flushed data stay in the server alone. A test below shows that
 //! a flush also reaches the device: it asks the kernel how many pages of the file are still dirty.
 //!
-//! The moments are drawn from a seed, which is printed; `VLANE_CRASH_SEED` repeats it. `VLANE_CRASH_KILLS=50` kills each as often.
+//! The moments are drawn from a seed, which is printed; `VLANE_CRASH_SEED` repeats it.
+//! `VLANE_CRASH_KILLS=50` kills each as often.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests may")]
 
@@ -33,7 +35,8 @@ fn kill_after(backend: Backend, time: Duration) -> std::thread::JoinHandle<()> {
     })
 }
 
-/// Kills the server `times` times under load. Two lanes, flushes among the writes, split and packed rings in turn.
+/// Kills the server `times` times under load. Two lanes, flushes among the writes, split and packed
+/// rings in turn.
 ///
 /// A write that was in flight may be there, or not, or in whole blocks of it; never half a block.
 fn survives(place: &Place, serve: &[&str], session: &SessionOptions, times: u64) {
@@ -61,7 +64,8 @@ fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOpti
         let server = place.serve(serve);
         let front_end = place.connect(&options);
         let state = known.get_or_insert_with(|| VerifyState::new(&front_end, &load).unwrap());
-        let killer = kill_after(server, Duration::from_millis(20 + draw(&mut state_of_chance) % 500));
+        let killer =
+            kill_after(server, Duration::from_millis(20 + draw(&mut state_of_chance) % 500));
         let loaded = verify_load(front_end, state, &load, going_on());
         killer.join().unwrap();
         match loaded {
@@ -78,7 +82,10 @@ fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOpti
         let report = verify_check(front_end, state, going_on()).unwrap();
         assert!(report.is_clean(), "round {round}: what was flushed is not there: {report:?}");
         // More than a disk promises: the kernel had it, flushed or not.
-        assert_eq!(report.unflushed_lost, 0, "round {round}: acknowledged and never written: {report:?}");
+        assert_eq!(
+            report.unflushed_lost, 0,
+            "round {round}: acknowledged and never written: {report:?}"
+        );
         if round % 3 == 0 {
             stop(server);
         } else {
@@ -90,7 +97,12 @@ fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOpti
 
 #[test]
 fn direct_io_survives_kills_under_load() {
-    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "none"], &SessionOptions::default(), 8);
+    survives(
+        &Place::new(16 * MIB),
+        &["--queues", "2", "--cache", "none"],
+        &SessionOptions::default(),
+        8,
+    );
 }
 
 #[test]
@@ -111,7 +123,12 @@ fn durable_writes_survive_kills_under_load() {
 
 #[test]
 fn journal_detection_survives_kills_under_load() {
-    survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "pdc"], &SessionOptions::default(), 3);
+    survives(
+        &Place::new(16 * MIB),
+        &["--queues", "2", "--cache", "pdc"],
+        &SessionOptions::default(),
+        3,
+    );
 }
 
 /// A journal's own device. All of it but its beginning is read and written around the page cache,
@@ -122,7 +139,8 @@ fn direct_regions_survive_kills_under_load() {
     let place = Place::new(REGION.end);
     if cachestat(&place.image, &REGION).is_none() {
         return skip(
-            "this kernel does not report the page cache's content (cachestat needs Linux 6.5): there are no regions",
+            "this kernel does not report the page cache's content (cachestat needs Linux 6.5): \
+             there are no regions",
         );
     }
     let made = Command::new("mke2fs")
@@ -154,7 +172,9 @@ fn direct_regions_survive_kills_under_load() {
 #[test]
 fn memory_image_survives_kills_under_load() {
     match Place::in_memory(16 * MIB) {
-        Some(place) => survives(&place, &["--queues", "2", "--threads", "1"], &SessionOptions::default(), 5),
+        Some(place) => {
+            survives(&place, &["--queues", "2", "--threads", "1"], &SessionOptions::default(), 5)
+        }
         None => skip("there is no /dev/shm"),
     }
 }
@@ -173,8 +193,9 @@ fn cachestat(path: &Path, range: &Range<u64>) -> Option<[u64; 5]> {
     let range = [range.start, range.end - range.start];
     let mut counts = [0u64; 5];
     // SAFETY: the call reads two and writes five words; both arrays are that long.
-    let done =
-        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0) };
+    let done = unsafe {
+        libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, 0)
+    };
     (done == 0).then_some(counts)
 }
 

@@ -94,13 +94,22 @@ impl Server {
     fn serves(&mut self) {
         let Server { child, socket, log } = self;
         until("it serves", log, || {
-            assert_eq!(child.try_wait().unwrap(), None, "{}", std::fs::read_to_string(&*log).unwrap());
+            assert_eq!(
+                child.try_wait().unwrap(),
+                None,
+                "{}",
+                std::fs::read_to_string(&*log).unwrap()
+            );
             vlane_testing::listens(socket)
         });
     }
 
     fn says(&self, words: &str) -> usize {
-        std::fs::read_to_string(&self.log).unwrap().lines().filter(|line| line.contains(words)).count()
+        std::fs::read_to_string(&self.log)
+            .unwrap()
+            .lines()
+            .filter(|line| line.contains(words))
+            .count()
     }
 
     fn signal(&self, signal: Signal) {
@@ -144,7 +153,8 @@ fn killed_in_the_middle(bed: &mut Bed, options: &[&str]) -> Server {
     dead
 }
 
-/// A dead server's write of version 1 is in flight; the next one's guest writes version 2 to the same sectors.
+/// A dead server's write of version 1 is in flight; the next one's guest writes version 2 to the
+/// same sectors.
 fn waits(mut bed: Bed, options: &[&str], told_twice: bool) {
     let manager = UnixDatagram::bind(bed.at("notify")).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();
@@ -158,7 +168,10 @@ fn waits(mut bed: Bed, options: &[&str], told_twice: bool) {
     let mut words = [0; 4096];
     let length = manager.recv(&mut words).unwrap();
     let words = String::from_utf8_lossy(&words[..length]).into_owned();
-    assert!(words.contains("STATUS=waiting: ") && words.contains("EXTEND_TIMEOUT_USEC=20000000"), "{words}");
+    assert!(
+        words.contains("STATUS=waiting: ") && words.contains("EXTEND_TIMEOUT_USEC=20000000"),
+        "{words}"
+    );
     match told_twice {
         true => until("it says so again", &next.log, || next.says(STILL_WAITS) == 1),
         // Longer than clients wait.
@@ -179,14 +192,22 @@ fn waits(mut bed: Bed, options: &[&str], told_twice: bool) {
     next.serves();
     let mut front = Front::connect(&next.socket);
     for n in 0..ACKNOWLEDGED {
-        assert_eq!(front.read_byte(n * SECTORS), 100 + u8::try_from(n).unwrap(), "it was acknowledged");
+        assert_eq!(
+            front.read_byte(n * SECTORS),
+            100 + u8::try_from(n).unwrap(),
+            "it was acknowledged"
+        );
     }
     let before = front.read_byte(PLACE);
     assert!(before <= 1, "neither the old content nor the new one: {before}");
     assert_eq!((front.write(PLACE, 2), front.flush()), (0, 0));
     assert_eq!(dead.ends(), None, "by a signal");
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(front.read_byte(PLACE), 2, "{options:?}: a dead server's write came over a newer one");
+    assert_eq!(
+        front.read_byte(PLACE),
+        2,
+        "{options:?}: a dead server's write came over a newer one"
+    );
     drop(front);
     next.signal(Signal::TERM);
     assert_eq!(next.ends(), Some(0), "{}", std::fs::read_to_string(&next.log).unwrap());

@@ -32,7 +32,8 @@ fn sockets_have_requested_mode_and_group() {
         ("--control-mode", "640"),
         ("--control-read-only-mode", "664"),
     ];
-    let mut options: Vec<&str> = words.iter().flat_map(|(option, value)| [*option, *value]).collect();
+    let mut options: Vec<&str> =
+        words.iter().flat_map(|(option, value)| [*option, *value]).collect();
     let is_root = rustix::process::geteuid().is_root();
     if is_root {
         options.extend([
@@ -58,7 +59,8 @@ fn sockets_have_requested_mode_and_group() {
     assert!(server.wait_log("upgraded in place", LIMIT), "{}", server.log());
     assert_eq!(sockets.map(inode), before);
     for control in [&control, &asked] {
-        let volume: serde_json::Value = vlane_host::control::Control::new(control).get("/v1/volume").unwrap();
+        let volume: serde_json::Value =
+            vlane_host::control::Control::new(control).get("/v1/volume").unwrap();
         assert_eq!(volume["size"].as_u64(), Some(MIB), "{volume}");
     }
     stop(server);
@@ -71,7 +73,8 @@ fn only_the_group_may_connect() {
     let place = Place::new(MIB);
     let control = place.path("disk.ctl");
     let own = rustix::process::getegid().as_raw().to_string();
-    let options = ["--socket-group", &own, "--control", control.to_str().unwrap(), "--control-group", &own];
+    let options =
+        ["--socket-group", &own, "--control", control.to_str().unwrap(), "--control-group", &own];
     let server = place.serve(&options);
     assert_eq!((mode(&place.socket), mode(&control)), (0o660, 0o660));
     stop(server);
@@ -84,7 +87,10 @@ fn only_the_group_may_connect() {
 fn wrong_modes_and_groups_are_refused() {
     let place = Place::new(MIB);
     for (options, parts) in [
-        (["--socket-group", "no such group"], ["--socket-group", "no group is called", "getent group"]),
+        (
+            ["--socket-group", "no such group"],
+            ["--socket-group", "no group is called", "getent group"],
+        ),
         (["--socket-mode", "rw"], ["--socket-mode", "octal", "660"]),
         (["--control-mode", "660"], ["--control", "required", "PATH"]),
     ] {

@@ -13,7 +13,9 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use served::{Place, going_on, stop};
 use vlane_boot::Backend;
-use vlane_driver::{Limit, Session, SessionOptions, VerifyOptions, VerifyState, verify_check, verify_load};
+use vlane_driver::{
+    Limit, Session, SessionOptions, VerifyOptions, VerifyState, verify_check, verify_load,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -23,7 +25,8 @@ fn signal(backend: &Backend, signal: Signal) {
 
 #[test]
 //= vhost-user Backend program conventions, test
-//# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
+//# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is
+//# received.
 fn sigterm_ends_idle_server_at_once() {
     let place = Place::new(MIB);
     assert!(stop(place.serve(&[])) < Duration::from_secs(2), "nobody connected");
@@ -37,7 +40,8 @@ fn sigterm_ends_idle_server_at_once() {
 
 #[test]
 //= vhost-user Backend program conventions, test
-//# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
+//# The back-end program must not daemonize itself, but it may be daemonized by the management
+//# layer.
 fn server_does_not_daemonize_itself() {
     let place = Place::new(MIB);
     let server = place.serve(&[]);
@@ -85,7 +89,10 @@ fn loaded_server_drains_and_keeps_acknowledged_writes() {
             stop(server)
         });
         let report = verify_load(session, &mut state, &load, going_on()).unwrap();
-        assert!(report.backend_gone && report.is_clean() && report.writes > 100, "{cache}: {report:?}");
+        assert!(
+            report.backend_gone && report.is_clean() && report.writes > 100,
+            "{cache}: {report:?}"
+        );
         assert!(ending.join().unwrap() < Duration::from_secs(10), "{cache}");
 
         let server = place.serve(&arguments);
@@ -126,9 +133,11 @@ fn foreign_socket_at_path_is_kept() {
 fn sighup_applies_new_size_and_survives_errors() {
     let place = Place::new(2 * MIB);
     let server = place.serve(&["--cache", "writeback"]);
-    let capacity = || Session::connect(&place.socket, &SessionOptions::default()).unwrap().config().capacity;
-    let resize =
-        |bytes| std::fs::OpenOptions::new().write(true).open(&place.image).unwrap().set_len(bytes).unwrap();
+    let capacity =
+        || Session::connect(&place.socket, &SessionOptions::default()).unwrap().config().capacity;
+    let resize = |bytes| {
+        std::fs::OpenOptions::new().write(true).open(&place.image).unwrap().set_len(bytes).unwrap()
+    };
     let settles_at = |bytes| {
         (0..200).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
@@ -141,7 +150,11 @@ fn sighup_applies_new_size_and_survives_errors() {
     assert!(settles_at(4 * MIB));
     resize(4 * MIB + 100);
     signal(&server, Signal::HUP);
-    assert!(server.wait_log("not a multiple of the sector size", served::LIMIT), "{}", server.log());
+    assert!(
+        server.wait_log("not a multiple of the sector size", served::LIMIT),
+        "{}",
+        server.log()
+    );
     assert_eq!(capacity(), 4 * MIB);
     resize(MIB);
     signal(&server, Signal::HUP);
@@ -154,9 +167,13 @@ fn server_prints_how_to_connect() {
     let place = Place::new(2 * MIB);
     let server = place.serve(&["--queues", "3"]);
     let socket = place.socket.display().to_string();
-    for part in
-        [&format!("listening on {socket}"), "3 queues", "share=on", "num-queues=3", "vhost-user-blk-pci"]
-    {
+    for part in [
+        &format!("listening on {socket}"),
+        "3 queues",
+        "share=on",
+        "num-queues=3",
+        "vhost-user-blk-pci",
+    ] {
         // Its lines come one after the other.
         assert!(server.wait_log(part, served::LIMIT), "{part}: {}", server.log());
     }

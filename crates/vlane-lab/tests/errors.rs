@@ -59,11 +59,19 @@ fn unusable_image_is_named_with_remedy() {
         (file("empty.raw", 0), &["is empty", "truncate -s"]),
         (
             file("odd.raw", 513),
-            &["513 bytes", "not a multiple of the sector size", "is it a disk image?", "truncate -s 1024 /"],
+            &[
+                "513 bytes",
+                "not a multiple of the sector size",
+                "is it a disk image?",
+                "truncate -s 1024 /",
+            ],
         ),
         (place.path("folder"), &["is a directory", "give an image file or a block device"]),
         ("/dev/null".into(), &["neither a regular file nor a block device", "give an image file"]),
-        (place.path("listens"), &["neither a regular file nor a block device", "give an image file"]),
+        (
+            place.path("listens"),
+            &["neither a regular file nor a block device", "give an image file"],
+        ),
     ];
     for (image, parts) in cases {
         let name = image.display().to_string();
@@ -77,7 +85,8 @@ fn immutable_image_is_refused() {
     let name = place.image.display().to_string();
     for (letter, word) in [('i', "immutable"), ('a', "append-only")] {
         let chattr = |sign: char| {
-            let done = Command::new("chattr").arg(format!("{sign}{letter}")).arg(&place.image).output();
+            let done =
+                Command::new("chattr").arg(format!("{sign}{letter}")).arg(&place.image).output();
             done.is_ok_and(|output| output.status.success())
         };
         if !chattr('+') {
@@ -88,7 +97,10 @@ fn immutable_image_is_refused() {
         assert!(chattr('-'));
         assert_eq!(code, Some(1), "{words}");
         let remedy = format!("chattr -{letter} {name}");
-        assert!([word, "lsattr", "--read-only", &remedy].iter().all(|part| words.contains(part)), "{words}");
+        assert!(
+            [word, "lsattr", "--read-only", &remedy].iter().all(|part| words.contains(part)),
+            "{words}"
+        );
     }
     stop(place.serve(&[]));
 }
@@ -98,7 +110,9 @@ fn empty_device_differs_from_empty_file() {
     // A loop device without a file behind it.
     let find = Command::new("losetup").arg("--find").output();
     let device = match find {
-        Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_owned()
+        }
         _ => return skip("there is no loop device"),
     };
     let place = Place::new(MIB);
@@ -106,7 +120,9 @@ fn empty_device_differs_from_empty_file() {
     // Another test may have attached something meanwhile, and then it is served or in use.
     if code == Some(1) && !words.contains("in use") {
         assert!(
-            words.contains("the device is empty") && words.contains("lsblk") && !words.contains("truncate"),
+            words.contains("the device is empty")
+                && words.contains("lsblk")
+                && !words.contains("truncate"),
             "{words}"
         );
     }
@@ -184,7 +200,11 @@ fn image_in_use_is_refused_naming_its_user() {
         &mut serve(&place.image, &second),
         &[&image, "locked", &pid, "stop it", "--read-only"],
     );
-    fails_here(&place, serve(&place.image, &second).arg("--read-only"), &[&image, "locked", &pid, "stop it"]);
+    fails_here(
+        &place,
+        serve(&place.image, &second).arg("--read-only"),
+        &[&image, "locked", &pid, "stop it"],
+    );
     stop(first);
 
     // Readers share it, and keep writers out.
@@ -199,9 +219,11 @@ fn image_in_use_is_refused_naming_its_user() {
 
 #[test]
 fn qemu_tools_and_vlane_respect_mutual_locks() {
-    let (Some(io), Some(daemon)) = (find_program("qemu-io"), find_program("qemu-storage-daemon")) else {
+    let (Some(io), Some(daemon)) = (find_program("qemu-io"), find_program("qemu-storage-daemon"))
+    else {
         return skip(
-            "qemu-io and qemu-storage-daemon are not installed (Debian: qemu-utils, qemu-system-common)",
+            "qemu-io and qemu-storage-daemon are not installed (Debian: qemu-utils, \
+             qemu-system-common)",
         );
     };
     let place = Place::new(MIB);
@@ -223,10 +245,14 @@ fn qemu_tools_and_vlane_respect_mutual_locks() {
     stop(server);
 
     let export = |writable: &str, read_only: &str, socket: &Path| {
-        let export = format!("type=vhost-user-blk,id=e,node-name=n,addr.type=unix,writable={writable}");
+        let export =
+            format!("type=vhost-user-blk,id=e,node-name=n,addr.type=unix,writable={writable}");
         let mut child = Command::new(&daemon)
             .arg("--blockdev")
-            .arg(format!("driver=file,node-name=n,read-only={read_only},filename={}", place.image.display()))
+            .arg(format!(
+                "driver=file,node-name=n,read-only={read_only},filename={}",
+                place.image.display()
+            ))
             .arg("--export")
             .arg(format!("{export},addr.path={}", socket.display()))
             .spawn()
@@ -262,7 +288,10 @@ fn as_nobody(place: &Place, rest: &[&std::ffi::OsStr]) -> Option<Command> {
         return Some(command);
     }
     let Some(setpriv) = find_program("setpriv") else {
-        skip("tests run as root, and setpriv (Debian: util-linux) is not there to become somebody else");
+        skip(
+            "tests run as root, and setpriv (Debian: util-linux) is not there to become somebody \
+             else",
+        );
         return None;
     };
     // The build's directory may be closed to others.
@@ -271,7 +300,10 @@ fn as_nobody(place: &Place, rest: &[&std::ffi::OsStr]) -> Option<Command> {
         std::fs::copy(vlane(), &program).unwrap();
     }
     let mut command = Command::new(setpriv);
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).arg(program).args(rest);
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(program)
+        .args(rest);
     Some(command)
 }
 
@@ -283,7 +315,8 @@ fn missing_permission_names_remedies() {
     std::fs::set_permissions(elsewhere.path(), Permissions::from_mode(0o777)).unwrap();
     let socket = elsewhere.path().join("s");
     let words = |socket: &Path, more: &[&str]| {
-        let mut words = vec!["serve".into(), place.image.clone().into_os_string(), "--socket".into()];
+        let mut words =
+            vec!["serve".into(), place.image.clone().into_os_string(), "--socket".into()];
         words.push(socket.to_owned().into_os_string());
         words.extend(more.iter().map(std::ffi::OsString::from));
         words
@@ -292,22 +325,32 @@ fn missing_permission_names_remedies() {
         let words = words(socket, more);
         as_nobody(&place, &words.iter().map(std::ffi::OsString::as_os_str).collect::<Vec<_>>())
     };
-    let mode = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let mode =
+        |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     let Some(mut first) = command(&socket, &[]) else { return };
     mode(&place.image, 0o000);
-    fails(&mut first, &[&image, "no permission to read and write", "change its mode", "--read-only"]);
+    fails(
+        &mut first,
+        &[&image, "no permission to read and write", "change its mode", "--read-only"],
+    );
     fails(
         &mut command(&socket, &["--read-only"]).unwrap(),
         &[&image, "no permission to read it", "its owner"],
     );
     mode(&place.image, 0o444);
-    fails(&mut command(&socket, &[]).unwrap(), &[&image, "no permission to read and write", "--read-only"]);
+    fails(
+        &mut command(&socket, &[]).unwrap(),
+        &[&image, "no permission to read and write", "--read-only"],
+    );
     stop(start(&command(&socket, &["--read-only"]).unwrap(), &socket).unwrap());
 
     mode(&place.image, 0o666);
     mode(elsewhere.path(), 0o555);
     let name = socket.display().to_string();
-    fails(&mut command(&socket, &[]).unwrap(), &[&name, "no permission", "directory that you may write to"]);
+    fails(
+        &mut command(&socket, &[]).unwrap(),
+        &[&name, "no permission", "directory that you may write to"],
+    );
     mode(elsewhere.path(), 0o700);
     fails(&mut command(&socket, &[]).unwrap(), &[&name]);
 }
@@ -343,7 +386,8 @@ fn live_servers_socket_is_refused_without_disturbance() {
         &mut serve(&other.image, &place.socket),
         &[&name, "another server is listening", "--socket"],
     );
-    let load = vlane_driver::Workload { limit: vlane_driver::Limit::Count(100), ..Default::default() };
+    let load =
+        vlane_driver::Workload { limit: vlane_driver::Limit::Count(100), ..Default::default() };
     assert_eq!(vlane_driver::run(session, &load, served::going_on()).unwrap().ios, 100);
     stop(server);
 }
@@ -365,7 +409,10 @@ fn topology_mistakes_are_named() {
     let place = Place::new(MIB);
     let cases: [(&[&str], &[&str]); 4] = [
         (&["--queues", "2", "--threads", "3"], &["--threads 3 for --queues 2"]),
-        (&["--queues", "2", "--threads", "2", "--cpus", "0,0"], &["CPU 0", "twice", "each CPU once"]),
+        (
+            &["--queues", "2", "--threads", "2", "--cpus", "0,0"],
+            &["CPU 0", "twice", "each CPU once"],
+        ),
         (
             &["--queues", "2", "--threads", "2", "--cpus", "0"],
             &["--cpus names 1, and --threads is 2", "one CPU for each"],
@@ -420,10 +467,15 @@ fn null_device_with_impossible_size_is_refused() {
         command.args(["serve", "--null", size, "--socket"]).arg(&place.socket);
         command
     };
-    for (size, parts) in [("0", ["size 0", "16G"]), ("513", ["513 bytes", "multiple of the sector size"])] {
+    for (size, parts) in
+        [("0", ["size 0", "16G"]), ("513", ["513 bytes", "multiple of the sector size"])]
+    {
         let (code, words) = ends(&mut null(size));
         assert_eq!(code, Some(2), "{words}");
-        assert!(words.contains("--null") && parts.iter().all(|part| words.contains(part)), "{words}");
+        assert!(
+            words.contains("--null") && parts.iter().all(|part| words.contains(part)),
+            "{words}"
+        );
     }
     misused_here(&place, null("1G").arg("--read-only"), &["--read-only", "--null"]);
 }
@@ -443,13 +495,16 @@ fn limited(place: &Place, limit: &str, options: &[&str]) -> Option<Command> {
 #[test]
 fn too_few_descriptors_names_the_limit() {
     let place = Place::new(MIB);
-    let Some(mut command) = limited(&place, "--nofile=200:200", &["--queues", "64", "--threads", "1"]) else {
+    let Some(mut command) =
+        limited(&place, "--nofile=200:200", &["--queues", "64", "--threads", "1"])
+    else {
         return;
     };
     fails_here(&place, &mut command, &["64 queues", "only open 200", "ulimit -n", "--queues"]);
     // So few that not even the image or a thread's ring can be had: still one line that says so.
     for few in 4..16 {
-        let mut command = limited(&place, &format!("--nofile={few}:{few}"), &["--queues", "1"]).unwrap();
+        let mut command =
+            limited(&place, &format!("--nofile={few}:{few}"), &["--queues", "1"]).unwrap();
         fails_here(&place, &mut command, &["ulimit -n"]);
     }
 }
@@ -463,7 +518,8 @@ fn default_offers_as_many_queues_as_descriptors_allow() {
     stop(server);
 }
 
-/// The soft limit is raised as far as needed, and what the check counts is what a front end really needs.
+/// The soft limit is raised as far as needed, and what the check counts is what a front end really
+/// needs.
 #[test]
 fn requested_descriptors_suffice_for_every_queue() {
     let place = Place::new(MIB);
@@ -471,12 +527,15 @@ fn requested_descriptors_suffice_for_every_queue() {
     let options = ["--queues", "100", "--threads", "2"];
     let Some(mut command) = limited(&place, "--nofile=64:200", &options) else { return };
     let (_, words) = ends(&mut command);
-    let needed: u64 = words.split("need up to ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    let needed: u64 =
+        words.split("need up to ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     let server =
-        start(&limited(&place, &format!("--nofile=64:{needed}"), &options).unwrap(), &place.socket).unwrap();
+        start(&limited(&place, &format!("--nofile=64:{needed}"), &options).unwrap(), &place.socket)
+            .unwrap();
     let options = vlane_driver::SessionOptions { queues, depth: 2, ..Default::default() };
     let session = place.connect(&options);
-    let load = vlane_driver::Workload { limit: vlane_driver::Limit::Count(10), ..Default::default() };
+    let load =
+        vlane_driver::Workload { limit: vlane_driver::Limit::Count(10), ..Default::default() };
     let report = vlane_driver::run(session, &load, served::going_on()).unwrap();
     assert_eq!((report.ios, report.errors.total()), (10 * u64::from(queues), 0));
     stop(server);
@@ -485,7 +544,8 @@ fn requested_descriptors_suffice_for_every_queue() {
 #[test]
 fn memory_limit_suffices_or_is_reported() {
     let place = Place::new(MIB);
-    // Kernels since 5.12 charge io_uring to the memory cgroup; where they do not, the limit must be named.
+    // Kernels since 5.12 charge io_uring to the memory cgroup; where they do not, the limit must be
+    // named.
     let Some(mut command) = limited(&place, "--memlock=0:0", &["--queues", "2"]) else { return };
     match start(&command, &place.socket) {
         Ok(server) => drop(stop(server)),
@@ -507,10 +567,12 @@ fn without_io_uring(mut command: Command, errno: i32) -> Command {
             op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
         ];
         let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        // SAFETY: both calls read their arguments only, and `filter` points to the four instructions above.
+        // SAFETY: both calls read their arguments only, and `filter` points to the four
+        // instructions above.
         let done = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter)
+                    == 0
         };
         if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     };

@@ -1,4 +1,5 @@
-//! `vlane-lab prove express native`: the whole of it, small. The experiments measure; here it is only seen that it does.
+//! `vlane-lab prove express native`: the whole of it, small. The experiments measure; here it is
+//! only seen that it does.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -12,10 +13,13 @@ use served::{Place, vlane};
 
 /// The rows of a table, by the first cell, and the place of a column.
 fn table<'a>(report: &'a Value, section: &str, column: &str) -> (Vec<&'a Value>, usize) {
-    let section = report["sections"].as_array().unwrap().iter().find(|s| s["id"] == section).unwrap();
-    let table = section["blocks"].as_array().unwrap().iter().find(|b| b["block"] == "table").unwrap();
+    let section =
+        report["sections"].as_array().unwrap().iter().find(|s| s["id"] == section).unwrap();
+    let table =
+        section["blocks"].as_array().unwrap().iter().find(|b| b["block"] == "table").unwrap();
     let titles = table["columns"].as_array().unwrap();
-    let place = titles.iter().position(|c| c["title"] == column).unwrap_or_else(|| panic!("no {column}"));
+    let place =
+        titles.iter().position(|c| c["title"] == column).unwrap_or_else(|| panic!("no {column}"));
     (table["rows"].as_array().unwrap().iter().collect(), place)
 }
 
@@ -37,7 +41,9 @@ fn modes_take_turns_with_baseline_twice() {
         "--parallel",
         "2",
     ]);
-    command.args(["--loads", "uneven", "--repeat", "1", "--ramp", "50ms", "--time", "300ms", "--think", "0"]);
+    command.args([
+        "--loads", "uneven", "--repeat", "1", "--ramp", "50ms", "--time", "300ms", "--think", "0",
+    ]);
     let output = command.arg("--json").arg(&json).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();

@@ -55,14 +55,25 @@ impl Bed {
 
     /// The log has the line, soon.
     fn tells(&self, words: &str) {
-        assert!(self.server.wait_log(words, LIMIT), "{}: no {words:?}: {}", self.cache, self.server.log());
+        assert!(
+            self.server.wait_log(words, LIMIT),
+            "{}: no {words:?}: {}",
+            self.cache,
+            self.server.log()
+        );
     }
 
     /// The end of the server, which says in its status whether everything has reached the storage.
     fn ends(self, is_well: bool) -> String {
         drop(self.front);
         let stopped = self.server.stop(LIMIT).unwrap();
-        assert_eq!(stopped.status.code(), Some(i32::from(!is_well)), "{}: {}", self.cache, stopped.log);
+        assert_eq!(
+            stopped.status.code(),
+            Some(i32::from(!is_well)),
+            "{}: {}",
+            self.cache,
+            stopped.log
+        );
         assert!(!stopped.log.contains("panicked"), "{}", stopped.log);
         assert_eq!(stopped.log.contains(LOST), !is_well, "{}: {}", self.cache, stopped.log);
         stopped.log
@@ -106,7 +117,9 @@ fn failed_read_fails_only_its_request() {
 
 #[test]
 fn failed_writes_report_their_errors() {
-    for (errno, words) in [(libc::EIO, FAILED), (libc::ENOSPC, "no space was left"), (libc::EROFS, FAILED)] {
+    for (errno, words) in
+        [(libc::EIO, FAILED), (libc::ENOSPC, "no space was left"), (libc::EROFS, FAILED)]
+    {
         for cache in ["none", "writeback", "pdc"] {
             let Some(mut bed) = Bed::new(cache, false) else { return };
             assert_eq!((bed.front.write(0, 1), bed.front.flush()), (OK, OK));
@@ -136,7 +149,12 @@ fn failed_flush_fails_every_later_flush() {
         bed.tells(LOST);
         // The storage is well again; what was lost does not come back.
         bed.faulty.answer();
-        assert_eq!((bed.front.write(SECTORS, 2), bed.front.flush()), (IOERR, IOERR), "{}", bed.cache);
+        assert_eq!(
+            (bed.front.write(SECTORS, 2), bed.front.flush()),
+            (IOERR, IOERR),
+            "{}",
+            bed.cache
+        );
         assert!(bed.front.read(0).is_ok(), "reads go on");
         bed.ends(false);
     });
@@ -153,7 +171,11 @@ fn failed_write_back_fails_every_later_flush() {
             assert_eq!(bed.front.flush(), IOERR, "{cache}: {errno}");
             bed.tells(LOST);
             bed.faulty.answer();
-            assert_eq!((bed.front.flush(), bed.front.write(0, 3)), (IOERR, IOERR), "{cache}: {errno}");
+            assert_eq!(
+                (bed.front.flush(), bed.front.write(0, 3)),
+                (IOERR, IOERR),
+                "{cache}: {errno}"
+            );
             bed.ends(false);
         }
     }
@@ -173,7 +195,12 @@ fn partial_transfer_continues_until_complete() {
             assert_eq!(bed.front.write_large(far, 7), OK);
             assert!(bed.front.read_large(far).unwrap().iter().all(|byte| *byte == 7));
         } else {
-            assert_eq!((bed.front.write_large(far, 7), bed.front.flush()), (OK, OK), "{}", bed.cache);
+            assert_eq!(
+                (bed.front.write_large(far, 7), bed.front.flush()),
+                (OK, OK),
+                "{}",
+                bed.cache
+            );
         }
         assert!(bed.faulty.met() > before + 2, "{}: nothing was done in part", bed.cache);
         assert!(bed.faulty.bytes(far, large).iter().all(|byte| *byte == 7), "{}", bed.cache);
@@ -217,7 +244,9 @@ fn hung_requests_are_reported_and_finish_later() {
                 assert_eq!([bed.front.status(1), bed.front.status(2)], [OK, OK], "{cache}");
                 bed.tells("answers again");
                 assert_eq!(bed.front.flush(), OK);
-                assert!(bed.faulty.bytes(1200 * SECTORS, LEN as usize).iter().all(|byte| *byte == 2));
+                assert!(
+                    bed.faulty.bytes(1200 * SECTORS, LEN as usize).iter().all(|byte| *byte == 2)
+                );
                 bed.ends(true);
             });
         }

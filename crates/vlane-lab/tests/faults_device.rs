@@ -72,7 +72,9 @@ fn read_only_device_is_refused_to_writers() {
             &[&device.device, "set read-only", "--read-only", "blockdev --setrw"],
         );
         // Readers are served, and their front end learns it.
-        let server = start(&device.command(&["--read-only", "--queues", "1"]), &device.place.socket).unwrap();
+        let server =
+            start(&device.command(&["--read-only", "--queues", "1"]), &device.place.socket)
+                .unwrap();
         let mut front = Front::connect(&device.place.socket);
         assert_eq!(front.read_byte(0), 0);
         drop(front);
@@ -91,7 +93,8 @@ fn device_turning_read_only_is_reported() {
             Err(why) => return skip(why),
         };
         let server =
-            start(&device.command(&["--queues", "1", "--cache", cache]), &device.place.socket).unwrap();
+            start(&device.command(&["--queues", "1", "--cache", cache]), &device.place.socket)
+                .unwrap();
         let mut front = Front::connect(&device.place.socket);
         assert_eq!((front.write(0, 1), front.flush()), (OK, OK));
         run("blockdev", &["--setro", &device.device]).unwrap();
@@ -99,7 +102,8 @@ fn device_turning_read_only_is_reported() {
         tells(
             &server,
             &format!(
-                "the device has been set read-only, and the guest's writes fail; `blockdev --setrw {}`",
+                "the device has been set read-only, and the guest's writes fail; `blockdev \
+                 --setrw {}`",
                 device.device
             ),
         );
@@ -130,7 +134,9 @@ fn file_turning_immutable_is_reported() {
     assert_eq!(front.write(0, 2), IOERR);
     tells(
         &server,
-        &format!("the image has been made immutable, and the guest's writes fail; `chattr -i {name}`"),
+        &format!(
+            "the image has been made immutable, and the guest's writes fail; `chattr -i {name}`"
+        ),
     );
     run("chattr", &["-i", name]).unwrap();
     assert_eq!((front.write(0, 3), front.flush()), (OK, OK));

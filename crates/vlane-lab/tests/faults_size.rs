@@ -44,7 +44,13 @@ fn looks_again(server: &Backend) {
 fn serve(image: &Path, sockets: &TempDir, options: &[&str]) -> (Backend, Front) {
     let socket = sockets.path().join("disk.sock");
     let mut command = Command::new(vlane());
-    command.arg("serve").arg(image).arg("--socket").arg(&socket).args(["--queues", "1"]).args(options);
+    command
+        .arg("serve")
+        .arg(image)
+        .arg("--socket")
+        .arg(&socket)
+        .args(["--queues", "1"])
+        .args(options);
     let server = start(&command, &socket).unwrap_or_else(|error| panic!("{error}"));
     let front = Front::connect(&socket);
     (server, front)
@@ -129,7 +135,8 @@ fn shrunk_device_fails_lost_part_until_regrown() {
             Err(why) => return skip(why),
         };
         let sockets = TempDir::with_prefix("vlane-size-").unwrap();
-        let (server, mut front) = serve(&PathBuf::from(&device.device), &sockets, &["--cache", cache]);
+        let (server, mut front) =
+            serve(&PathBuf::from(&device.device), &sockets, &["--cache", cache]);
         assert_eq!((front.write(HERE, 1), front.write(THERE, 2), front.flush()), (OK, OK, OK));
         device.resize(SIZE / 2);
         // The server has not learned it. The device answers like a full one.
@@ -174,8 +181,9 @@ fn read_only_file_system_fails_writes_not_reads() {
         let sockets = TempDir::with_prefix("vlane-size-").unwrap();
         let (server, mut front) = serve(&image, &sockets, &["--cache", cache]);
         assert_eq!((front.write(HERE, 1), front.flush()), (OK, OK));
-        let trigger =
-            Path::new("/sys/fs/ext4").join(ext4.device.trim_start_matches("/dev/")).join("trigger_fs_error");
+        let trigger = Path::new("/sys/fs/ext4")
+            .join(ext4.device.trim_start_matches("/dev/"))
+            .join("trigger_fs_error");
         if let Err(error) = std::fs::write(&trigger, "a test") {
             return skip(format!("{}: {error}", trigger.display()));
         }
@@ -196,6 +204,10 @@ fn image_above_file_size_limit_is_refused() {
     let place = Place::new(SIZE);
     let mut command = Command::new("sh");
     let script = "ulimit -f 1000; exec \"$@\"";
-    command.args(["-c", script, "sh", vlane(), "serve"]).arg(&place.image).arg("--socket").arg(&place.socket);
+    command
+        .args(["-c", script, "sh", vlane(), "serve"])
+        .arg(&place.image)
+        .arg("--socket")
+        .arg(&place.socket);
     served::fails(&mut command, &["8388608 bytes", "512000", "ulimit -f", "--read-only"]);
 }

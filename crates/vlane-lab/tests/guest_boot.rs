@@ -19,12 +19,16 @@ fn demonstration_boots_guest_and_verifies_data() {
     let output = Command::new(vlane()).args(["boot", "--demo"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    for words in
-        ["all checksums are right", "over 2 queues", "wrote 24 files", "e2fsck finds the file system clean"]
-    {
+    for words in [
+        "all checksums are right",
+        "over 2 queues",
+        "wrote 24 files",
+        "e2fsck finds the file system clean",
+    ] {
         assert!(text.contains(words), "no \"{words}\" in:\n{text}");
     }
-    let volume = text.lines().find_map(|l| l.strip_prefix("volume")?.split_whitespace().next()).unwrap();
+    let volume =
+        text.lines().find_map(|l| l.strip_prefix("volume")?.split_whitespace().next()).unwrap();
     assert!(!std::path::Path::new(volume).exists(), "{volume} was left behind");
 }
 
@@ -33,7 +37,17 @@ fn dry_run_only_prints_both_commands() {
     let volume = Volume::new(1 << 20);
     let image = volume.image.to_str().unwrap();
     let output = Command::new(vlane())
-        .args(["boot", image, "--dry-run", "--vcpus", "3", "--packed", "--read-only", "--accel", "tcg"])
+        .args([
+            "boot",
+            image,
+            "--dry-run",
+            "--vcpus",
+            "3",
+            "--packed",
+            "--read-only",
+            "--accel",
+            "tcg",
+        ])
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -45,9 +59,13 @@ fn dry_run_only_prints_both_commands() {
             && lines[0].ends_with("--queues 3 --read-only"),
         "{text}"
     );
-    for words in
-        ["qemu-system-x86_64", "share=on", "-smp 3", "num-queues=3,packed=on,bootindex=1", "-accel tcg"]
-    {
+    for words in [
+        "qemu-system-x86_64",
+        "share=on",
+        "-smp 3",
+        "num-queues=3,packed=on,bootindex=1",
+        "-accel tcg",
+    ] {
         assert!(lines[1].contains(words), "no \"{words}\" in {}", lines[1]);
     }
 }
@@ -58,8 +76,10 @@ fn missing_image_is_named_before_guest_starts() {
     if QemuBed::find().is_none() {
         return;
     }
-    let output =
-        Command::new(vlane()).args(["boot", "/nowhere/disk.raw", "--accel", "tcg"]).output().unwrap();
+    let output = Command::new(vlane())
+        .args(["boot", "/nowhere/disk.raw", "--accel", "tcg"])
+        .output()
+        .unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(text.contains("/nowhere/disk.raw"), "{text}");
@@ -87,7 +107,8 @@ fn bootable_image_runs_on_console_until_signal() {
     let mut console = BufReader::new(child.stdout.take().unwrap()).lines();
     // It resets the machine each time: the second boot shows that a reset is served too.
     for _ in 0..2 {
-        let read = console.by_ref().map_while(Result::ok).any(|line| line.contains("second_sector=read"));
+        let read =
+            console.by_ref().map_while(Result::ok).any(|line| line.contains("second_sector=read"));
         assert!(read, "the console ended without the word");
     }
     let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
@@ -130,7 +151,8 @@ fn interrupted_demonstration_cleans_up() {
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(said.contains("ended by a signal"), "{said}");
     assert_eq!(with_argument(&mark), Vec::<String>::new(), "processes were left behind");
-    let left: Vec<_> = std::fs::read_dir(temporary.path()).unwrap().flatten().map(|e| e.path()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(temporary.path()).unwrap().flatten().map(|e| e.path()).collect();
     assert!(left.is_empty(), "files were left behind: {left:?}");
 }
 
@@ -151,7 +173,11 @@ fn killed_demonstration_ends_its_children() {
     let wait = |what: &str, done: &dyn Fn(usize) -> bool| {
         let begun = Instant::now();
         while !done(with_argument(&mark).len()) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {:?}", with_argument(&mark));
+            assert!(
+                begun.elapsed() < Duration::from_secs(60),
+                "{what}: {:?}",
+                with_argument(&mark)
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
     };

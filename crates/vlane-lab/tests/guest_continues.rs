@@ -55,7 +55,8 @@ impl Obedient {
     fn sees(&mut self, key: &str, bytes: u64) {
         let sectors = (bytes / 512).to_string();
         let wait = format!(
-            "n=0; while [ $(cat /sys/block/vda/size) != {sectors} -a $n -lt 300 ]; do n=$((n+1)); sleep 0.1; done; cat /sys/block/vda/size"
+            "n=0; while [ $(cat /sys/block/vda/size) != {sectors} -a $n -lt 300 ]; do n=$((n+1)); \
+             sleep 0.1; done; cat /sys/block/vda/size"
         );
         assert_eq!(self.ask(key, &wait), sectors, "{key}");
     }
@@ -242,7 +243,10 @@ fn guest_stops_when_image_was_exchanged() {
     // Nor does it after an upgrade.
     assert!(common::upgrade(&server).contains("not upgraded"), "{}", server.log());
     stop(server);
-    assert!(std::fs::read(right).unwrap().iter().all(|byte| *byte == 0xa5), "the other image was written to");
+    assert!(
+        std::fs::read(right).unwrap().iter().all(|byte| *byte == 0xa5),
+        "the other image was written to"
+    );
     // The right one, which has been renamed and came back.
     std::fs::remove_file(right).unwrap();
     std::fs::rename(&aside, right).unwrap();
@@ -271,7 +275,8 @@ fn device_returns_on_the_same_connection() {
     let mut monitor = Monitor::connect(&place.qmp);
     let add = r#"{"execute":"device_add","arguments":{"driver":"vhost-user-blk-pci","chardev":"plugged","id":"new","bus":"plug","num-queues":1}}"#;
     let wait = "n=0; while [ ! -e /sys/block/vdb -a $n -lt 300 ]; do n=$((n+1)); sleep 0.1; done";
-    let write = "tr '\\0' x < /dev/zero | dd of=/dev/vdb bs=4k count=8 iflag=fullblock oflag=direct 2>/dev/null; echo $?";
+    let write = "tr '\\0' x < /dev/zero | dd of=/dev/vdb bs=4k count=8 iflag=fullblock \
+                 oflag=direct 2>/dev/null; echo $?";
     for round in ["one", "two"] {
         monitor.execute(add);
         assert_eq!(guest.ask(round, &format!("{wait}; {write}")), "0", "{}", plugged.log());
@@ -280,7 +285,8 @@ fn device_returns_on_the_same_connection() {
             let begin = Instant::now();
             monitor.wait_event("DEVICE_DELETED");
             println!("unplugged after {:?}", begin.elapsed());
-            let written = std::fs::read(&file).unwrap()[..8 * 4096].iter().all(|byte| *byte == b'x');
+            let written =
+                std::fs::read(&file).unwrap()[..8 * 4096].iter().all(|byte| *byte == b'x');
             assert!(written, "what was answered is in the page cache only");
         }
     }

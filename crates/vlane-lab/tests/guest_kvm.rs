@@ -122,7 +122,8 @@ fn goes_on(packed: bool) {
 
 /// Waits until the guest's load has done some more.
 fn works(guest: &Guest) {
-    let done = |guest: &Guest| guest.results().get("done").map_or(0, |done| done.parse::<u64>().unwrap());
+    let done =
+        |guest: &Guest| guest.results().get("done").map_or(0, |done| done.parse::<u64>().unwrap());
     let before = done(guest);
     wait_for(guest, "more requests are done", |guest| (done(guest) >= before + WORK).then_some(()));
 }
@@ -143,7 +144,8 @@ fn kvm_delivers_every_kick_and_signal() {
     };
     let volume = Volume::new(64 * MIB);
     let control = volume.beside("control");
-    let backend = volume.serve(&["--queues", "2", "--poll", "off", "--control", control.to_str().unwrap()]);
+    let backend =
+        volume.serve(&["--queues", "2", "--poll", "off", "--control", control.to_str().unwrap()]);
     let mut guest = bed.start(&volume.socket, "count", false);
     wait_result(&guest, "ready");
     let take = |guest: &Guest| {
@@ -183,10 +185,15 @@ fn kvm_delivers_every_kick_and_signal() {
 }
 
 fn each_request_is_a_kick_and_a_signal(counts: &Counts) {
-    let (requests, kicks, signals) = (counts.requests(), counts.vlane["kicks"], counts.vlane["signals"]);
+    let (requests, kicks, signals) =
+        (counts.requests(), counts.vlane["kicks"], counts.vlane["signals"]);
     assert!(kicks.abs_diff(counts.kicks) <= 2, "vlane has seen {kicks} kicks: {counts:?}");
-    assert!(signals.abs_diff(counts.interrupts) <= 2, "vlane has signalled {signals} times: {counts:?}");
-    // Fewer kicks: a guest that is answered may ask again before the lane has gone to sleep, which then sees it without one.
+    assert!(
+        signals.abs_diff(counts.interrupts) <= 2,
+        "vlane has signalled {signals} times: {counts:?}"
+    );
+    // Fewer kicks: a guest that is answered may ask again before the lane has gone to sleep, which
+    // then sees it without one.
     assert!((requests / 10..=requests + 2).contains(&kicks), "{requests} requests: {counts:?}");
     assert!((requests / 10..=requests + 2).contains(&signals), "{requests} requests: {counts:?}");
     // Each kick is an exit; what else there is of MMIO is not of the data path.
@@ -244,7 +251,9 @@ fn kvm_tests_pass_in_emulated_machine() {
         return;
     }
     let found = Kernel::for_nested_kvm(&bed.host);
-    let Some(kernel) = common::or_skip("a kernel with KVM for an emulated CPU", found) else { return };
+    let Some(kernel) = common::or_skip("a kernel with KVM for an emulated CPU", found) else {
+        return;
+    };
     // One of them, to look at.
     let only = std::env::var("VLANE_KVM_ONLY").unwrap_or_default();
     let script = format!(
@@ -273,7 +282,8 @@ guest_kvm --nocapture --test-threads=1 {only} 2>&1
     machine.vcpus = 1;
     machine.memory_mib = 2048;
     let show: fn(&str) = |line| eprintln!("emulated: {line}");
-    let report = machine.start_with(&bed.host, &kernel, &outer, MACHINE, Some(show)).unwrap().wait();
+    let report =
+        machine.start_with(&bed.host, &kernel, &outer, MACHINE, Some(show)).unwrap().wait();
     let report = report.unwrap_or_else(|error| panic!("{error}"));
     report.script_ok().unwrap_or_else(|error| panic!("{error}\n{}", report.console));
     assert!(!report.console.contains(vlane_testing::MARK), "{}", report.console);

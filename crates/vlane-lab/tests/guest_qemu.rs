@@ -15,7 +15,8 @@ const MIB: u64 = 1 << 20;
 /// The bit of VIRTIO_F_RING_PACKED.
 const RING_PACKED: usize = 34;
 
-/// One verified fio job on each vCPU, straight to the device, and what the kernel knows about its queues.
+/// One verified fio job on each vCPU, straight to the device, and what the kernel knows about its
+/// queues.
 const A_JOB_ON_EACH_VCPU: &str = r#"
 set -e
 features=$(cat /sys/block/vda/device/features)
@@ -70,7 +71,8 @@ fn multi_queue_guest_journal_stays_uncached() {
     let control = volume.beside("control");
     let options = ["--queues", "2", "--cache", "pdc", "--control", control.to_str().unwrap()];
     let backend = volume.serve(&options);
-    let mut guest = bed.start(bed.machine(&volume.socket), &common::mail(600, 8), common::MAIL_PROGRAMS);
+    let mut guest =
+        bed.start(bed.machine(&volume.socket), &common::mail(600, 8), common::MAIL_PROGRAMS);
     guest.wait_result("mailed", common::LIMIT).unwrap();
     common::check_journal_bypass(&volume, &control, 8);
     guest.send("go\n").unwrap();
@@ -276,7 +278,10 @@ fn guests_in_turn_share_one_socket() {
         let (begin, most) = (Instant::now(), before.0 + rings);
         while holds(&backend).0 > most || holds(&backend).1 > 0 {
             let held = descriptors(backend.id());
-            assert!(begin.elapsed() < common::LIMIT, "{before:?} were there; these are left: {held:#?}");
+            assert!(
+                begin.elapsed() < common::LIMIT,
+                "{before:?} were there; these are left: {held:#?}"
+            );
             std::thread::sleep(Duration::from_millis(10));
         }
     };
@@ -296,8 +301,8 @@ echo "RESULT start=$(dd if=/dev/vda bs=64k count=64 2>/dev/null | sha256sum | cu
     common::finished(guest);
     is_gone(THREADS);
     // This one is killed in the middle of its work: the session ends without a word.
-    let work =
-        "echo RESULT begun=1; while :; do dd if=/dev/vda of=/dev/null bs=64k iflag=direct 2>/dev/null; done";
+    let work = "echo RESULT begun=1; while :; do dd if=/dev/vda of=/dev/null bs=64k iflag=direct \
+                2>/dev/null; done";
     let mut guest = bed.start(bed.machine(&volume.socket), work, &[]);
     upgrades(&mut guest);
     std::thread::sleep(Duration::from_millis(200));

@@ -78,7 +78,12 @@ fn goes_on(change: impl Fn(&mut Qemu)) {
 }
 
 /// The guest comes to the end of its work, and what it wrote is there.
-fn finishes(bed: &QemuBed, volume: &Volume, backend: Backend, mut guest: Guest) -> (Report, Stopped) {
+fn finishes(
+    bed: &QemuBed,
+    volume: &Volume,
+    backend: Backend,
+    mut guest: Guest,
+) -> (Report, Stopped) {
     guest.send("stop\n").unwrap();
     let report = common::finished(guest);
     let stopped = stop(backend);
@@ -90,7 +95,8 @@ fn finishes(bed: &QemuBed, volume: &Volume, backend: Backend, mut guest: Guest) 
     (report, stopped)
 }
 
-/// The back end marks what it has in flight in memory that QEMU keeps, and the next one does exactly that again.
+/// The back end marks what it has in flight in memory that QEMU keeps, and the next one does
+/// exactly that again.
 #[test]
 fn restarted_back_end_loses_no_data() {
     goes_on(|_| ());
@@ -104,8 +110,9 @@ fn restarted_back_end_loses_no_packed_data() {
     goes_on(|machine| machine.disks[0].packed = true);
 }
 
-/// Guests with split and with packed rings are without their disk for a minute and a half, in the middle of their work. Linux does not give up a
-/// request to a virtio disk, and QEMU tries again for as long as it runs. Its name is the first one, so that the others run meanwhile.
+/// Guests with split and with packed rings are without their disk for a minute and a half, in the
+/// middle of their work. Linux does not give up a request to a virtio disk, and QEMU tries again
+/// for as long as it runs. Its name is the first one, so that the others run meanwhile.
 #[test]
 fn guest_survives_ninety_seconds_without_back_end() {
     let beginning = one_at_a_time();
@@ -194,8 +201,16 @@ fn upgrades_are_invisible_with_many_queues() {
     let _turn = one_at_a_time();
     let volume = Volume::new(128 * MIB);
     let (image, socket) = (volume.image.to_str().unwrap(), volume.socket.to_str().unwrap());
-    let words =
-        ["-c", "ulimit -Sn 256; exec \"$@\"", "sh", common::vlane(), "serve", image, "--socket", socket];
+    let words = [
+        "-c",
+        "ulimit -Sn 256; exec \"$@\"",
+        "sh",
+        common::vlane(),
+        "serve",
+        image,
+        "--socket",
+        socket,
+    ];
     let spec = Spec::new("bash", words);
     let ready = Ready::Line("listening on");
     let backend = Backend::start_within(common::LIMIT, &spec, &volume.socket, ready, None).unwrap();
@@ -205,8 +220,10 @@ fn upgrades_are_invisible_with_many_queues() {
         // Memory that the guest leaves unused.
         let append = "memhp_default_state=offline".to_owned();
         machine.boot = Boot::Kernel { kernel: bed.kernel.image.clone(), initramfs: None, append };
-        let object =
-            format!("memory-backend-file,id=unused,size=128M,share=on,mem-path={}", unused.display());
+        let object = format!(
+            "memory-backend-file,id=unused,size=128M,share=on,mem-path={}",
+            unused.display()
+        );
         let cpus = format!("maxcpus={MANY}");
         let words = [
             "-smp",
@@ -247,7 +264,9 @@ fn upgrades_are_invisible_with_packed_rings() {
     let volume = Volume::new(128 * MIB);
     let backend = volume.serve(&OPTIONS);
     let change = |_: &QemuBed, machine: &mut Qemu| machine.disks[0].packed = true;
-    is_upgraded(&volume, backend, change, |upgraded| (0..5).for_each(|_| upgraded.answers(UPGRADED)));
+    is_upgraded(&volume, backend, change, |upgraded| {
+        (0..5).for_each(|_| upgraded.answers(UPGRADED))
+    });
 }
 
 const TRIMS: &str = r#"
@@ -289,16 +308,29 @@ fn guest_keeps_disk_without_discard() {
     let script = "mount --bind \"$0\" \"$1\" && shift && exec \"$@\"";
     let serve = || {
         let mut words = vec!["--mount", "sh", "-c", script, limit.to_str().unwrap(), &seen];
-        words.extend([common::vlane(), "serve", &path, "--socket", volume.socket.to_str().unwrap()]);
+        words.extend([
+            common::vlane(),
+            "serve",
+            &path,
+            "--socket",
+            volume.socket.to_str().unwrap(),
+        ]);
         words.extend(OPTIONS);
         let spec = Spec::new("unshare", words);
-        Backend::start_within(common::LIMIT, &spec, &volume.socket, Ready::Line("listening on"), None)
-            .unwrap()
+        Backend::start_within(
+            common::LIMIT,
+            &spec,
+            &volume.socket,
+            Ready::Line("listening on"),
+            None,
+        )
+        .unwrap()
     };
     let backend = serve();
     let mut machine = bed.machine(&volume.socket);
     machine.disks[0].reconnect = true;
-    let mut guest = bed.start(machine, TRIMS, &["mkfs.ext4", "e2fsck", "fstrim", "dd", "sha256sum"]);
+    let mut guest =
+        bed.start(machine, TRIMS, &["mkfs.ext4", "e2fsck", "fstrim", "dd", "sha256sum"]);
     guest.wait_result("first", common::LIMIT).unwrap();
     std::fs::write(&limit, "0\n").unwrap();
     assert!(common::upgrade(&backend).contains(UPGRADED), "{}", backend.log());

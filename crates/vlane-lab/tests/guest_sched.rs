@@ -1,5 +1,5 @@
-//! Real guests on `vlane serve`, and a scheduler's end in this process: lanes tell of completions, and the threads that wait for them
-//! are found.
+//! Real guests on `vlane serve`, and a scheduler's end in this process: lanes tell of completions,
+//! and the threads that wait for them are found.
 
 #![allow(clippy::unwrap_used)]
 
@@ -102,8 +102,9 @@ done
         guest.send("go\n").unwrap();
         let lanes = told(&mut link, &mut guest, &format!("read{cpu}"));
         let (signals, answers) = lanes.get(&cpu).copied().unwrap_or_default();
-        // Reads may be answered before the guest has gone to sleep, and then it is not signalled. One look may see several
-        // answers, and tells of the last: on a busy machine there are few looks.
+        // Reads may be answered before the guest has gone to sleep, and then it is not signalled.
+        // One look may see several answers, and tells of the last: on a busy machine there are few
+        // looks.
         assert!(signals >= 100 && answers >= 2 && signals <= 320, "CPU {cpu}: {lanes:?}");
         let vcpu = registered.vcpus[usize::from(cpu)];
         assert_eq!(vcpu, u32::from(cpu));
@@ -150,7 +151,10 @@ fn unnamed_qemu_threads_are_found_by_qmp() {
     }
     let vcpus = discover::vcpus_by_qmp(pid, &qmp).unwrap();
     assert_eq!(vcpus.iter().map(|vcpu| vcpu.index).collect::<Vec<_>>(), [0, 1]);
-    assert_eq!(discover::vcpus_by_qmp(std::process::id(), &qmp).unwrap_err().kind(), ErrorKind::Protocol);
+    assert_eq!(
+        discover::vcpus_by_qmp(std::process::id(), &qmp).unwrap_err().kind(),
+        ErrorKind::Protocol
+    );
     guest.send("go\n").unwrap();
     finished(guest);
     stop(backend);
@@ -201,7 +205,10 @@ read -r go
     guest.wait_result("killed", LIMIT).unwrap();
     assert!(machine.refresh().unwrap());
     let left = &machine.vcpus()[0].tids;
-    assert!(left.len() < with_hog.len() && left[0] == registered.process.pid, "{with_hog:?} {left:?}");
+    assert!(
+        left.len() < with_hog.len() && left[0] == registered.process.pid,
+        "{with_hog:?} {left:?}"
+    );
     guest.send("go\n").unwrap();
     finished(guest);
     assert_eq!(machine.refresh().unwrap_err().kind(), ErrorKind::Gone);
@@ -219,16 +226,21 @@ fn served_guest_is_scheduled_and_restored() {
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(64 << 20);
     let listen = volume.beside("sched.sock");
-    let words = ["sched", "run", "--json", "-", "--vehicle", "realtime", "--policy", "always-boost"];
+    let words =
+        ["sched", "run", "--json", "-", "--vehicle", "realtime", "--policy", "always-boost"];
     let mut words: Vec<PathBuf> = words.iter().map(PathBuf::from).collect();
-    for (option, file) in [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")] {
+    for (option, file) in
+        [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")]
+    {
         words.extend([option.into(), volume.beside(file)]);
     }
     let spec = vlane_boot::Spec::new(common::vlane(), words);
-    let scheduler = vlane_boot::Backend::start_within(LIMIT, &spec, &listen, vlane_boot::Ready::Socket, None)
-        .unwrap_or_else(|e| panic!("{e}"));
+    let scheduler =
+        vlane_boot::Backend::start_within(LIMIT, &spec, &listen, vlane_boot::Ready::Socket, None)
+            .unwrap_or_else(|e| panic!("{e}"));
     let backend = volume.serve(&["--queues=1", &format!("--sched={}", listen.display())]);
-    // It computes and reads at a time: its reads' completions find it running or waiting, and sometimes asleep.
+    // It computes and reads at a time: its reads' completions find it running or waiting, and
+    // sometimes asleep.
     let script = r#"
 (while :; do :; done) &
 hog=$!
@@ -246,12 +258,24 @@ kill $hog
     assert!(stopped.status.success(), "{}", stopped.log);
     for tid in tids {
         let is = vlane_sched::sys::get(tid).unwrap();
-        assert_eq!((is.class, is.nice), (vlane_sched::sys::Class::Other, 0), "thread {tid}: {}", stopped.log);
+        assert_eq!(
+            (is.class, is.nice),
+            (vlane_sched::sys::Class::Other, 0),
+            "thread {tid}: {}",
+            stopped.log
+        );
     }
-    let state =
-        stopped.log.lines().rfind(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{}", stopped.log));
+    let state = stopped
+        .log
+        .lines()
+        .rfind(|line| line.starts_with('{'))
+        .unwrap_or_else(|| panic!("{}", stopped.log));
     let state: vlane_sched::live::state::DaemonState = serde_json::from_str(state).unwrap();
-    let vcpu = state.vcpus.iter().find(|vcpu| vcpu.pid == pid).unwrap_or_else(|| panic!("{}", stopped.log));
+    let vcpu = state
+        .vcpus
+        .iter()
+        .find(|vcpu| vcpu.pid == pid)
+        .unwrap_or_else(|| panic!("{}", stopped.log));
     assert!(vcpu.tids.len() >= 2, "{vcpu:?}");
     assert!(vcpu.events >= 20 && vcpu.responses >= 20, "{vcpu:?}");
     assert!(vcpu.boosts + vcpu.wake_boosts > 0, "{vcpu:?}");

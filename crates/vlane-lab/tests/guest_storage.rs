@@ -15,7 +15,8 @@ const MIB: u64 = 1 << 20;
 
 /// Runs a shell command that has to succeed, and returns its output.
 fn sh(command: &str) -> Result<String, String> {
-    let output = Command::new("sh").args(["-c", command]).output().map_err(|error| error.to_string())?;
+    let output =
+        Command::new("sh").args(["-c", command]).output().map_err(|error| error.to_string())?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
         false => Err(format!("{command}: {}", String::from_utf8_lossy(&output.stderr))),
@@ -54,7 +55,11 @@ umount /mnt
             &["mkfs.ext4", "fstrim"],
         );
         stop(backend);
-        assert_eq!(report.result("most").unwrap() == "0", discard == "off", "what the guest is offered");
+        assert_eq!(
+            report.result("most").unwrap() == "0",
+            discard == "off",
+            "what the guest is offered"
+        );
         let after = volume.allocated();
         assert!(after >= before, "{discard}: {before} bytes, then {after}");
         ext4::check(&bed.host, &volume.image).unwrap();
@@ -172,8 +177,12 @@ fn serve(image: &Path, socket: &Path) -> Backend {
 fn is_refused(volume: &Volume, image: &Path, why: &str) {
     let socket = volume.beside("refused.sock");
     let mut command = Command::new("timeout");
-    let output =
-        command.args(["20", common::vlane(), "serve"]).arg(image).arg("--socket").arg(socket).output();
+    let output = command
+        .args(["20", common::vlane(), "serve"])
+        .arg(image)
+        .arg("--socket")
+        .arg(socket)
+        .output();
     let output = output.unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{}: {said}", image.display());
@@ -199,7 +208,9 @@ fn guest_uses_partitions_as_two_disks() {
     let backends = [serve(&first.node, &sockets[0]), serve(&second.node, &sockets[1])];
     // The whole disk, its file and another device on that have the bytes of both.
     let Some(again) = LoopDevice::over(&volume.image, &[]) else { return };
-    let Some(part) = LoopDevice::over(&volume.image, &["--offset=18M", "--sizelimit=1M"]) else { return };
+    let Some(part) = LoopDevice::over(&volume.image, &["--offset=18M", "--sizelimit=1M"]) else {
+        return;
+    };
     for other in [&disk.0, &volume.image, &again.0, &part.0] {
         is_refused(&volume, other, "two writers would ruin it");
     }
@@ -231,7 +242,9 @@ done
         assert_eq!(sha256_of(&witness), report.result(key).unwrap(), "{key}");
     }
     // This host mounts the guest's file system by another device: only the other partition is free.
-    let Some(mounted) = LoopDevice::over(&volume.image, &["--offset=1M", "--sizelimit=16M"]) else { return };
+    let Some(mounted) = LoopDevice::over(&volume.image, &["--offset=1M", "--sizelimit=16M"]) else {
+        return;
+    };
     let place = volume.beside("mounted");
     std::fs::create_dir(&place).unwrap();
     sh(&format!("mount {} {}", mounted.0.display(), place.display())).unwrap();

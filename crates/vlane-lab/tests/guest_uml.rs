@@ -133,7 +133,10 @@ umount /mnt
     stop(backend);
     let trimmed = volume.allocated();
     assert!(full >= 176 * MIB, "the guest's files take only {full} bytes of the image");
-    assert!(trimmed + 150 * MIB < full, "the image took {full} bytes before fstrim and {trimmed} after it");
+    assert!(
+        trimmed + 150 * MIB < full,
+        "the image took {full} bytes before fstrim and {trimmed} after it"
+    );
     assert_eq!(report.result("kept").unwrap(), report.result("kept_after").unwrap());
     ext4::check(&bed.host, &volume.image).unwrap();
     let kept = ext4::read_file(&bed.host, &volume.image, "/kept").unwrap();
@@ -163,8 +166,14 @@ fn guest_journal_bypasses_page_cache() {
     let Some(bed) = UmlBed::find() else { return };
     let volume = Volume::new(1024 * MIB);
     let control = volume.beside("control");
-    let backend =
-        volume.serve(&["--cache", "pdc", "--journal", "direct", "--control", control.to_str().unwrap()]);
+    let backend = volume.serve(&[
+        "--cache",
+        "pdc",
+        "--journal",
+        "direct",
+        "--control",
+        control.to_str().unwrap(),
+    ]);
     let mut guest = bed.start(&volume.socket, &common::mail(2000, 64), common::MAIL_PROGRAMS);
     guest.wait_result("mailed", common::LIMIT).unwrap();
     common::check_journal_direct(&volume, &control);
@@ -193,8 +202,11 @@ fn is_partial(recorder: Child, trace: &Path) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     assert!(said.contains("PARTIAL: the server broke off"), "{said}");
-    let analyzed =
-        Command::new(common::vlane()).args(["trace", "analyze", "--json", "-"]).arg(trace).output().unwrap();
+    let analyzed = Command::new(common::vlane())
+        .args(["trace", "analyze", "--json", "-"])
+        .arg(trace)
+        .output()
+        .unwrap();
     assert_eq!(analyzed.status.code(), Some(3), "{analyzed:?}");
     let report: serde_json::Value = serde_json::from_slice(&analyzed.stdout).unwrap();
     let summary = report["summary"][0].as_str().unwrap();
@@ -208,7 +220,8 @@ fn is_partial(recorder: Child, trace: &Path) {
 fn synced_data_survive_killed_back_end() {
     let _turn = one_at_a_time();
     let Some(bed) = UmlBed::find() else { return };
-    let given: Option<u32> = std::env::var("VLANE_GUEST_KILLS").ok().map(|given| given.parse().unwrap());
+    let given: Option<u32> =
+        std::env::var("VLANE_GUEST_KILLS").ok().map(|given| given.parse().unwrap());
     let all: [&[&str]; 5] = [
         &["--cache", "pdc", "--journal", "direct"],
         &["--cache", "pdc"],
@@ -216,7 +229,8 @@ fn synced_data_survive_killed_back_end() {
         &["--cache", "writeback"],
         &["--cache", "writethrough"],
     ];
-    // Those that a kill finds with most to do: the journal goes around the page cache, or is dropped from it.
+    // Those that a kill finds with most to do: the journal goes around the page cache, or is
+    // dropped from it.
     let (modes, kills) = given.map_or((&all[..2], 1), |kills| (&all[..], kills));
     for (mode, round) in modes.iter().flat_map(|mode| (0..kills).map(move |round| (*mode, round))) {
         let volume = Volume::new(1024 * MIB);
@@ -249,11 +263,15 @@ done
         is_partial(recorder, &trace);
         // Replays the journal.
         let replay = Command::new("e2fsck").arg("-fp").arg(&volume.image).output().unwrap();
-        assert!(replay.status.code().is_some_and(|code| code <= 1), "{mode:?}, {round}: {replay:?}");
+        assert!(
+            replay.status.code().is_some_and(|code| code <= 1),
+            "{mode:?}, {round}: {replay:?}"
+        );
         ext4::check(&bed.host, &volume.image).unwrap();
         for n in synced.saturating_sub(18)..=synced {
             let content = ext4::read_file(&bed.host, &volume.image, &format!("/file{n}")).unwrap();
-            let expected: Vec<u8> = format!("{n}\n").into_bytes().into_iter().cycle().take(20_000).collect();
+            let expected: Vec<u8> =
+                format!("{n}\n").into_bytes().into_iter().cycle().take(20_000).collect();
             assert!(content == expected, "{mode:?}, {round}: file {n} of {synced}");
         }
     }

@@ -21,9 +21,18 @@ impl Machine {
     /// Its firmware begins to use the disk.
     fn start(bed: &QemuBed, socket: &Path, arguments: &[&str]) -> Machine {
         let mut command = Command::new(&bed.program.path);
-        let reconnect = if bed.program.version >= (9, 2) { "reconnect-ms=500" } else { "reconnect=1" };
+        let reconnect =
+            if bed.program.version >= (9, 2) { "reconnect-ms=500" } else { "reconnect=1" };
         command
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-accel", "tcg", "-chardev"])
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-accel",
+                "tcg",
+                "-chardev",
+            ])
             .arg(format!("socket,id=disk,path={},{reconnect}", socket.display()))
             .args(["-device", "vhost-user-blk-pci,chardev=disk,bootindex=1"])
             .args(arguments)
@@ -44,8 +53,9 @@ impl Drop for Machine {
 fn unshared_memory_is_reported_with_remedy() {
     let _turn = one_at_a_time();
     let Some(bed) = QemuBed::find() else { return };
-    let object =
-        |kind: &'static str| vec!["-machine", "q35,memory-backend=mem", "-m", "128M", "-object", kind];
+    let object = |kind: &'static str| {
+        vec!["-machine", "q35,memory-backend=mem", "-m", "128M", "-object", kind]
+    };
     // The first two come without a file that could be shared: QEMU sends no memory at all.
     let never_came = "its memory never came";
     let cases = [
@@ -70,7 +80,10 @@ fn unshared_memory_is_reported_with_remedy() {
         let warnings: Vec<&str> = log.lines().filter(|line| line.contains(*told)).collect();
         // However often it tries again.
         assert!(warnings.len() == 1 && warnings[0].contains("WARN"), "{arguments:?}: {log}");
-        assert!(warnings[0].contains("share=on") && !log.contains("--queues"), "{arguments:?}: {log}");
+        assert!(
+            warnings[0].contains("share=on") && !log.contains("--queues"),
+            "{arguments:?}: {log}"
+        );
     }
 }
 
@@ -81,7 +94,8 @@ fn too_few_queues_names_both_numbers() {
     let volume = Volume::new(MIB);
     let backend = volume.serve(&["--queues", "2"]);
     let memory = "memory-backend-memfd,id=mem,size=128M,share=on";
-    let arguments = ["-machine", "q35,memory-backend=mem", "-m", "128M", "-object", memory, "-smp", "3"];
+    let arguments =
+        ["-machine", "q35,memory-backend=mem", "-m", "128M", "-object", memory, "-smp", "3"];
     let machine = Machine::start(&bed, &volume.socket, &arguments);
     assert!(backend.wait_log("wants 3 queues, and vlane offers 2", FIRMWARE), "{}", backend.log());
     drop(machine);
@@ -144,7 +158,8 @@ fn unshared_plugged_memory_fails_only_its_requests() {
     machine.extra.push(format!("unix:{},server=on,wait=off", qmp.display()));
     // Movable memory holds data alone.
     let append = "memhp_default_state=online_movable".to_owned();
-    machine.boot = vlane_boot::Boot::Kernel { kernel: bed.kernel.image.clone(), initramfs: None, append };
+    machine.boot =
+        vlane_boot::Boot::Kernel { kernel: bed.kernel.image.clone(), initramfs: None, append };
     let guest = bed.start(machine, USES_PLUGGED_MEMORY, &[]);
     guest.wait_result("ready", common::LIMIT).unwrap();
     let mut monitor = std::os::unix::net::UnixStream::connect(&qmp).unwrap();
@@ -159,5 +174,8 @@ fn unshared_plugged_memory_fails_only_its_requests() {
     assert_ne!(report.result("read").unwrap(), "0", "all of it is shared: {log}");
     assert_eq!(report.result("serial").unwrap(), "goes-on", "{log}");
     assert!(log.contains("which is not in the memory that the front end shares (0x0-"), "{log}");
-    assert!(log.contains("memory-backend-memfd with share=on") && !log.contains("is stopped"), "{log}");
+    assert!(
+        log.contains("memory-backend-memfd with share=on") && !log.contains("is stopped"),
+        "{log}"
+    );
 }

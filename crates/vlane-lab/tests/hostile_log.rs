@@ -91,7 +91,9 @@ fn told(log: &str, part: &str) -> (u64, u64) {
     let (mut lines, mut left_out) = (0, 0);
     for line in log.lines().filter(|line| line.contains(part)) {
         match line.split_once(" more message") {
-            Some((before, _)) => left_out += before.rsplit(' ').next().unwrap().parse::<u64>().unwrap(),
+            Some((before, _)) => {
+                left_out += before.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+            }
             None => lines += 1,
         }
     }

@@ -29,15 +29,18 @@ fn said(words: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Makes an ext4 in an image, `offset` bytes from its beginning. None, said loudly, if there is no mkfs.ext4.
+/// Makes an ext4 in an image, `offset` bytes from its beginning. None, said loudly, if there is no
+/// mkfs.ext4.
 fn mkfs(image: &Path, offset: u64, mib: u64) -> Option<()> {
     let name = vlane_boot::find_program("mkfs.ext4").or_else(|| {
         skip("mkfs.ext4 (e2fsprogs) is missing");
         None
     })?;
-    let options = format!("-q -F -b 4096 -J size=8 -E lazy_journal_init=1,nodiscard,offset={offset}");
+    let options =
+        format!("-q -F -b 4096 -J size=8 -E lazy_journal_init=1,nodiscard,offset={offset}");
     let mut command = Command::new(name);
-    let status = command.args(options.split(' ')).arg(image).arg(format!("{mib}m")).output().unwrap().status;
+    let status =
+        command.args(options.split(' ')).arg(image).arg(format!("{mib}m")).output().unwrap().status;
     assert!(status.success());
     Some(())
 }
@@ -65,10 +68,12 @@ fn findings_appear_as_text_and_json() {
     let ranges = found["journals"][0]["ranges"].clone();
     let lengths = ranges.as_array().unwrap().iter().map(|range| range[1].as_u64().unwrap());
     assert_eq!(lengths.sum::<u64>(), 8 * MIB, "{found}");
-    let journal = json!({"filesystem": "ext4", "kind": "journal", "way": "layout", "ranges": ranges});
+    let journal =
+        json!({"filesystem": "ext4", "kind": "journal", "way": "layout", "ranges": ranges});
     assert_eq!(found["journals"], json!([journal]));
     assert_eq!((&found["size"], &found["partition_table"]), (&json!(128 * MIB), &Value::Null));
-    let whole = json!({"partition": null, "range": [0, 128 * MIB], "content": "ext4", "no_journal": null});
+    let whole =
+        json!({"partition": null, "range": [0, 128 * MIB], "content": "ext4", "no_journal": null});
     assert_eq!(found["places"], json!([whole]));
     // It has only read.
     assert!(std::fs::read(&place.image).unwrap() == before, "the image was written to");
@@ -89,7 +94,8 @@ fn missing_journal_is_explained() {
     let name = place.image.display().to_string();
     let text = said(&[&name]);
     assert!(
-        text.contains("no known partition table or file system") && text.contains("no journal found"),
+        text.contains("no known partition table or file system")
+            && text.contains("no journal found"),
         "{text}"
     );
     if mkfs(&place.image, MIB, 60).is_none() {
@@ -152,7 +158,10 @@ fn other_formats_are_refused_like_serve() {
         assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{words}");
         assert!(words.contains(part) && words.contains(&name), "{words}");
         let mut serve = Command::new(vlane());
-        serve.args(["serve", &name, "--read-only", "--socket"]).arg(&place.socket).env_remove("VLANE_LOG");
+        serve
+            .args(["serve", &name, "--read-only", "--socket"])
+            .arg(&place.socket)
+            .env_remove("VLANE_LOG");
         let same = String::from_utf8_lossy(&serve.output().unwrap().stderr).into_owned();
         assert_eq!(same.lines().last(), words.lines().last());
     }
@@ -211,7 +220,10 @@ fn known_file_systems_are_named() {
             }
             image.write_all_at(bytes, start + at).unwrap();
             let text = said(&[&place.image.display().to_string()]);
-            assert!(text.contains(&format!(": {name}, which is not looked into")), "{start}: {text}");
+            assert!(
+                text.contains(&format!(": {name}, which is not looked into")),
+                "{start}: {text}"
+            );
         }
     }
 }
@@ -221,15 +233,21 @@ fn xfs_with_external_log_is_named() {
     let place = Place::new(512 * MIB);
     let log = place.path("log.raw");
     std::fs::File::create(&log).unwrap().set_len(128 * MIB).unwrap();
-    let Some(maker) = vlane_boot::find_program("mkfs.xfs") else { return skip("there is no mkfs.xfs") };
+    let Some(maker) = vlane_boot::find_program("mkfs.xfs") else {
+        return skip("there is no mkfs.xfs");
+    };
     let (image, log) = (place.image.display().to_string(), log.display().to_string());
     let data = format!("file,name={image},size=512m");
-    let words = ["-q", "-f", "-d", &data, "-l", &format!("logdev={log},size=100m")].map(str::to_owned);
+    let words =
+        ["-q", "-f", "-d", &data, "-l", &format!("logdev={log},size=100m")].map(str::to_owned);
     let made = Command::new(maker).args(words).output().unwrap();
     if !made.status.success() {
         return skip(format!("mkfs.xfs: {}", String::from_utf8_lossy(&made.stderr)));
     }
     let text = said(&[&image]);
-    assert!(text.contains("the whole image: xfs") && text.contains("it lies on another device"), "{text}");
+    assert!(
+        text.contains("the whole image: xfs") && text.contains("it lies on another device"),
+        "{text}"
+    );
     assert!(said(&[&log]).contains("the log of an XFS on another device"));
 }

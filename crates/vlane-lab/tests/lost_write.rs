@@ -25,7 +25,8 @@ const MIB: u64 = 1 << 20;
 const PIECE: u32 = 1 << 20;
 
 fn command(program: &str, arguments: &[&str]) -> Result<String, String> {
-    let output = Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
+    let output =
+        Command::new(program).args(arguments).output().map_err(|e| format!("{program}: {e}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim())),
@@ -48,7 +49,8 @@ impl TooSmall {
             skip(why);
             return None;
         }
-        let small = TooSmall { dir, sockets: TempDir::with_prefix("vlane-lost-").unwrap(), device: None };
+        let small =
+            TooSmall { dir, sockets: TempDir::with_prefix("vlane-lost-").unwrap(), device: None };
         std::fs::File::create(small.image()).unwrap().set_len(64 * MIB).unwrap();
         Some(small)
     }
@@ -78,7 +80,12 @@ impl TooSmall {
         let (socket, control) = (self.socket("disk.sock"), self.socket("disk.ctl"));
         let mut words: Vec<OsString> = vec!["serve".into()];
         words.push(self.device.clone().unwrap_or_else(|| self.image()).into());
-        words.extend(["--socket".into(), socket.clone().into(), "--control".into(), control.into()]);
+        words.extend([
+            "--socket".into(),
+            socket.clone().into(),
+            "--control".into(),
+            control.into(),
+        ]);
         words.extend(["--queues", "2"].iter().chain(options).map(OsString::from));
         let spec = Spec::new(vlane(), words);
         Backend::start_within(LIMIT, &spec, &socket, Ready::Line("listening on"), None)
@@ -175,19 +182,27 @@ fn lost_write_fails_all_later_flushes() {
     assert_eq!(request(&mut queues[1], Kind::Write, 0, 4096), 1);
     let lost = &place.ask("/v1/volume")["lost_write"];
     assert_eq!(lost["during"], "flush", "{lost}");
-    assert!(lost["errno"].as_i64().unwrap() > 0 && lost["error"].as_str().unwrap().contains("os error"));
+    assert!(
+        lost["errno"].as_i64().unwrap() > 0 && lost["error"].as_str().unwrap().contains("os error")
+    );
     drop((session, queues));
 
     let (_session, mut queues) = place.connect();
-    assert_eq!(request(&mut queues[0], Kind::Flush, 0, 0), 1, "the first flush of the next session");
+    assert_eq!(
+        request(&mut queues[0], Kind::Flush, 0, 0),
+        1,
+        "the first flush of the next session"
+    );
     let counters = place.ask("/v1/counters");
     assert!(counters["sum"]["lost"].as_u64().unwrap() >= 6, "{counters}");
     assert!(backend.wait_log("are lost", LIMIT));
     let device = place.device.clone().unwrap();
     let ends = backend.stop(LIMIT).unwrap();
     assert_eq!(ends.status.code(), Some(1), "{}", ends.log);
-    let told =
-        lines(&ends.log, &["ERROR", "are lost", device.to_str().unwrap(), "os error", "reads continue"]);
+    let told = lines(
+        &ends.log,
+        &["ERROR", "are lost", device.to_str().unwrap(), "os error", "reads continue"],
+    );
     assert_eq!(told.len(), 1, "{}", ends.log);
     drop(queues);
 
@@ -212,7 +227,8 @@ fn lost_write_ends_process_with_stop() {
             }
             _ => {
                 let piece = u64::from(PIECE) / 512;
-                let failed = (32..56).find(|at| request(&mut queues[0], Kind::Write, at * piece, PIECE) != 0);
+                let failed = (32..56)
+                    .find(|at| request(&mut queues[0], Kind::Write, at * piece, PIECE) != 0);
                 assert!(failed.is_some(), "there is room for more than there is");
             }
         }
@@ -227,8 +243,9 @@ fn failed_requests_are_reported_in_summary() {
     let Some(place) = TooSmall::new() else { return };
     let backend = place.serve(&[]);
     let (_session, mut queues) = place.connect();
-    let statuses: Vec<u8> =
-        (0..24).map(|at| request(&mut queues[0], Kind::Write, at * u64::from(PIECE) / 512, PIECE)).collect();
+    let statuses: Vec<u8> = (0..24)
+        .map(|at| request(&mut queues[0], Kind::Write, at * u64::from(PIECE) / 512, PIECE))
+        .collect();
     assert!(statuses.contains(&1), "{statuses:?}");
     assert!(backend.wait_log("no space was left", LIMIT), "{}", backend.log());
     for _ in 0..500 {

@@ -56,7 +56,8 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for the end of a program, and reads what it prints meanwhile: a pipe holds only a part of a long report.
+/// Waits for the end of a program, and reads what it prints meanwhile: a pipe holds only a part of
+/// a long report.
 fn ended(child: Child) -> Output {
     let pid = Pid::from_child(&child);
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -100,13 +101,15 @@ fn unknown_log_level_lists_valid_levels() {
         ("VLANE_LOG", "vlane_server=loud", ["vlane_server=loud", "debug"]),
         ("VLANE_LOG_FORMAT", "xml", ["VLANE_LOG_FORMAT=xml", "json"]),
     ] {
-        let output = vlane().args(["compare", "peers", "--list"]).env(name, value).output().unwrap();
+        let output =
+            vlane().args(["compare", "peers", "--list"]).env(name, value).output().unwrap();
         assert_eq!(code(&output), 2, "{}", said(&output));
         assert!(parts.iter().all(|part| said(&output).contains(part)), "{}", said(&output));
         assert!(output.stdout.is_empty(), "it went on");
     }
     for value in ["", "debug", "warn,vlane_lane=trace"] {
-        let output = vlane().args(["compare", "peers", "--list"]).env("VLANE_LOG", value).output().unwrap();
+        let output =
+            vlane().args(["compare", "peers", "--list"]).env("VLANE_LOG", value).output().unwrap();
         assert_eq!(code(&output), 0, "{}", said(&output));
     }
 }
@@ -138,7 +141,8 @@ fn log_level_and_format_can_be_chosen() {
     assert!(!["INFO", "DEBUG", "TRACE"].iter().any(|level| has(&quiet, level)), "{quiet:?}");
     let more = lines(&["-v"], &[]);
     assert!(has(&more, "INFO") && has(&more, "DEBUG"), "{more:?}");
-    for json in [lines(&["--log-format", "json"], &[]), lines(&[], &[("VLANE_LOG_FORMAT", "json")])] {
+    for json in [lines(&["--log-format", "json"], &[]), lines(&[], &[("VLANE_LOG_FORMAT", "json")])]
+    {
         assert!(!json.is_empty());
         for line in json {
             let object: serde_json::Value =
@@ -229,7 +233,8 @@ fn server_survives_closed_output() {
 
 /// A null device that is served with a control socket.
 fn null(place: &Place, name: &str) -> (vlane_boot::Backend, String, Control) {
-    let (socket, control) = (place.path(&format!("{name}.sock")), place.path(&format!("{name}.ctl")));
+    let (socket, control) =
+        (place.path(&format!("{name}.sock")), place.path(&format!("{name}.ctl")));
     let mut command = Command::new(served::vlane());
     command.args(["serve", "--null", "1G", "--queues", "1", "--socket"]).arg(&socket);
     command.arg("--control").arg(&control);
@@ -308,7 +313,8 @@ fn interrupted_comparison_keeps_measurements() {
     ]);
     command.args(["--json", "-", "--save"]).arg(&saved);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // A first look, then A B B A: with the third session of B, one measurement of each has been made.
+    // A first look, then A B B A: with the third session of B, one measurement of each has been
+    // made.
     until("measurements", || b_control.volume().unwrap().sessions >= 3);
     signal(&child, Signal::INT);
     let output = ended(child);
@@ -318,7 +324,11 @@ fn interrupted_comparison_keeps_measurements() {
     assert!(report["summary"][0].as_str().unwrap().contains("INTERRUPTED"), "{report}");
     let file: serde_json::Value = serde_json::from_slice(&std::fs::read(&saved).unwrap()).unwrap();
     assert_eq!(file["partial"], true);
-    assert!(file["machine"]["load"]["before"].is_number(), "what else the machine did: {}", file["machine"]);
+    assert!(
+        file["machine"]["load"]["before"].is_number(),
+        "what else the machine did: {}",
+        file["machine"]
+    );
     for target in file["loads"][0]["targets"].as_array().unwrap() {
         assert!(!target["runs"].as_array().unwrap().is_empty(), "measurements are lost");
     }
@@ -332,7 +342,8 @@ fn damaged_trace_gives_partial_result() {
     let good = place.path("good.trc");
     trace(&good, 200);
     let bytes = std::fs::read(&good).unwrap();
-    let (cut, torn, broken) = (place.path("cut.trc"), place.path("torn.trc"), place.path("broken.trc"));
+    let (cut, torn, broken) =
+        (place.path("cut.trc"), place.path("torn.trc"), place.path("broken.trc"));
     // Without its last entry, in the middle of an entry, and with an entry that cannot be.
     let (begin, entry) = (header().encode().len(), header().entry_len());
     std::fs::write(&cut, &bytes[..bytes.len() - entry]).unwrap();
@@ -395,7 +406,11 @@ fn wrong_socket_or_file_is_identified() {
         let begin = Instant::now();
         let output = run(words);
         assert_eq!(code(&output), 1, "{words:?}: {}", said(&output));
-        assert!(parts.iter().all(|part| said(&output).contains(part)), "{words:?}: {}", said(&output));
+        assert!(
+            parts.iter().all(|part| said(&output).contains(part)),
+            "{words:?}: {}",
+            said(&output)
+        );
         assert!(begin.elapsed() < LIMIT, "{words:?} took {:?}", begin.elapsed());
     }
     assert!(!Path::new(&out).exists(), "something was written");
@@ -414,7 +429,12 @@ fn service_manager_is_notified_of_state_changes() {
         String::from_utf8(words[..length].to_vec()).unwrap()
     };
     let mut command = vlane();
-    command.arg("serve").arg(&place.image).arg("--socket").arg(&place.socket).env("NOTIFY_SOCKET", &path);
+    command
+        .arg("serve")
+        .arg(&place.image)
+        .arg("--socket")
+        .arg(&place.socket)
+        .env("NOTIFY_SOCKET", &path);
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let ready = hears();
     assert!(ready.lines().any(|line| line == "READY=1"), "{ready}");
@@ -424,7 +444,10 @@ fn service_manager_is_notified_of_state_changes() {
     std::fs::File::options().write(true).open(&place.image).unwrap().set_len(2 * MIB).unwrap();
     signal(&child, Signal::HUP);
     let reloading = hears();
-    assert!(reloading.contains("RELOADING=1") && reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    assert!(
+        reloading.contains("RELOADING=1") && reloading.contains("MONOTONIC_USEC="),
+        "{reloading}"
+    );
     assert!(hears().contains("READY=1"));
     signal(&child, Signal::TERM);
     assert!(hears().contains("STOPPING=1"));
@@ -443,7 +466,9 @@ fn completions_and_manual_cover_every_option() {
         pages.push(format!("{}.1", path.join("-")));
         let depth = path.len() - 1;
         let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
-        options.extend(shown.filter_map(|arg| arg.get_long()).map(|option| (depth, option.to_owned())));
+        options.extend(
+            shown.filter_map(|arg| arg.get_long()).map(|option| (depth, option.to_owned())),
+        );
         for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
             collect(below, &[path, &[below.get_name()]].concat(), pages, options);
         }
@@ -461,8 +486,12 @@ fn completions_and_manual_cover_every_option() {
         assert!(missing.is_empty(), "{shell} does not know {missing:?}");
         // The shell itself understands it, where it is installed.
         if let Some(program) = vlane_boot::find_program(shell) {
-            let mut child =
-                Command::new(program).arg("-n").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            let mut child = Command::new(program)
+                .arg("-n")
+                .stdin(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
             child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
             let mut words = String::new();
             child.stderr.take().unwrap().read_to_string(&mut words).unwrap();
@@ -479,8 +508,10 @@ fn completions_and_manual_cover_every_option() {
         let output = run(&["man", &name]);
         assert_eq!(code(&output), 0, "{}", said(&output));
     }
-    let mut written: Vec<_> =
-        std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut written: Vec<_> = std::fs::read_dir(&dir)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     written.sort();
     pages.sort();
     assert_eq!(written, pages);
@@ -510,8 +541,10 @@ fn vlane_cli() -> clap::Command {
 fn first_commands_of_manual_work() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/src/serve.md");
     let page = std::fs::read_to_string(page).unwrap();
-    let block =
-        page.lines().skip_while(|line| !line.starts_with("    ")).take_while(|line| line.starts_with("    "));
+    let block = page
+        .lines()
+        .skip_while(|line| !line.starts_with("    "))
+        .take_while(|line| line.starts_with("    "));
     let place = Place::new(MIB);
     let here = place.path("here");
     std::fs::create_dir(&here).unwrap();

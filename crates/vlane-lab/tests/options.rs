@@ -122,8 +122,14 @@ fn refusal(valued: &Valued, value: &str) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{command:?}: {words}");
-    assert!(words.contains(&format!("--{}", valued.option)), "{command:?} does not name it: {words}");
-    assert!(!PARSERS_WORDS.iter().any(|bad| words.contains(bad)), "{command:?}: a parser's words: {words}");
+    assert!(
+        words.contains(&format!("--{}", valued.option)),
+        "{command:?} does not name it: {words}"
+    );
+    assert!(
+        !PARSERS_WORDS.iter().any(|bad| words.contains(bad)),
+        "{command:?}: a parser's words: {words}"
+    );
     words
 }
 
@@ -186,7 +192,12 @@ fn invalid_value_explains_the_valid_ones() {
         ("compare topologies", "patterns", "reed", &["`reed` is not a known pattern", "randread"]),
         ("simulate", "policy", "cfs", &["always-boost"]),
         ("compare peers", "rows", "no-such", &["`no-such` is not a known row", "null-poll", "uml"]),
-        ("compare peers", "also", "fast", &["`fast` is not an option of `vlane serve`", "--poll-max 0"]),
+        (
+            "compare peers",
+            "also",
+            "fast",
+            &["`fast` is not an option of `vlane serve`", "--poll-max 0"],
+        ),
         ("compare peers", "also", "--pole-us 0", &["no options of `vlane serve`", "--pole-us"]),
     ];
     for (command, option, value, parts) in cases {
@@ -212,7 +223,11 @@ fn invalid_value_explains_the_valid_ones() {
 
 /// Commands with arguments that stand without an option: their words, and each argument with its
 /// place.
-fn positionals(command: &clap::Command, path: &[String], found: &mut Vec<(Vec<String>, String, usize)>) {
+fn positionals(
+    command: &clap::Command,
+    path: &[String],
+    found: &mut Vec<(Vec<String>, String, usize)>,
+) {
     let options: Vec<_> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
     for (at, arg) in command.get_positionals().enumerate() {
         let name = arg.get_id().as_str().replace('_', "-");
@@ -232,13 +247,15 @@ fn misplaced_option_is_told_its_place() {
     assert!(found.len() > 10, "{found:?}");
     for (path, name, at) in found {
         let mut command = Command::new(vlane());
-        let output = command.args(&path).arg(format!("--{name}=x")).stdin(Stdio::null()).output().unwrap();
+        let output =
+            command.args(&path).arg(format!("--{name}=x")).stdin(Stdio::null()).output().unwrap();
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{command:?}: {words}");
         let place = format!("the {name} is the {} argument", ["first", "second", "third"][at]);
         assert!(words.contains(&place) && !words.contains("similar"), "{command:?}: {words}");
     }
-    let replay = Command::new(vlane()).args(["trace", "replay", "T", "--socket", "S"]).output().unwrap();
+    let replay =
+        Command::new(vlane()).args(["trace", "replay", "T", "--socket", "S"]).output().unwrap();
     let words = String::from_utf8_lossy(&replay.stderr).into_owned();
     assert!(words.contains("--socket: the socket is the second argument"), "{words}");
     let limit = Command::new(vlane()).args(["limit", "--socket", "S"]).output().unwrap();

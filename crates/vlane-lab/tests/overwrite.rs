@@ -37,7 +37,8 @@ fn bench(socket: &Path, words: &[&str]) -> Command {
 fn writing_to_foreign_volume_asks_first() {
     let place = Place::new(MIB);
     let server = precious(&place);
-    let own = "title = \"t\"\n[[target]]\nname = \"a\"\n[[load]]\nname = \"l\"\nrw = \"randwrite\"\n";
+    let own =
+        "title = \"t\"\n[[target]]\nname = \"a\"\n[[load]]\nname = \"l\"\nrw = \"randwrite\"\n";
     std::fs::write(place.path("writes.toml"), own).unwrap();
     let profile = place.path("writes.toml");
     let socket = place.socket.to_str().unwrap();
@@ -53,11 +54,16 @@ fn writing_to_foreign_volume_asks_first() {
         &["--profile", profile.to_str().unwrap()],
     ];
     for words in asked {
-        fails(bench(&place.socket, words).current_dir(place.path("")), &[socket, "--yes-overwrite"]);
+        fails(
+            bench(&place.socket, words).current_dir(place.path("")),
+            &[socket, "--yes-overwrite"],
+        );
         assert!(is_precious(&place), "{words:?}");
     }
     assert!(!place.path("st").exists());
-    for words in [&["--rw", "randread"][..], &["--rw", "rw:100"], &["--rw", "randread", "--repeat", "2"]] {
+    for words in
+        [&["--rw", "randread"][..], &["--rw", "rw:100"], &["--rw", "randread", "--repeat", "2"]]
+    {
         let (code, said) = ends(&mut bench(&place.socket, words));
         assert_eq!(code, Some(0), "{words:?}: {said}");
     }
@@ -73,7 +79,10 @@ fn writing_to_second_back_end_asks_too() {
     let (a, b) = (Place::new(MIB), Place::new(MIB));
     let servers = [precious(&a), precious(&b)];
     let against = b.socket.to_str().unwrap();
-    fails(&mut bench(&a.socket, &["--rw", "randwrite", "--against", against]), &["--yes-overwrite"]);
+    fails(
+        &mut bench(&a.socket, &["--rw", "randwrite", "--against", against]),
+        &["--yes-overwrite"],
+    );
     assert!(is_precious(&a) && is_precious(&b));
     for server in servers {
         stop(server);
@@ -101,7 +110,10 @@ fn recording_never_replaces_the_image() {
     std::os::unix::fs::symlink(&place.image, &link).unwrap();
     for image in [&place.image, &link] {
         for words in [&[][..], &["--force"]] {
-            fails(&mut record(&place, image, words), &[image.to_str().unwrap(), "choose another name"]);
+            fails(
+                &mut record(&place, image, words),
+                &[image.to_str().unwrap(), "choose another name"],
+            );
             assert!(is_precious(&place));
         }
     }
@@ -131,8 +143,11 @@ fn conversions_and_reports_keep_foreign_files() {
     let server = precious(&place);
     // Something to convert: fio's form of one read.
     let log = place.path("a.log");
-    std::fs::write(&log, "fio version 3 iolog\n0 disk add\n0 disk open\n1 disk read 0 4096\n2 disk close\n")
-        .unwrap();
+    std::fs::write(
+        &log,
+        "fio version 3 iolog\n0 disk add\n0 disk open\n1 disk read 0 4096\n2 disk close\n",
+    )
+    .unwrap();
     let other = place.path("other");
     let run = |words: &[&str]| {
         let mut command = Command::new(vlane());
@@ -182,14 +197,28 @@ fn conversions_and_reports_keep_foreign_files() {
         for words in [
             &["trace", "analyze", "a.trc", "--html", "own.html"][..],
             &["report", "r.json", "--html", "own.html", "--json", "own.json", "--svg", "charts"],
-            &["bench", &socket, "--time", "10ms", "--ramp", "0s", "--repeat", "1", "--save", "saved.json"],
+            &[
+                "bench",
+                &socket,
+                "--time",
+                "10ms",
+                "--ramp",
+                "0s",
+                "--repeat",
+                "1",
+                "--save",
+                "saved.json",
+            ],
         ] {
             let (code, said) = ends(&mut run(words));
             assert_eq!(code, Some(0), "{words:?}: {said}");
         }
     }
     std::fs::write(place.path("charts/throughput-1.svg"), "<svg>precious</svg>").unwrap();
-    fails(&mut run(&["report", "r.json", "--svg", "charts"]), &["throughput-1.svg", "exists already"]);
+    fails(
+        &mut run(&["report", "r.json", "--svg", "charts"]),
+        &["throughput-1.svg", "exists already"],
+    );
     let (code, said) = ends(&mut run(&["trace", "convert", "a.log", "a.trc", "--force"]));
     assert_eq!(code, Some(0), "{said}");
     assert!(is_precious(&place));

@@ -62,8 +62,9 @@ fn recording_of_a_killed_server_is_partial() {
     assert!(err.contains("PARTIAL") && err.contains("the server broke off"), "{err}");
     assert!(out.contains("cut off") && !out.contains("none lost"), "{out}");
     // The trace until then can be used, and is known to be a part.
-    let analyzed =
-        begin(Command::new(vlane()).args(["trace", "analyze"]).arg(&file)).wait_with_output().unwrap();
+    let analyzed = begin(Command::new(vlane()).args(["trace", "analyze"]).arg(&file))
+        .wait_with_output()
+        .unwrap();
     assert_eq!(analyzed.status.code(), Some(3), "{analyzed:?}");
     assert!(said(&analyzed).0.contains("reads"), "{analyzed:?}");
 }
@@ -71,7 +72,12 @@ fn recording_of_a_killed_server_is_partial() {
 /// Interrupts a command once `line` has been logged, and checks that it keeps what it has. The
 /// text, the page and the JSON are marked as partial, and the status is 3.
 fn is_kept(place: &Place, words: &[&str], line: &str) {
-    let name = words.iter().take_while(|word| !word.starts_with('-')).copied().collect::<Vec<_>>().join("-");
+    let name = words
+        .iter()
+        .take_while(|word| !word.starts_with('-'))
+        .copied()
+        .collect::<Vec<_>>()
+        .join("-");
     let name = name.replace('/', "_");
     let (html, json) = (place.path(&format!("{name}.html")), place.path(&format!("{name}.json")));
     let mut command = Command::new(vlane());
@@ -93,7 +99,10 @@ fn is_kept(place: &Place, words: &[&str], line: &str) {
     assert!(out.contains("PARTIAL: ") && out.contains("interrupted"), "{name}: {out}");
     assert!(std::fs::read_to_string(html).unwrap().contains("PARTIAL: "), "{name}");
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
-    assert!(json["partial"].as_str().is_some_and(|words| words.contains("interrupted")), "{name}: {json}");
+    assert!(
+        json["partial"].as_str().is_some_and(|words| words.contains("interrupted")),
+        "{name}: {json}"
+    );
 }
 
 /// Commands that measure and write a report, each with its shortest part: tried without guests.
@@ -143,8 +152,16 @@ const OTHERS: [&str; 11] = [
 ];
 
 /// Commands whose interruption has a test of its own, or that do not measure.
-const NO_REPORT: [&str; 8] =
-    ["trace analyze", "bench", "inspect", "trace replay", "report", "sched run", "sched status", "sched top"];
+const NO_REPORT: [&str; 8] = [
+    "trace analyze",
+    "bench",
+    "inspect",
+    "trace replay",
+    "report",
+    "sched run",
+    "sched status",
+    "sched top",
+];
 
 #[test]
 fn interrupted_measurement_keeps_whole_parts() {
@@ -183,7 +200,8 @@ fn all_commands_with_reports_are_listed() {
     }
     let mut found = Vec::new();
     with_reports(&vlane_lab::command(), "", &mut found);
-    let native = NATIVE.iter().map(|(words, _)| words.iter().take_while(|word| !word.starts_with('-')));
+    let native =
+        NATIVE.iter().map(|(words, _)| words.iter().take_while(|word| !word.starts_with('-')));
     let native = native.map(|words| words.copied().collect::<Vec<_>>().join(" "));
     let others = OTHERS.iter().chain(&NO_REPORT).map(ToString::to_string);
     let mut known: Vec<String> = native.chain(others).collect();
@@ -221,7 +239,11 @@ fn interrupted_replay_keeps_finished_part() {
     assert_eq!(status, Some(0), "{words}");
     kill_process(Pid::from_child(&recorder), Signal::INT).unwrap();
     let output = recorder.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "an end that was asked for is a whole recording: {output:?}");
+    assert_eq!(
+        output.status.code(),
+        Some(0),
+        "an end that was asked for is a whole recording: {output:?}"
+    );
     let mut command = Command::new(vlane());
     command
         .args(["trace", "replay"])
@@ -277,6 +299,9 @@ fn result_path_is_checked_before_work() {
     ] {
         let (status, words) = ends(Command::new(vlane()).args(words).current_dir(place.path(".")));
         assert_eq!(status, Some(1), "{words}");
-        assert!(words.contains("/proc/self/task/result") && words.contains("cannot be written"), "{words}");
+        assert!(
+            words.contains("/proc/self/task/result") && words.contains("cannot be written"),
+            "{words}"
+        );
     }
 }

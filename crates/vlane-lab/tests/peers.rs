@@ -56,7 +56,10 @@ fn both_peers_are_measured_and_cleaned_up() {
     assert_eq!(rows.len(), if blkio { 2 } else { 1 });
     // Two vlanes are held against the other in each row.
     assert!(said.contains(&format!("Of {} loads both back ends reach", 2 * rows.len())), "{said}");
-    assert!(said.contains("| User-Mode Linux guest, null, 1k IOPS, depth 1: vlane --poll-max 0 |"), "{said}");
+    assert!(
+        said.contains("| User-Mode Linux guest, null, 1k IOPS, depth 1: vlane --poll-max 0 |"),
+        "{said}"
+    );
     for row in rows {
         assert_eq!(row["contenders"].as_array().unwrap().len(), 3);
         for figures in
@@ -76,14 +79,18 @@ fn both_peers_are_measured_and_cleaned_up() {
     let report = Report::read(&report).unwrap();
     assert_eq!(report.kind, "fixed-load");
     let ids: Vec<_> = report.sections.iter().map(|section| section.id.as_str()).collect();
-    assert_eq!(ids, if blkio { vec!["verdicts", "null-25us", "uml"] } else { vec!["verdicts", "uml"] });
+    assert_eq!(
+        ids,
+        if blkio { vec!["verdicts", "null-25us", "uml"] } else { vec!["verdicts", "uml"] }
+    );
     assert_eq!(std::fs::read_dir(tmp.path()).unwrap().count(), 0);
 }
 
 #[test]
 fn rows_of_other_kind_are_refused() {
     let ends = |words: &[&str]| {
-        let output = Command::new(common::vlane()).args(words).stdin(Stdio::null()).output().unwrap();
+        let output =
+            Command::new(common::vlane()).args(words).stdin(Stdio::null()).output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for words in [

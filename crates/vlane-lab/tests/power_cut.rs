@@ -51,7 +51,8 @@ fn power_cut_keeps_file_system_and_durable_data() {
     let tested: Vec<&str> = recorded.iter().map(|row| row[1].as_str().unwrap()).collect();
     assert_eq!(tested, modes);
     for row in &recorded {
-        // The guest's steps are all there: two programs, twenty-five each. And no promise was broken.
+        // The guest's steps are all there: two programs, twenty-five each. And no promise was
+        // broken.
         assert_eq!((row[2].as_f64(), row[9].as_f64()), (Some(50.0), Some(0.0)), "{said}");
         // And where the journal is to be direct, it was.
         let is_direct = row[1].as_str() == Some("pdc-direct");
@@ -96,7 +97,10 @@ fn power_cut_keeps_mails_and_transactions() {
     let names: Vec<[&str; 2]> =
         recorded.iter().map(|row| [row[0].as_str().unwrap(), row[1].as_str().unwrap()]).collect();
     let [mail, sqlite] = ["ext4, mail", "ext4, sqlite"];
-    assert_eq!(names, [[mail, "pdc"], [mail, "pdc-direct"], [sqlite, "pdc"], [sqlite, "pdc-direct"]]);
+    assert_eq!(
+        names,
+        [[mail, "pdc"], [mail, "pdc-direct"], [sqlite, "pdc"], [sqlite, "pdc-direct"]]
+    );
     for row in &recorded {
         assert_eq!((row[2].as_f64(), row[9].as_f64()), (Some(20.0), Some(0.0)), "{said}");
     }

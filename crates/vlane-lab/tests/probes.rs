@@ -1,4 +1,5 @@
-//! The static probes: they are in the program as the book has them, and fire as often as requests are made.
+//! The static probes: they are in the program as the book has them, and fire as often as requests
+//! are made.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -87,7 +88,8 @@ fn documented_probes_exist_as_nops() {
     let documented = documented();
     let code_of = |address: u64| {
         let holds = |s: &object::Section<'_, '_>| {
-            s.kind() == SectionKind::Text && (s.address()..s.address() + s.size()).contains(&address)
+            s.kind() == SectionKind::Text
+                && (s.address()..s.address() + s.size()).contains(&address)
         };
         let section = file.sections().find(holds)?;
         section.data_range(address, 4).unwrap()
@@ -99,8 +101,15 @@ fn documented_probes_exist_as_nops() {
     assert_eq!(names, documented.keys().map(String::as_str).collect::<BTreeSet<_>>());
     for note in live {
         let code = code_of(note.address);
-        let code = code.unwrap_or_else(|| panic!("{} at {:#x}: not in code", note.name, note.address));
-        assert_eq!(note.arguments.len(), documented[&note.name], "{}: {:?}", note.name, note.arguments);
+        let code =
+            code.unwrap_or_else(|| panic!("{} at {:#x}: not in code", note.name, note.address));
+        assert_eq!(
+            note.arguments.len(),
+            documented[&note.name],
+            "{}: {:?}",
+            note.name,
+            note.arguments
+        );
         match cfg!(target_arch = "x86_64") {
             true => assert_eq!(code[0], 0x90, "{} is not a nop", note.name),
             false => assert_eq!(code, 0xd503_201f_u32.to_le_bytes(), "{} is not a nop", note.name),
@@ -127,9 +136,11 @@ fn probes_fire_once_per_request() {
     let server = place.serve(&["--queues", "2"]);
     // The load repeats that it is ready: bpftrace 0.17 may sleep through its end without an event.
     let program = format!(
-        "usdt:{0}:vlane:request__taken {{ @start[arg2] = count(); @bytes = sum(arg4); @out[arg0, arg1] = 1; @ioprio[arg5] = count(); }}
+        "usdt:{0}:vlane:request__taken {{ @start[arg2] = count(); @bytes = sum(arg4); @out[arg0, \
+         arg1] = 1; @ioprio[arg5] = count(); }}
          usdt:{0}:vlane:request__begun {{ @submit = count(); }}
-         usdt:{0}:vlane:request__answered {{ @done[arg5] = count(); @lanes[arg0] = count(); delete(@out[arg0, arg1]); }}
+         usdt:{0}:vlane:request__answered {{ @done[arg5] = count(); @lanes[arg0] = count(); \
+         delete(@out[arg0, arg1]); }}
          usdt:{0}:vlane:batch__taken {{ @batches = count(); @taken = sum(arg1); }}
          usdt:{0}:vlane:kick {{ @kick = count(); }}
          usdt:{0}:vlane:signal {{ @signal = count(); }}
@@ -154,7 +165,16 @@ fn probes_fire_once_per_request() {
     }
     // Reads with a priority of their own, from two queues.
     let bench = Command::new(vlane())
-        .args(["bench", place.socket.to_str().unwrap(), "--rw", "randread", "--bs", "8k", "--ios", "3000"])
+        .args([
+            "bench",
+            place.socket.to_str().unwrap(),
+            "--rw",
+            "randread",
+            "--bs",
+            "8k",
+            "--ios",
+            "3000",
+        ])
         .args(["--jobs", "2", "--depth", "8", "--ioprio", "be/3", "--json", "-"])
         .output()
         .unwrap();

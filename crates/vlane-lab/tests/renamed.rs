@@ -30,8 +30,8 @@ fn old_option_names_still_work() {
         vlane_lab::command().try_get_matches_from(words).map(|matches| format!("{matches:?}"))
     };
     for (words, before, now, value) in pairs {
-        let old =
-            parsed(words, before, value).unwrap_or_else(|error| panic!("{words:?} --{before}: {error}"));
+        let old = parsed(words, before, value)
+            .unwrap_or_else(|error| panic!("{words:?} --{before}: {error}"));
         assert_eq!(old, parsed(words, now, value).unwrap(), "{words:?} --{before}, --{now}");
     }
 }
@@ -39,7 +39,8 @@ fn old_option_names_still_work() {
 #[test]
 fn times_and_sizes_need_units() {
     for words in [
-        &["vlane", "serve", "disk", "--socket", "s", "--poll-max", "25us", "--delay-flush", "5ms"][..],
+        &["vlane", "serve", "disk", "--socket", "s", "--poll-max", "25us", "--delay-flush", "5ms"]
+            [..],
         &["vlane", "boot", "--memory", "2G", "--vcpus", "4"],
         &["vlane", "boot", "--memory", "512"],
         &["vlane", "prove", "sched-ext", "--every", "20ms", "--boost", "4ms", "--time", "6s"],
@@ -49,7 +50,9 @@ fn times_and_sizes_need_units() {
     }
     for memory in ["1K", "63", "63M", "1.5M", "-1G"] {
         assert!(
-            vlane_lab::command().try_get_matches_from(["vlane", "boot", "--memory", memory]).is_err(),
+            vlane_lab::command()
+                .try_get_matches_from(["vlane", "boot", "--memory", memory])
+                .is_err(),
             "{memory}"
         );
     }

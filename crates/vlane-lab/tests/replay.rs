@@ -29,21 +29,41 @@ use vlane_trace::Kind;
 
 const SIZE: u64 = 16 << 20;
 const LANES: u16 = 2;
-/// Sectors of a lane's part of the volume: what a peer logs tells by its place which lane it came from.
+/// Sectors of a lane's part of the volume: what a peer logs tells by its place which lane it came
+/// from.
 const PART: u64 = SIZE / 512 / LANES as u64;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A guest's requests: sizes, places, priorities, flushes on the first lane.
 fn workload() -> impl Strategy<Value = Vec<ReplayRequest>> {
-    let one =
-        (0..LANES, 0..12_usize, 0..PART - 64, 1..64_u32, 0..4_u16, 0..8_u16, 0..60_000_u64, any::<bool>());
+    let one = (
+        0..LANES,
+        0..12_usize,
+        0..PART - 64,
+        1..64_u32,
+        0..4_u16,
+        0..8_u16,
+        0..60_000_u64,
+        any::<bool>(),
+    );
     prop::collection::vec(one, 60..160).prop_map(|all| {
         let mut now = 0;
         let request = |(lane, kind, sector, sectors, class, level, pause, hot)| {
             use ReplayKind::{Discard, Flush, Read, Write, WriteZeroes};
-            let kind =
-                [Read, Read, Read, Write, Write, Write, Write, Write, Flush, Flush, Discard, WriteZeroes]
-                    [kind];
+            let kind = [
+                Read,
+                Read,
+                Read,
+                Write,
+                Write,
+                Write,
+                Write,
+                Write,
+                Flush,
+                Flush,
+                Discard,
+                WriteZeroes,
+            ][kind];
             let kind = if kind == Flush && lane != 0 { Write } else { kind };
             // Some places are used again and again.
             let sector = u64::from(lane) * PART + if hot { sector % 128 } else { sector };
@@ -91,8 +111,9 @@ impl Volume {
         };
         let interrupt = Interrupt::listen().unwrap();
         let result = std::thread::scope(|scope| {
-            let recording = scope
-                .spawn(|| record(&self.control, &options, &interrupt, &mut |_| {}).unwrap().whole().unwrap());
+            let recording = scope.spawn(|| {
+                record(&self.control, &options, &interrupt, &mut |_| {}).unwrap().whole().unwrap()
+            });
             let begin = Instant::now();
             while !self.control.volume().unwrap().recording {
                 assert!(begin.elapsed() < LIMIT, "nothing is recorded");
@@ -128,7 +149,9 @@ fn sequences(trace: &Trace) -> BTreeMap<u16, Vec<(Asked, usize)>> {
 
 fn asked(trace: &Trace) -> BTreeMap<u16, Vec<Asked>> {
     let lanes = sequences(trace).into_iter();
-    lanes.map(|(lane, requests)| (lane, requests.into_iter().map(|(what, _)| what).collect())).collect()
+    lanes
+        .map(|(lane, requests)| (lane, requests.into_iter().map(|(what, _)| what).collect()))
+        .collect()
 }
 
 fn wanted(requests: &[ReplayRequest]) -> BTreeMap<u16, Vec<Asked>> {
@@ -146,7 +169,8 @@ fn wanted(requests: &[ReplayRequest]) -> BTreeMap<u16, Vec<Asked>> {
     lanes
 }
 
-/// A request by its lane and its number there: the same in a recording and in a recording of its replay.
+/// A request by its lane and its number there: the same in a recording and in a recording of its
+/// replay.
 type Name = (u16, usize);
 
 /// Pairs of requests of which the first was answered before the second was sent. One of them is a
@@ -156,7 +180,9 @@ fn order(trace: &Trace, slack: i64) -> BTreeSet<(Name, Name)> {
     let lanes = sequences(trace);
     let named: Vec<(Name, &Request)> = lanes
         .iter()
-        .flat_map(|(lane, all)| all.iter().enumerate().map(|(n, (_, at))| ((*lane, n), &trace.requests[*at])))
+        .flat_map(|(lane, all)| {
+            all.iter().enumerate().map(|(n, (_, at))| ((*lane, n), &trace.requests[*at]))
+        })
         .collect();
     let mut pairs = BTreeSet::new();
     for (earlier, before) in &named {
@@ -177,12 +203,15 @@ fn order(trace: &Trace, slack: i64) -> BTreeSet<(Name, Name)> {
 
 /// Cases of a property; VLANE_REPLAY_SEED makes others.
 fn cases(n: u32) -> TestRunner {
-    let seed = std::env::var("VLANE_REPLAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
-    let config = Config { cases: n, failure_persistence: None, max_shrink_iters: 40, ..Config::default() };
+    let seed =
+        std::env::var("VLANE_REPLAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
+    let config =
+        Config { cases: n, failure_persistence: None, max_shrink_iters: 40, ..Config::default() };
     TestRunner::new(Config { rng_seed: RngSeed::Fixed(seed), ..config })
 }
 
-/// The guest: the driver with the generated requests, four at a time on each lane, as fast as it can.
+/// The guest: the driver with the generated requests, four at a time on each lane, as fast as it
+/// can.
 fn drive(requests: &[ReplayRequest], socket: &Path) {
     let plan = ReplayPlan::new(requests.iter().copied()).unwrap();
     let options = ReplayOptions { timing: Timing::AsFast, ..ReplayOptions::default() };
@@ -194,11 +223,14 @@ fn drive(requests: &[ReplayRequest], socket: &Path) {
 }
 
 fn replay_on(trace: &Trace, socket: &Path, timing: Timing) {
-    let settings = Settings { timing, wait: Wait::Interrupt, depth: None, seed: 7, command: "test".into() };
+    let settings =
+        Settings { timing, wait: Wait::Interrupt, depth: None, seed: 7, command: "test".into() };
     let interrupt = Interrupt::listen().unwrap();
     let report = replay(trace, socket, &settings, &interrupt, |_, _| {}).unwrap();
-    let failed =
-        report.notes.iter().find(|note| note.text.contains("failed") || note.text.contains("Left out"));
+    let failed = report
+        .notes
+        .iter()
+        .find(|note| note.text.contains("failed") || note.text.contains("Left out"));
     assert!(failed.is_none(), "{failed:?}");
 }
 
@@ -206,7 +238,8 @@ fn replay_on(trace: &Trace, socket: &Path, timing: Timing) {
 fn vlane_replay_matches_the_recording() {
     let volume = Volume::serve();
     let (checked, case) = (Cell::new(0), Cell::new(0));
-    let timings = [Timing::AsFast, Timing::Original { speed: 1.0 }, Timing::Original { speed: 20.0 }];
+    let timings =
+        [Timing::AsFast, Timing::Original { speed: 1.0 }, Timing::Original { speed: 20.0 }];
     cases(9)
         .run(&workload(), |requests| {
             let count = requests.len() as u64;
@@ -261,9 +294,11 @@ fn recording_ends_in_time_with_slow_requests() {
         data: None,
     };
     std::thread::scope(|scope| {
-        let recording = scope
-            .spawn(|| record(&volume.control, &options, &interrupt, &mut |_| {}).unwrap().recorded.requests);
-        // Far fewer than those after which the clock is looked at anyhow, and for many times as long as it should take.
+        let recording = scope.spawn(|| {
+            record(&volume.control, &options, &interrupt, &mut |_| {}).unwrap().recorded.requests
+        });
+        // Far fewer than those after which the clock is looked at anyhow, and for many times as
+        // long as it should take.
         let mut made = 0;
         while !recording.is_finished() && made < 250 {
             drive(&[read], &volume.place.socket);
@@ -289,7 +324,8 @@ fn broken_order_is_noticed() {
         ioprio: 0,
         data: None,
     };
-    let flush = |at_ns| ReplayRequest { kind: ReplayKind::Flush, sector: 0, sectors: 0, ..write(at_ns, 0) };
+    let flush =
+        |at_ns| ReplayRequest { kind: ReplayKind::Flush, sector: 0, sectors: 0, ..write(at_ns, 0) };
     let requests = [write(0, 0), flush(10), write(20, 64), flush(30)];
     let (a, ()) = volume.recorded("a", 4, |socket| drive(&requests, socket));
     // The same requests, without any order between them.
@@ -307,7 +343,9 @@ fn arrivals(said: &str, requests: usize) -> BTreeMap<u16, Vec<Asked>> {
     let mut lanes: BTreeMap<u16, Vec<Asked>> = (0..LANES).map(|lane| (lane, Vec::new())).collect();
     for line in said.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let [event, "blk", _, "bs", _, "offset", offset, "bytes", bytes, "flags", flags] = words[..] else {
+        let [event, "blk", _, "bs", _, "offset", offset, "bytes", bytes, "flags", flags] =
+            words[..]
+        else {
             continue;
         };
         // BDRV_REQ_ZERO_WRITE
@@ -332,7 +370,8 @@ fn read_log(path: &Path) -> Vec<Asked> {
     let bytes = std::fs::read(path).unwrap();
     let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!(long(0), 0x006a_7366_7773_6872, "no log of dm-log-writes");
-    let (entries, sector_size) = (long(16), u32::from_le_bytes(bytes[24..28].try_into().unwrap()) as usize);
+    let (entries, sector_size) =
+        (long(16), u32::from_le_bytes(bytes[24..28].try_into().unwrap()) as usize);
     let mut at = sector_size;
     let mut log = Vec::new();
     for _ in 0..entries {
@@ -357,13 +396,15 @@ fn logging_peer(
     place: &Place,
     name: &str,
 ) -> (Backend, std::path::PathBuf, std::path::PathBuf) {
-    let [image, log, socket] = ["image", "log", "socket"].map(|part| place.path(&format!("{name}.{part}")));
+    let [image, log, socket] =
+        ["image", "log", "socket"].map(|part| place.path(&format!("{name}.{part}")));
     std::fs::File::create(&image).unwrap().set_len(SIZE).unwrap();
     std::fs::File::create(&log).unwrap();
     let file = |id: &str, path: &Path| {
         format!("driver=file,node-name={id},filename={},discard=unmap", path.display())
     };
-    let export = "type=vhost-user-blk,id=e,node-name=n,writable=on,num-queues=2,addr.type=unix,addr.path=";
+    let export =
+        "type=vhost-user-blk,id=e,node-name=n,writable=on,num-queues=2,addr.type=unix,addr.path=";
     let spec = Spec::new(
         program,
         [
@@ -394,7 +435,8 @@ fn qemu_storage_daemon_replay_matches_recording() {
     let (checked, case) = (Cell::new(0), Cell::new(0));
     cases(4)
         .run(&workload(), |mut requests| {
-            // The log tells how many entries it has when it is flushed, so the last of all is a flush.
+            // The log tells how many entries it has when it is flushed, so the last of all is a
+            // flush.
             let last = requests.iter().map(|r| r.at_ns).max().unwrap() + 1;
             requests.push(ReplayRequest {
                 at_ns: last,
@@ -404,9 +446,11 @@ fn qemu_storage_daemon_replay_matches_recording() {
                 sectors: 0,
                 ..requests[0]
             });
-            let (a, ()) = volume.recorded("a", requests.len() as u64, |socket| drive(&requests, socket));
+            let (a, ()) =
+                volume.recorded("a", requests.len() as u64, |socket| drive(&requests, socket));
             case.set(case.get() + 1);
-            let (peer, image, log) = logging_peer(&program, &volume.place, &format!("peer{}", case.get()));
+            let (peer, image, log) =
+                logging_peer(&program, &volume.place, &format!("peer{}", case.get()));
             replay_on(&a, peer.socket(), Timing::AsFast);
             // One flush more, of a session of its own: everything is in the log then.
             drive(&requests[requests.len() - 1..], peer.socket());
@@ -426,7 +470,9 @@ fn qemu_storage_daemon_replay_matches_recording() {
             // precedes a change that the flush covers. A write of zeroes is logged as a write.
             let logged = read_log(&log);
             let mut places: BTreeMap<Asked, VecDeque<usize>> = BTreeMap::new();
-            for (place, entry) in logged.iter().enumerate().filter(|(_, entry)| entry.0 != Kind::Flush) {
+            for (place, entry) in
+                logged.iter().enumerate().filter(|(_, entry)| entry.0 != Kind::Flush)
+            {
                 places.entry(*entry).or_default().push_back(place);
             }
             let (mut changes, mut names) = (0, BTreeMap::new());
@@ -435,7 +481,9 @@ fn qemu_storage_daemon_replay_matches_recording() {
                     let kind = if kind == Kind::WriteZeroes { Kind::Write } else { kind };
                     if kind.changes_data() {
                         // Equal ones are at one place, and so in order.
-                        let place = places.get_mut(&(kind, sector, sectors, 0)).and_then(VecDeque::pop_front);
+                        let place = places
+                            .get_mut(&(kind, sector, sectors, 0))
+                            .and_then(VecDeque::pop_front);
                         prop_assert!(
                             place.is_some(),
                             "{kind:?} of {sectors} sectors at {sector} is not in the log"
@@ -483,7 +531,10 @@ fn qemu_storage_daemon_replay_matches_recording() {
         })
         .unwrap();
     let checked = checked.get();
-    assert!(checked > 20, "only {checked} flushes stood between changes: the property says nothing");
+    assert!(
+        checked > 20,
+        "only {checked} flushes stood between changes: the property says nothing"
+    );
     stop(volume.backend);
 }
 
@@ -505,7 +556,8 @@ fn written(trace: &Trace) -> BTreeSet<u64> {
 
 /// Runs a program that must succeed within [`LIMIT`]; what it printed.
 fn output(command: &mut Command) -> String {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -515,9 +567,11 @@ fn output(command: &mut Command) -> String {
 fn converted(to: &str, name: &str) -> (Trace, Place, std::path::PathBuf) {
     let volume = Volume::serve();
     let requests = workload().new_tree(&mut cases(1)).unwrap().current();
-    let (trace, ()) = volume.recorded("a", requests.len() as u64, |socket| drive(&requests, socket));
+    let (trace, ()) =
+        volume.recorded("a", requests.len() as u64, |socket| drive(&requests, socket));
     stop(volume.backend);
-    let (from, file, target) = (volume.place.path("a"), volume.place.path(name), volume.place.path("target"));
+    let (from, file, target) =
+        (volume.place.path("a"), volume.place.path(name), volume.place.path("target"));
     std::fs::File::create(&target).unwrap().set_len(SIZE).unwrap();
     let mut command = Command::new(served::vlane());
     command
@@ -544,18 +598,28 @@ fn fio_replays_a_converted_trace() {
         command.args(["--name=r", "--ioengine=psync", "--output-format=json", "--runtime=30"]);
         command.arg(format!("--read_iolog={}", log.display())).current_dir(place.path("."));
         let json = output(&mut command);
-        let json: serde_json::Value = serde_json::from_str(&json[json.find('{').unwrap()..]).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&json[json.find('{').unwrap()..]).unwrap();
         let did = |what: &str| json["jobs"][0][what]["total_ios"].as_u64().unwrap();
         let bytes = |what: &str| json["jobs"][0][what]["io_bytes"].as_u64().unwrap();
         let moved = |kind| {
-            trace.requests.iter().filter(|r| r.record.kind == kind).map(|r| r.record.bytes()).sum::<u64>()
+            trace
+                .requests
+                .iter()
+                .filter(|r| r.record.kind == kind)
+                .map(|r| r.record.bytes())
+                .sum::<u64>()
         };
         assert_eq!(
             [did("read"), did("write"), did("sync")],
             [Kind::Read, Kind::Write, Kind::Flush].map(|k| trace.count(k)),
             "{format}"
         );
-        assert_eq!([bytes("read"), bytes("write")], [moved(Kind::Read), moved(Kind::Write)], "{format}");
+        assert_eq!(
+            [bytes("read"), bytes("write")],
+            [moved(Kind::Read), moved(Kind::Write)],
+            "{format}"
+        );
     }
 }
 
@@ -591,8 +655,12 @@ fn blkparse_reads_a_converted_trace() {
         }
     }
     assert_eq!(completed, expected.len());
-    assert_eq!(queued.iter().map(|(_, sector, sectors)| (*sector, *sectors)).collect::<Vec<_>>(), expected);
-    let of = |begins: &str| queued.iter().filter(|(what, ..)| what.starts_with(begins)).count() as u64;
+    assert_eq!(
+        queued.iter().map(|(_, sector, sectors)| (*sector, *sectors)).collect::<Vec<_>>(),
+        expected
+    );
+    let of =
+        |begins: &str| queued.iter().filter(|(what, ..)| what.starts_with(begins)).count() as u64;
     assert_eq!([of("R"), of("D")], [Kind::Read, Kind::Discard].map(|kind| trace.count(kind)));
 }
 
@@ -637,7 +705,8 @@ fn truncated_blktrace_gives_partial_result() {
 fn equal_trace_and_seed_replay_equally() {
     let volume = Volume::serve();
     let requests = workload().new_tree(&mut cases(1)).unwrap().current();
-    let (trace, ()) = volume.recorded("a", requests.len() as u64, |socket| drive(&requests, socket));
+    let (trace, ()) =
+        volume.recorded("a", requests.len() as u64, |socket| drive(&requests, socket));
     let [one, same, other] = [7, 7, 8].map(|seed| prepare(&trace, seed).unwrap().requests);
     assert_eq!(one, same);
     assert_ne!(one, other);

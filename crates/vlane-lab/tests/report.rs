@@ -1,4 +1,5 @@
-//! `vlane-lab report`: a saved report comes back in every form, and what is no report is refused with words that help.
+//! `vlane-lab report`: a saved report comes back in every form, and what is no report is refused
+//! with words that help.
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
@@ -13,7 +14,12 @@ fn example() -> String {
 }
 
 fn report(dir: &Path, words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_vlane-lab")).arg("report").args(words).current_dir(dir).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_vlane-lab"))
+        .arg("report")
+        .args(words)
+        .current_dir(dir)
+        .output()
+        .unwrap()
 }
 
 #[test]
@@ -22,7 +28,10 @@ fn report_survives_every_format() {
     std::fs::write(dir.path().join("a.json"), example()).unwrap();
     let text = report(dir.path(), &["a.json"]);
     let text = String::from_utf8(text.stdout).unwrap();
-    assert!(text.contains("4K random read") && text.contains("WARNING: The machine was busy"), "{text}");
+    assert!(
+        text.contains("4K random read") && text.contains("WARNING: The machine was busy"),
+        "{text}"
+    );
     assert!(text.contains("1.09M (1.06M-1.11M)"), "{text}");
 
     let written = report(dir.path(), &["a.json", "--html", "b.html", "--svg", "charts"]);
@@ -34,12 +43,15 @@ fn report_survives_every_format() {
     assert!(samples.status.success() && samples.stdout.is_empty(), "{samples:?}");
     let runs = std::fs::read_to_string(dir.path().join("samples/runs.csv")).unwrap();
     assert!(
-        runs.starts_with("Depth,Turn,Throughput [IOPS]\r\n32,0,1060000\r\n") && runs.lines().count() == 6,
+        runs.starts_with("Depth,Turn,Throughput [IOPS]\r\n32,0,1060000\r\n")
+            && runs.lines().count() == 6,
         "{runs}"
     );
 
     // Out of the page, and to the same page again.
-    assert!(report(dir.path(), &["b.html", "--json", "c.json", "--html", "d.html"]).status.success());
+    assert!(
+        report(dir.path(), &["b.html", "--json", "c.json", "--html", "d.html"]).status.success()
+    );
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
     let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
     assert_eq!(value(&read("c.json")), value(&example()));
@@ -50,7 +62,8 @@ fn report_survives_every_format() {
 fn unreadable_and_unwritable_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.json"), example()).unwrap();
-    std::fs::write(dir.path().join("newer.json"), example().replace("report/1", "report/9")).unwrap();
+    std::fs::write(dir.path().join("newer.json"), example().replace("report/1", "report/9"))
+        .unwrap();
     for (words, said) in [
         (&["nowhere.json"][..], "nowhere.json"),
         (&["newer.json"], "`vlane-report/9`"),

@@ -66,7 +66,10 @@ fn boosts_are_charged_and_killed_loader_unloads() {
     // The program counts, the daemon's accounts are charged, and the kernel knows better than both.
     let books = row(&report, "books", "loan");
     let (used, charged) = (books[3].as_f64().unwrap(), books[4].as_f64().unwrap());
-    assert!((charged / used - 1.0).abs() < 0.1, "{charged} ms charged of {used} ms used: {books:?}");
+    assert!(
+        (charged / used - 1.0).abs() < 0.1,
+        "{charged} ms charged of {used} ms used: {books:?}"
+    );
     let responses = row(&report, "responses", "loan");
     // Of the better turn. CPU time that the host takes from an emulated CPU is charged to the
     // thread that ran there. An account forgets amounts beyond the most that it may have or owe.
@@ -80,8 +83,18 @@ fn boosts_are_charged_and_killed_loader_unloads() {
 
 #[test]
 fn weights_hold_under_sched_ext() {
-    let turns =
-        ["--schedulers", "loan", "--repeat", "2", "--time", "10", "--kills", "0", "--weights", "256,512,128"];
+    let turns = [
+        "--schedulers",
+        "loan",
+        "--repeat",
+        "2",
+        "--time",
+        "10",
+        "--kills",
+        "0",
+        "--weights",
+        "256,512,128",
+    ];
     let Some(report) = prove(&turns) else { return };
     let responses = row(&report, "responses", "loan");
     let farthest = responses[5]["min"].as_f64().unwrap();
@@ -90,7 +103,18 @@ fn weights_hold_under_sched_ext() {
 
 #[test]
 fn starved_vcpus_compete_with_ordinary_threads() {
-    let turns = ["--schedulers", "loan", "--repeat", "1", "--time", "6", "--kills", "0", "--strangers", "4"];
+    let turns = [
+        "--schedulers",
+        "loan",
+        "--repeat",
+        "1",
+        "--time",
+        "6",
+        "--kills",
+        "0",
+        "--strangers",
+        "4",
+    ];
     let Some(report) = prove(&turns) else { return };
     let books = row(&report, "books", "loan");
     let (farthest, used) = (books[2].as_f64().unwrap(), books[3].as_f64().unwrap());
@@ -101,7 +125,8 @@ fn starved_vcpus_compete_with_ordinary_threads() {
     assert!(used > 1000.0, "the vCPUs got {used} ms of CPU time in 6 s");
 }
 
-/// `vlane sched run` as a user runs it: it takes sched_ext by itself, keeps weights, and gives every thread back.
+/// `vlane sched run` as a user runs it: it takes sched_ext by itself, keeps weights, and gives
+/// every thread back.
 #[test]
 fn scheduler_chooses_sched_ext_and_restores_threads() {
     let Some((host, program, kernel)) = machine() else { return };
@@ -139,18 +164,25 @@ sleep 1
 echo "RESULT runs_on=$(($(cut -d ' ' -f 14 /proc/${all##* }/stat) - before))"
 kill $all
 "#;
-    let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
+    let boot =
+        Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
     let mut machine = Qemu::new(program, Accel::Tcg, boot, Disk::at("/nowhere"));
     machine.disks.clear();
     machine.memory_mib = 1024;
-    // A scheduler that comes and goes has the kernel change its own code, which emulation by several threads does not survive.
+    // A scheduler that comes and goes has the kernel change its own code, which emulation by
+    // several threads does not survive.
     machine.in_turns = true;
     let vlane = common::stripped(&host, common::vlane().as_ref());
     let guest = Initramfs::new(script).program_at("vlane", vlane.path());
     let guest = machine.start_with(&host, &kernel, &guest, Duration::from_secs(400), None).unwrap();
     let report = finished(guest);
     let result = |key: &str| report.result(key).unwrap().to_string();
-    assert_eq!((result("scheduled"), result("ops")), ("6".into(), "vlane_loan".into()), "{}", report.console);
+    assert_eq!(
+        (result("scheduled"), result("ops")),
+        ("6".into(), "vlane_loan".into()),
+        "{}",
+        report.console
+    );
     assert_eq!(
         (result("ended"), result("state_after"), result("after")),
         ("0".into(), "disabled".into(), "0".into())

@@ -1,4 +1,5 @@
-//! Threads of the sched_ext vehicle: which are taken, and what they may do to the scheduler and to each other.
+//! Threads of the sched_ext vehicle: which are taken, and what they may do to the scheduler and to
+//! each other.
 //!
 //! Where the kernel has no sched_ext the tests return at once; `sched_ext_tests_pass_in_guest` runs
 //! them on a kernel that has it.
@@ -109,7 +110,8 @@ fn vehicle(policy: Policy) -> SchedExt {
 fn run(vehicle: &mut SchedExt, time: Duration) {
     let until = Instant::now() + time;
     while Instant::now() < until {
-        let next = vehicle.tick(monotonic_ns()).unwrap_or_else(|error| panic!("thrown out: {error}"));
+        let next =
+            vehicle.tick(monotonic_ns()).unwrap_or_else(|error| panic!("thrown out: {error}"));
         std::thread::sleep(Duration::from_nanos(next.saturating_sub(monotonic_ns())));
     }
 }
@@ -121,7 +123,8 @@ fn existing_children_join_except_real_time() {
     }
     let mut vehicle = vehicle(Policy::Loan);
     let (plain, fifo) = (Worker::new(false), Worker::new(false));
-    let real_time = Attr { class: Class::Else(1), priority: 7, nice: 0, reset_on_fork: false, slice_ns: 0 };
+    let real_time =
+        Attr { class: Class::Else(1), priority: 7, nice: 0, reset_on_fork: false, slice_ns: 0 };
     sys::set(fifo.tid, &real_time).unwrap();
     let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
     let class_of = |tid: u32| sys::get(tid).unwrap().class;
@@ -179,7 +182,9 @@ fn affinity_changes_do_not_eject_scheduler() {
         let begin = Instant::now();
         let (mut thrown_out, mut told) = (None, 0);
         let is_enough = |vehicle: &SchedExt, told: u64| {
-            told > 1000 && changed.load(Ordering::Relaxed) > 1000 && vehicle.counters().unwrap().moved > 100
+            told > 1000
+                && changed.load(Ordering::Relaxed) > 1000
+                && vehicle.counters().unwrap().moved > 100
         };
         while thrown_out.is_none() && begin.elapsed() < LIMIT / 2 {
             if begin.elapsed() > Duration::from_secs(12) && is_enough(&vehicle, told) {
@@ -221,7 +226,8 @@ fn long_queue_of_excluded_threads_delays_nobody() {
     let ids = two.each_ref().map(|worker| vehicle.add(&worker.vcpu(), claim(worker, 1)).unwrap());
     // This test itself comes before them, on another CPU.
     pin(tid(), &[2]);
-    let used = |vehicle: &SchedExt| ids.map(|id| vehicle.account(id).unwrap().totals.used_ns / 1_000_000);
+    let used =
+        |vehicle: &SchedExt| ids.map(|id| vehicle.account(id).unwrap().totals.used_ns / 1_000_000);
     // CPU time that one of them uses in a row while the other one waits without any.
     let (mut last, mut alone, mut longest) = (used(&vehicle), [0, 0], [0, 0]);
     let first = last;
@@ -238,7 +244,10 @@ fn long_queue_of_excluded_threads_delays_nobody() {
     let all = [last[0] - first[0], last[1] - first[1]];
     println!("the two used {all:?} ms, {longest:?} ms in a row");
     assert!(all.iter().sum::<u64>() > 500, "none of them ran: {all:?} ms");
-    assert!(longest.iter().all(|&ms| ms < 300), "one waits for the other for {longest:?} ms of CPU time");
+    assert!(
+        longest.iter().all(|&ms| ms < 300),
+        "one waits for the other for {longest:?} ms of CPU time"
+    );
     assert!(all[0].min(all[1]) * 3 > all[0].max(all[1]), "one of them starves: {all:?} ms");
 }
 
@@ -265,16 +274,24 @@ sched_ext_threads --nocapture --test-threads=1 ONLY 2>&1
     let this = common::stripped(&host, &std::env::current_exe().unwrap());
     let guest = vlane_boot::Initramfs::new(script.replace("ONLY", &only))
         .program_at("sched_ext_threads", this.path());
-    let boot =
-        vlane_boot::Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
-    let mut machine =
-        vlane_boot::Qemu::new(program, vlane_boot::Accel::Tcg, boot, vlane_boot::Disk::at("/nowhere"));
+    let boot = vlane_boot::Boot::Kernel {
+        kernel: kernel.image.clone(),
+        initramfs: None,
+        append: String::new(),
+    };
+    let mut machine = vlane_boot::Qemu::new(
+        program,
+        vlane_boot::Accel::Tcg,
+        boot,
+        vlane_boot::Disk::at("/nowhere"),
+    );
     machine.disks.clear();
     machine.memory_mib = 1024;
     machine.vcpus = 4;
     // The kernel changes its own code when a scheduler comes and goes.
     machine.in_turns = true;
     let show: fn(&str) = |line| eprintln!("guest: {line}");
-    let report = machine.start_with(&host, &kernel, &guest, LIMIT, Some(show)).unwrap().wait().unwrap();
+    let report =
+        machine.start_with(&host, &kernel, &guest, LIMIT, Some(show)).unwrap().wait().unwrap();
     report.script_ok().unwrap_or_else(|error| panic!("{error}\n{}", report.console));
 }

@@ -1,4 +1,5 @@
-//! `vlane sched run --qmp`: a machine that does not name its threads is scheduled by what its QMP socket says.
+//! `vlane sched run --qmp`: a machine that does not name its threads is scheduled by what its QMP
+//! socket says.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -26,7 +27,17 @@ fn unnamed_qemu_is_scheduled_through_qmp() {
     let qmp = directory.path().join("qmp.sock");
     // No kernel and no disk: the firmware looks for one, which is what vCPUs do.
     let started = Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg,thread=multi", "-smp", "2", "-m", "64", "-nodefaults", "-display", "none"])
+        .args([
+            "-accel",
+            "tcg,thread=multi",
+            "-smp",
+            "2",
+            "-m",
+            "64",
+            "-nodefaults",
+            "-display",
+            "none",
+        ])
         .args(["-name", "plain,debug-threads=off", "-qmp"])
         .arg(format!("unix:{},server=on,wait=off", qmp.display()))
         .stdin(Stdio::null())
@@ -43,7 +54,8 @@ fn unnamed_qemu_is_scheduled_through_qmp() {
     let said = vlane_sched::discover::vcpus_by_qmp(machine.0.id(), &qmp).unwrap();
     let attributes = || said.iter().map(|vcpu| sys::get(vcpu.tids[0]).unwrap()).collect::<Vec<_>>();
     let before = attributes();
-    let Some(scheduler) = Scheduler::start(&["--qmp", qmp.to_str().unwrap(), "--weight=512", "--cap=150"])
+    let Some(scheduler) =
+        Scheduler::start(&["--qmp", qmp.to_str().unwrap(), "--weight=512", "--cap=150"])
     else {
         return;
     };

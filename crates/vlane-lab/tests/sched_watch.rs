@@ -1,7 +1,8 @@
 //! `--watch-io`: interrupts signalled by others than vlane are seen, distinguished from the
 //! machine's own signals, and boost.
 //!
-//! Where the kernel refuses to be traced, the tests say so; `watch_tests_pass_in_guest` runs them on a kernel that does not.
+//! Where the kernel refuses to be traced, the tests say so; `watch_tests_pass_in_guest` runs them
+//! on a kernel that does not.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -38,7 +39,8 @@ fn ring(fd: &OwnedFd) {
     rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
 }
 
-/// One CPU for this process and all that it starts: it is never idle when something here runs, so a vCPU has to wait.
+/// One CPU for this process and all that it starts: it is never idle when something here runs, so a
+/// vCPU has to wait.
 fn on_one_cpu() {
     let mut one = CpuSet::new();
     one.set(0);
@@ -58,12 +60,14 @@ fn opened() -> Option<(Box<dyn Source>, Box<dyn Silence>)> {
     }
 }
 
-/// Not a test: what the tests start as the virtual machine's process. It does what it reads, a word per line.
+/// Not a test: what the tests start as the virtual machine's process. It does what it reads, a word
+/// per line.
 #[test]
 fn machine_for_the_watched_guest() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let fds: Vec<OwnedFd> =
-        (0..3).map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()).collect();
+    let fds: Vec<OwnedFd> = (0..3)
+        .map(|_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap())
+        .collect();
     let [interrupt, kick, internal] = &fds[..] else { return };
     let (told, vcpu_tid) = channel();
     let (order, orders) = channel::<String>();
@@ -115,7 +119,8 @@ fn guest() -> kvm_ioctls::VmFd {
     vm
 }
 
-/// Has KVM interrupt the guest by a system call, as QEMU's devices do without an iothread. There is no vCPU to take it.
+/// Has KVM interrupt the guest by a system call, as QEMU's devices do without an iothread. There is
+/// no vCPU to take it.
 fn raise(vm: &kvm_ioctls::VmFd) {
     let _ = vm.signal_msi(kvm_bindings::kvm_msi { address_lo: 0xfee0_0000, ..Default::default() });
 }
@@ -145,7 +150,8 @@ impl Machine {
             .by_ref()
             .map(Result::unwrap)
             .find_map(|line| Some(line.split_once("MACHINE ")?.1.to_string()));
-        let words: Vec<i32> = words.unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();
+        let words: Vec<i32> =
+            words.unwrap().split_whitespace().map(|word| word.parse().unwrap()).collect();
         let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         let interrupt = pidfd_getfd(&process, words[1], PidfdGetfdFlags::empty()).unwrap();
@@ -315,7 +321,9 @@ fn interrupts_without_eventfd_are_counted() {
     assert_eq!((count(source, "watch_unseen"), count(source, "watch_interrupts")), (2, 0));
     nothing(source);
     // The user learns once that boosts cannot come from there.
-    let Some(scheduler) = Scheduler::start(&["--pid", &machine.child.id().to_string(), "--watch-io"]) else {
+    let Some(scheduler) =
+        Scheduler::start(&["--pid", &machine.child.id().to_string(), "--watch-io"])
+    else {
         return;
     };
     scheduler.wait("its eventfds are known", |state| {
@@ -359,9 +367,11 @@ fn unserved_machine_is_boosted_and_detached_cleanly() {
     let state = plain.stop();
     assert!(state.vcpus.iter().all(|vcpu| vcpu.events == 0), "{state:?}");
 
-    let scheduler = Scheduler::start(&["--pid", &pid, "--watch-io", "--policy", "always-boost"]).unwrap();
+    let scheduler =
+        Scheduler::start(&["--pid", &pid, "--watch-io", "--policy", "always-boost"]).unwrap();
     scheduler.wait("its eventfds are known", |state| {
-        state.counters.get("watch_eventfds").is_some_and(|&found| found == 3) && state.vcpus.len() == 2
+        state.counters.get("watch_eventfds").is_some_and(|&found| found == 3)
+            && state.vcpus.len() == 2
     });
     let until = Instant::now() + LIMIT;
     let state = loop {
@@ -372,7 +382,8 @@ fn unserved_machine_is_boosted_and_detached_cleanly() {
         let state = scheduler.state();
         let boosts = |vcpu: &vlane_sched::live::state::VcpuState| vcpu.boosts + vcpu.wake_boosts;
         // The one that computes waits for its turn, behind this very test.
-        if state.vcpus.iter().any(|vcpu| vcpu.index == 1 && vcpu.events >= 20 && boosts(vcpu) >= 10) {
+        if state.vcpus.iter().any(|vcpu| vcpu.index == 1 && vcpu.events >= 20 && boosts(vcpu) >= 10)
+        {
             break state;
         }
         assert!(Instant::now() < until, "{state:?}");
@@ -399,11 +410,13 @@ fn unserved_machine_is_boosted_and_detached_cleanly() {
 
 /// CPU time of a thread, ns.
 fn used(pid: u32, tid: &str) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).unwrap_or_default();
+    let text =
+        std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).unwrap_or_default();
     text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
-/// A real back end that is not vlane's, and a front end in the machine's place: the thread that does I/O is its vCPU.
+/// A real back end that is not vlane's, and a front end in the machine's place: the thread that
+/// does I/O is its vCPU.
 #[test]
 fn vcpu_waiting_for_qemu_disk_is_boosted() {
     on_one_cpu();
@@ -412,10 +425,17 @@ fn vcpu_waiting_for_qemu_disk_is_boosted() {
     }
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("disk.sock");
-    let export =
-        format!("vhost-user-blk,id=disk,node-name=disk,addr.type=unix,addr.path={}", socket.display());
+    let export = format!(
+        "vhost-user-blk,id=disk,node-name=disk,addr.type=unix,addr.path={}",
+        socket.display()
+    );
     let started = Command::new("qemu-storage-daemon")
-        .args(["--blockdev", "null-co,node-name=disk,size=67108864,read-zeroes=on", "--export", &export])
+        .args([
+            "--blockdev",
+            "null-co,node-name=disk,size=67108864,read-zeroes=on",
+            "--export",
+            &export,
+        ])
         .spawn();
     let mut backend = match started {
         Ok(child) => child,
@@ -446,14 +466,15 @@ fn vcpu_waiting_for_qemu_disk_is_boosted() {
         assert!(Instant::now() < until, "nobody does I/O");
         std::thread::sleep(Duration::from_millis(100));
     };
-    // Under sched_ext the back end, an ordinary thread, comes first on the one CPU, and is polled instead of interrupting.
-    let options = ["--tid", &vcpu, "--watch-io", "--policy", "always-boost", "--vehicle", "realtime"];
+    // Under sched_ext the back end, an ordinary thread, comes first on the one CPU, and is polled
+    // instead of interrupting.
+    let options =
+        ["--tid", &vcpu, "--watch-io", "--policy", "always-boost", "--vehicle", "realtime"];
     let scheduler = Scheduler::start(&options).unwrap();
     let state = scheduler.wait("it is boosted and serves", |state| {
-        state
-            .vcpus
-            .iter()
-            .any(|vcpu| vcpu.events >= 50 && vcpu.boosts + vcpu.wake_boosts >= 20 && vcpu.responses >= 20)
+        state.vcpus.iter().any(|vcpu| {
+            vcpu.events >= 50 && vcpu.boosts + vcpu.wake_boosts >= 20 && vcpu.responses >= 20
+        })
     });
     assert!(state.counters["watch_served"] <= state.counters["watch_told"], "{state:?}");
     scheduler.stop();
@@ -509,7 +530,9 @@ fn watch_tests_pass_in_guest() {
     let host = common::host();
     let found = vlane_boot::QemuProgram::find(&host)
         .and_then(|program| Ok((program, vlane_boot::Kernel::with_sched_ext(&host)?)));
-    let Some((program, kernel)) = common::or_skip("a guest that may be traced", found) else { return };
+    let Some((program, kernel)) = common::or_skip("a guest that may be traced", found) else {
+        return;
+    };
     // One of them, to look at.
     let only = std::env::var("VLANE_WATCH_ONLY").unwrap_or_default();
     let script = r#"
@@ -525,17 +548,25 @@ sched_watch --nocapture --test-threads=1 ONLY 2>&1
         .modules(["kvm_amd"])
         .program_at("vlane", vlane.path())
         .program_at("sched_watch", this.path());
-    let boot =
-        vlane_boot::Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
-    let mut machine =
-        vlane_boot::Qemu::new(program, vlane_boot::Accel::Tcg, boot, vlane_boot::Disk::at("/nowhere"));
+    let boot = vlane_boot::Boot::Kernel {
+        kernel: kernel.image.clone(),
+        initramfs: None,
+        append: String::new(),
+    };
+    let mut machine = vlane_boot::Qemu::new(
+        program,
+        vlane_boot::Accel::Tcg,
+        boot,
+        vlane_boot::Disk::at("/nowhere"),
+    );
     machine.disks.clear();
     machine.memory_mib = 1024;
     // The kernel changes its own code when it is traced.
     machine.in_turns = true;
     let show: fn(&str) = |line| eprintln!("guest: {line}");
     let limit = Duration::from_secs(1500);
-    let report = machine.start_with(&host, &kernel, &guest, limit, Some(show)).unwrap().wait().unwrap();
+    let report =
+        machine.start_with(&host, &kernel, &guest, limit, Some(show)).unwrap().wait().unwrap();
     report.script_ok().unwrap_or_else(|error| panic!("{error}\n{}", report.console));
     assert!(!report.console.contains(vlane_testing::MARK), "{}", report.console);
     for key in ["write_ns", "write_traced_ns"].iter().filter(|_| only.is_empty()) {

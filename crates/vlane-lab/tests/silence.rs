@@ -14,7 +14,8 @@ const SYSTEMS_WORDS: [&str; 4] =
 /// socket in its place.
 fn clients(command: &clap::Command, path: &[String], socket: &str, found: &mut Vec<Vec<String>>) {
     let is_socket = |arg: &clap::Arg| {
-        let shown = arg.get_value_names().unwrap_or_default().iter().any(|name| name.contains("SOCKET"));
+        let shown =
+            arg.get_value_names().unwrap_or_default().iter().any(|name| name.contains("SOCKET"));
         shown || arg.get_id().as_str() == "socket"
     };
     let positionals: Vec<_> = command.get_positionals().collect();
@@ -28,9 +29,11 @@ fn clients(command: &clap::Command, path: &[String], socket: &str, found: &mut V
         found.push(path.to_vec());
     }
     if takes_socket && !command.has_subcommands() {
-        let output =
-            command.get_arguments().find(|arg| arg.is_required_set() && arg.get_long() == Some("output"));
-        let more = output.map(|_| ["--output".to_owned(), format!("{socket}.out")]).into_iter().flatten();
+        let output = command
+            .get_arguments()
+            .find(|arg| arg.is_required_set() && arg.get_long() == Some("output"));
+        let more =
+            output.map(|_| ["--output".to_owned(), format!("{socket}.out")]).into_iter().flatten();
         found.push([path, &[socket.to_owned()]].concat().into_iter().chain(more).collect());
     }
     for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
@@ -63,7 +66,8 @@ fn silent_server_is_reported() {
         let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
         assert!(!output.status.success(), "{words:?}: {said}");
         assert!(!SYSTEMS_WORDS.iter().any(|bad| said.contains(bad)), "{words:?}: {said}");
-        let is_told = said.contains(&mine) && said.contains("has not answered for 10 s: is it stopped");
+        let is_told =
+            said.contains(&mine) && said.contains("has not answered for 10 s: is it stopped");
         assert!(is_told, "{words:?}: {said}");
     }
 }

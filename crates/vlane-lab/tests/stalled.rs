@@ -102,7 +102,12 @@ fn hangs(mut ext4: Ext4, cache: &str) {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     until("the sockets are gone", &log, || !socket.exists() && !control.exists());
     until("what is left is said", &log, || told("ends now") == 1);
-    assert_eq!(told("1 request is unanswered after 2s"), 1, "{}", std::fs::read_to_string(&log).unwrap());
+    assert_eq!(
+        told("1 request is unanswered after 2s"),
+        1,
+        "{}",
+        std::fs::read_to_string(&log).unwrap()
+    );
     assert_eq!(told("unanswered: queue 1: write at sector 4096"), 1);
     assert_eq!(told("the storage does not answer"), 1, "told once");
     // However long the kernel keeps the process, and its descriptors with it.
@@ -117,7 +122,9 @@ fn hangs(mut ext4: Ext4, cache: &str) {
     });
     if next.is_some() {
         let waits = || {
-            std::fs::read_to_string(at("next.log")).unwrap().contains("is locked, and no process that runs")
+            std::fs::read_to_string(at("next.log"))
+                .unwrap()
+                .contains("is locked, and no process that runs")
         };
         until("the next one says that it waits", &at("next.log"), waits);
         assert!(!other.exists());
@@ -148,7 +155,8 @@ fn hung_buffered_lane_delays_no_other() {
     }
 }
 
-/// An upgrade would have to wait for the storage: it is given up, and when the storage answers again, so does the server. Then it can be done.
+/// An upgrade would have to wait for the storage: it is given up, and when the storage answers
+/// again, so does the server. Then it can be done.
 fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     let place = TempDir::with_prefix("vlane-stalled-").unwrap();
     let at = |name: &str| -> PathBuf { place.path().join(name) };
@@ -157,7 +165,12 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     run("sync", &["-f", image.to_str().unwrap()]).unwrap();
     let (socket, log) = (at("disk.sock"), at("log"));
     let mut command = Command::new(vlane());
-    command.arg("serve").arg(&image).arg("--socket").arg(&socket).args(["--cache", cache, "--queues", "2"]);
+    command
+        .arg("serve")
+        .arg(&image)
+        .arg("--socket")
+        .arg(&socket)
+        .args(["--cache", cache, "--queues", "2"]);
     command.stdout(Stdio::null()).stderr(std::fs::File::create(&log).unwrap());
     let mut serving = Serving(command.spawn().unwrap());
     until("listens", &log, || vlane_testing::listens(&socket));
@@ -188,7 +201,9 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     std::thread::sleep(Duration::from_millis(200));
     for time in 1..=2 {
         rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
-        until("it is given up", &log, || told("the storage does not answer requests of 1 queues") == time);
+        until("it is given up", &log, || {
+            told("the storage does not answer requests of 1 queues") == time
+        });
         // The other queue continues.
         submit(&mut queues[0], 0, Kind::Read);
         answered(&mut queues[0], 1);

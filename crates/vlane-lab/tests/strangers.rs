@@ -96,10 +96,12 @@ impl Bed {
         command.arg("serve").arg(faulty.image()).arg("--socket").arg(&socket);
         command.args(["--queues", "2", "--threads", "2", "--cache", cache]);
         let server = start(&command, &socket).unwrap_or_else(|error| panic!("{error}"));
-        let options = SessionOptions { queues: 2, depth: 64, data: BLOCK, ..SessionOptions::default() };
+        let options =
+            SessionOptions { queues: 2, depth: 64, data: BLOCK, ..SessionOptions::default() };
         let mut session = Session::connect(&socket, &options).unwrap();
         let (queues, _) = session.start().unwrap();
-        let lanes = queues.into_iter().map(|queue| Lane { queue, done: Vec::new(), slot: 0 }).collect();
+        let lanes =
+            queues.into_iter().map(|queue| Lane { queue, done: Vec::new(), slot: 0 }).collect();
         let (fresh, sent) = (HELD + APART, Vec::new());
         let mut bed = Bed { faulty, cache, lanes, session, server, _sockets: sockets, fresh, sent };
         // The first of each kind may be served in another way than the next.

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 use served::{Place, draw, going_on, seed, stop};
 use vlane_boot::Backend;
 use vlane_driver::{
-    Limit, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Want, verify_check, verify_load,
+    Limit, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Want, verify_check,
+    verify_load,
 };
 use vlane_testing::skip;
 
@@ -84,13 +85,17 @@ fn survives(case: &Case, queues: u16, packed: Want, times: u64, chance: &mut u64
             server
         });
         let report = verify_load(front_end, &mut state, &load, &mut |_| {
-            if over.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if over.load(Ordering::Relaxed) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         });
         (report, killer.join().unwrap())
     });
     let (report, server) = report;
-    let report =
-        report.unwrap_or_else(|error| panic!("{serve:?} {queues} queues, packed {packed:?}: {error}"));
+    let report = report
+        .unwrap_or_else(|error| panic!("{serve:?} {queues} queues, packed {packed:?}: {error}"));
     assert!(report.is_clean() && !report.backend_gone, "{serve:?}: {report:?}");
     assert_eq!(report.unflushed_lost, 0, "acknowledged and not there: {report:?}");
     // A server that was killed before it was noticed is not counted.
@@ -113,7 +118,9 @@ fn kills_neither_lose_nor_repeat_answers() {
     let shapes = [(1, Want::No), (2, Want::Must), (2, Want::No), (1, Want::Must)];
     // Each ring on each kind of storage, or as many as there are kills for.
     let turns: Vec<_> = (0..shapes.len() * cases.len())
-        .map(|turn| (&cases[(turn + turn / cases.len()) % cases.len()], shapes[turn % shapes.len()]))
+        .map(|turn| {
+            (&cases[(turn + turn / cases.len()) % cases.len()], shapes[turn % shapes.len()])
+        })
         .collect();
     let each = kills.div_ceil(turns.len() as u64).max(5);
     let (mut left, begin) = (kills, Instant::now());

@@ -32,7 +32,9 @@ fn read(name: &str) -> String {
 
 /// The program under test.
 fn vlane() -> PathBuf {
-    std::env::var("VLANE_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_vlane-lab").to_owned()).into()
+    std::env::var("VLANE_PROGRAM")
+        .unwrap_or_else(|_| env!("CARGO_BIN_EXE_vlane-lab").to_owned())
+        .into()
 }
 
 fn text(output: &Output) -> String {
@@ -56,7 +58,8 @@ fn units_pass_systemd_checks() {
     let directory = TempDir::with_prefix("vlane-units-").unwrap();
     installed(directory.path());
     // The check wants a program at the path.
-    for name in ["vlane@.service", "vlane-sched.service", "vlane@block.service.d/block-device.conf"] {
+    for name in ["vlane@.service", "vlane-sched.service", "vlane@block.service.d/block-device.conf"]
+    {
         let path = directory.path().join(name);
         let text = fs::read_to_string(&path).unwrap();
         let here = text.replace("/usr/local/bin/vlane", vlane().to_str().unwrap());
@@ -76,8 +79,11 @@ fn units_pass_systemd_checks() {
         let Ok(verified) = run(&["verify", "--man=no"]) else {
             return vlane_testing::skip("systemd-analyze is not there");
         };
-        let about: Vec<_> =
-            text(&verified).lines().filter(|line| line.contains("vlane")).map(str::to_owned).collect();
+        let about: Vec<_> = text(&verified)
+            .lines()
+            .filter(|line| line.contains("vlane"))
+            .map(str::to_owned)
+            .collect();
         assert!(about.is_empty(), "{unit}: {about:#?}");
         let threshold = format!("--threshold={exposure}");
         let rated = run(&["security", "--offline=yes", "--no-pager", &threshold]).unwrap();
@@ -101,23 +107,29 @@ fn units_name_no_directory_twice() {
     assert!(volume[0].contains("%i"), "two volumes have the same directory: {volume:?}");
     // A start changes the owner of a directory with all that is below it.
     let is_below = |one: &str, other: &str| format!("{one}/").starts_with(&format!("{other}/"));
-    assert!(!is_below(&volume[0], &sched[0]) && !is_below(&sched[0], &volume[0]), "{volume:?} {sched:?}");
+    assert!(
+        !is_below(&volume[0], &sched[0]) && !is_below(&sched[0], &volume[0]),
+        "{volume:?} {sched:?}"
+    );
 }
 
 #[test]
 fn libvirt_recipe_matches_the_unit() {
     let page = fs::read_to_string(units().join("../../docs/src/guests.md")).unwrap();
-    let recipe = page.split("### libvirt").nth(1).unwrap().split("\n### ").next().unwrap().to_owned();
+    let recipe =
+        page.split("### libvirt").nth(1).unwrap().split("\n### ").next().unwrap().to_owned();
     let unit = read("vlane@.service");
     let value = |key: &str| {
         let line = unit.lines().find_map(|line| line.strip_prefix(&format!("{key}=")));
         line.unwrap_or_else(|| panic!("the unit has no {key}=")).to_owned()
     };
     let start = value("ExecStart").replace("%i", "disk");
-    let option = |name: &str| start.split_whitespace().skip_while(|word| *word != name).nth(1).unwrap();
+    let option =
+        |name: &str| start.split_whitespace().skip_while(|word| *word != name).nth(1).unwrap();
     assert_eq!(option("--socket-mode"), "660", "the group connects, and nobody else");
     let socket = option("--socket");
-    let by_hand = format!("vlane serve disk.raw --socket {socket} --socket-group {}", value("Group"));
+    let by_hand =
+        format!("vlane serve disk.raw --socket {socket} --socket-group {}", value("Group"));
     for part in [
         by_hand.as_str(),
         format!("path='{socket}'").as_str(),
@@ -140,7 +152,9 @@ impl Container {
     fn new() -> Container {
         let directory = TempDir::with_prefix("vlane-systemd-").unwrap();
         let this = |name: &str| directory.path().join("root").join(name);
-        for name in ["etc", "usr", "run", "tmp", "proc", "sys", "dev", "root", "out", "var/lib/vlane"] {
+        for name in
+            ["etc", "usr", "run", "tmp", "proc", "sys", "dev", "root", "out", "var/lib/vlane"]
+        {
             fs::create_dir_all(this(name)).unwrap();
         }
         for name in ["bin", "sbin", "lib", "lib64"] {
@@ -169,16 +183,21 @@ impl Container {
             fs::write(units.join(drop_in), content).unwrap();
         }
         let device = units.join("vlane@block.service.d/block-device.conf");
-        fs::write(&device, fs::read_to_string(&device).unwrap().replace("/dev/vg0/%i", "/dev/vlane-test"))
-            .unwrap();
+        fs::write(
+            &device,
+            fs::read_to_string(&device).unwrap().replace("/dev/vg0/%i", "/dev/vlane-test"),
+        )
+        .unwrap();
         fs::write(
             this("inside.sh"),
-            fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/systemd/inside.sh")).unwrap(),
+            fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/systemd/inside.sh"))
+                .unwrap(),
         )
         .unwrap();
         fs::write(
             units.join("inside.service"),
-            "[Service]\nType=oneshot\nExecStart=/bin/bash /inside.sh\nStandardError=append:/out/inside.log\n",
+            "[Service]\nType=oneshot\nExecStart=/bin/bash \
+             /inside.sh\nStandardError=append:/out/inside.log\n",
         )
         .unwrap();
         fs::write(units.join("inside.target"), "[Unit]\nRequires=inside.service\n").unwrap();
@@ -187,7 +206,8 @@ impl Container {
         fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
         let device = Command::new("losetup").args(["--find", "--show"]).arg(&image).output();
         let device = device.ok().filter(|output| output.status.success());
-        let device = device.map(|output| String::from_utf8(output.stdout).unwrap().trim().to_owned());
+        let device =
+            device.map(|output| String::from_utf8(output.stdout).unwrap().trim().to_owned());
         if let Some(device) = &device {
             // A node of the container's own, as udev makes it.
             let number = fs::metadata(device).unwrap().rdev();
@@ -206,11 +226,10 @@ impl Container {
         let program = vlane();
         let mut command = Command::new("unshare");
         // The container has a cgroup of its own, and this one's `/run` stays as it is.
-        let script = "mount -t tmpfs none /run || exit\n\
-            for to in /sys/fs/cgroup/systemd /sys/fs/cgroup/unified /sys/fs/cgroup; do\n\
-                [ -w $to/cgroup.procs ] && mkdir -p $to/vlane-test-$$ && echo $$ >$to/vlane-test-$$/cgroup.procs\n\
-            done\n\
-            exec \"$@\"";
+        let script = "mount -t tmpfs none /run || exit\nfor to in /sys/fs/cgroup/systemd \
+                      /sys/fs/cgroup/unified /sys/fs/cgroup; do\n[ -w $to/cgroup.procs ] && mkdir \
+                      -p $to/vlane-test-$$ && echo $$ >$to/vlane-test-$$/cgroup.procs\ndone\nexec \
+                      \"$@\"";
         command.args([
             "--mount",
             "--propagation",

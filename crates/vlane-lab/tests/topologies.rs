@@ -22,7 +22,8 @@ fn is_empty(dir: &Path) -> bool {
 fn short_run_measures_every_topology() {
     let (dir, tmp) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let (json, html) = (dir.path().join("t.json"), dir.path().join("t.html"));
-    let words = ["--quick", "--jobs", "1,2", "--patterns", "randread", "--time", "60ms", "--repeat", "1"];
+    let words =
+        ["--quick", "--jobs", "1,2", "--patterns", "randread", "--time", "60ms", "--repeat", "1"];
     let output = topologies(tmp.path(), &words)
         .args(["--json", json.to_str().unwrap(), "--html", html.to_str().unwrap()])
         .output()

@@ -19,8 +19,8 @@ use served::{LIMIT, Place, fails, going_on, stop};
 use vlane_boot::Backend;
 use vlane_driver::ring::{Kind, Request};
 use vlane_driver::{
-    Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, VerifyOptions, VerifyState, Want, Workload, run,
-    verify_check, verify_load,
+    Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, VerifyOptions, VerifyState, Want,
+    Workload, run, verify_check, verify_load,
 };
 use vlane_testing::{descriptors, inherited};
 
@@ -102,7 +102,8 @@ fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64) {
     assert_eq!(done[0].status, 0, "{kind:?}");
 }
 
-/// Everything that is read is what was written last, no request fails, and none is answered twice (the driver breaks off then).
+/// Everything that is read is what was written last, no request fails, and none is answered twice
+/// (the driver breaks off then).
 fn survives(place: &Place, serve: &[&str], session: &SessionOptions) {
     stop(survives_at(place, 0, serve, session));
 }
@@ -129,7 +130,12 @@ fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOpti
     let pauses = pauses(&server);
     println!("{serve:?}, {} queues: paused for {pauses:?} ms", session.queues);
     assert_eq!(pauses.len(), 10, "{}", server.log());
-    assert_eq!(told(&server, " connected"), 2, "one session, and the one that checks: {}", server.log());
+    assert_eq!(
+        told(&server, " connected"),
+        2,
+        "one session, and the one that checks: {}",
+        server.log()
+    );
     server
 }
 
@@ -147,7 +153,8 @@ fn direct_packed_ring_survives_ten_upgrades() {
 
 #[test]
 fn buffered_packed_rings_survive_ten_upgrades() {
-    let session = SessionOptions { queues: 2, depth: 16, packed: Want::Must, ..SessionOptions::default() };
+    let session =
+        SessionOptions { queues: 2, depth: 16, packed: Want::Must, ..SessionOptions::default() };
     survives(&Place::new(16 * MIB), &["--queues", "2", "--cache", "writeback"], &session);
 }
 
@@ -172,8 +179,16 @@ fn direct_regions_survive_ten_upgrades() {
         .output();
     assert!(made.as_ref().is_ok_and(|made| made.status.success()), "{made:?}");
     let control = place.path("disk.ctl");
-    let serve =
-        ["--queues", "2", "--cache", "pdc", "--journal", "direct", "--control", control.to_str().unwrap()];
+    let serve = [
+        "--queues",
+        "2",
+        "--cache",
+        "pdc",
+        "--journal",
+        "direct",
+        "--control",
+        control.to_str().unwrap(),
+    ];
     let session = SessionOptions { queues: 2, depth: 16, ..SessionOptions::default() };
     let server = survives_at(&place, MIB, &serve, &session);
     let journal = || get(&control, "journal");
@@ -184,7 +199,8 @@ fn direct_regions_survive_ten_upgrades() {
     }
     // The last program of them does it, too.
     let ready = |direct: &serde_json::Value| {
-        direct["ranges"] == serde_json::json!([[2 * MIB, 14 * MIB]]) && direct["is_changing"] == false
+        direct["ranges"] == serde_json::json!([[2 * MIB, 14 * MIB]])
+            && direct["is_changing"] == false
     };
     until(&server, "the journal is direct", || ready(&journal()["direct"]));
     let before = journal()["direct"]["written_bytes"].as_u64();
@@ -224,10 +240,12 @@ fn steady_requests_survive_ten_upgrades() {
         ..Workload::default()
     };
     let front_end = place.connect(&session);
-    let report = during(&server, 10, |over| run(front_end, &workload, &mut |_| until_over(over)).unwrap());
+    let report =
+        during(&server, 10, |over| run(front_end, &workload, &mut |_| until_over(over)).unwrap());
     let (latency, pauses) = (&report.latency, pauses(&server));
     println!(
-        "{} requests in {:.1} s: p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us, max {:.0} us; paused for {pauses:?} ms",
+        "{} requests in {:.1} s: p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us, max {:.0} us; paused \
+         for {pauses:?} ms",
         report.ios, report.seconds, latency.p50, latency.p99, latency.p99_9, latency.max
     );
     assert_eq!(report.errors.total(), 0);
@@ -252,7 +270,12 @@ impl Replaceable {
 
     fn serve(&self, options: &[&str]) -> Backend {
         let mut command = Command::new(&self.program);
-        command.arg("serve").arg(&self.place.image).arg("--socket").arg(&self.place.socket).args(options);
+        command
+            .arg("serve")
+            .arg(&self.place.image)
+            .arg("--socket")
+            .arg(&self.place.socket)
+            .args(options);
         served::start(&command, &self.place.socket).unwrap()
     }
 
@@ -328,18 +351,28 @@ fn vanished_successor_leaves_old_server_serving() {
 }
 
 fn get(control: &Path, what: &str) -> serde_json::Value {
-    vlane_host::control::Control::new(control).get(&format!("/v1/{what}")).unwrap_or_else(|e| panic!("{e}"))
+    vlane_host::control::Control::new(control)
+        .get(&format!("/v1/{what}"))
+        .unwrap_or_else(|e| panic!("{e}"))
 }
 
 #[test]
 fn successor_serves_every_waiting_front_end() {
     let place = Place::new(16 * MIB);
     let control = place.path("disk.ctl");
-    let server =
-        place.serve(&["--queues", "2", "--control", control.to_str().unwrap(), "--limit-iops", "5000"]);
-    let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap());
+    let server = place.serve(&[
+        "--queues",
+        "2",
+        "--control",
+        control.to_str().unwrap(),
+        "--limit-iops",
+        "5000",
+    ]);
+    let inode =
+        |path: &Path| std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(path).unwrap());
     let before = (inode(&place.socket), inode(&control));
-    let limited = Command::new(served::vlane()).arg("limit").arg(&control).args(["--iops", "7000"]).output();
+    let limited =
+        Command::new(served::vlane()).arg("limit").arg(&control).args(["--iops", "7000"]).output();
     assert!(limited.unwrap().status.success());
     // No client is connected.
     ask(&server, UPGRADED);
@@ -356,7 +389,8 @@ fn successor_serves_every_waiting_front_end() {
     drop(silent);
     until(&server, "the one that waited is served", || told(&server, "session 2: front end") == 1);
     drop(waiting);
-    // One has negotiated, and starts its rings afterwards; the session's first messages went to another program.
+    // One has negotiated, and starts its rings afterwards; the session's first messages went to
+    // another program.
     let mut session = place.connect(&SessionOptions { queues: 2, ..SessionOptions::default() });
     ask(&server, UPGRADED);
     let (mut queues, _waker) = session.start().unwrap();
@@ -425,7 +459,8 @@ fn upgrades_drop_earlier_front_ends() {
     assert!(passed.iter().any(|file| file == "/etc/hostname"), "{passed:?}");
     let mut first = None;
     for number in 1..=3 {
-        let options = SessionOptions { queues: 2, inflight: Want::Must, ..SessionOptions::default() };
+        let options =
+            SessionOptions { queues: 2, inflight: Want::Must, ..SessionOptions::default() };
         let mut session = place.connect(&options);
         let (mut queues, _waker) = session.start().unwrap();
         queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
@@ -454,10 +489,15 @@ fn many_queues_upgrade_within_descriptor_limit() {
     for limit in ["1024:1024", "256:4096"] {
         let place = Place::new(16 * MIB);
         let mut command = Command::new("prlimit");
-        command.arg(format!("--nofile={limit}")).arg(served::vlane()).arg("serve").arg(&place.image);
+        command
+            .arg(format!("--nofile={limit}"))
+            .arg(served::vlane())
+            .arg("serve")
+            .arg(&place.image);
         command.arg("--socket").arg(&place.socket).args(["--queues", "128", "--threads", "2"]);
         let server = served::start(&command, &place.socket).unwrap();
-        let options = SessionOptions { queues: 128, inflight: Want::Must, ..SessionOptions::default() };
+        let options =
+            SessionOptions { queues: 128, inflight: Want::Must, ..SessionOptions::default() };
         let mut session = place.connect(&options);
         let (mut queues, _waker) = session.start().unwrap();
         for _ in 0..2 {
@@ -483,10 +523,14 @@ fn upgrade_without_descriptors_is_refused_early() {
     let (process, mut refused) = (server.id().to_string(), 0);
     for more in [200, 100, 80, 60, 40, 20, 0] {
         let limit = format!("--nofile={0}:{0}", highest + 1 + more);
-        assert!(Command::new("prlimit").args(["--pid", &process, &limit]).status().unwrap().success());
+        assert!(
+            Command::new("prlimit").args(["--pid", &process, &limit]).status().unwrap().success()
+        );
         let (before, upgraded) = (told(&server, REFUSED), told(&server, UPGRADED));
         signal(&server, Signal::USR2);
-        until(&server, "an answer", || told(&server, REFUSED) + told(&server, UPGRADED) > before + upgraded);
+        until(&server, "an answer", || {
+            told(&server, REFUSED) + told(&server, UPGRADED) > before + upgraded
+        });
         refused += told(&server, REFUSED) - before;
         queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
     }
@@ -516,7 +560,8 @@ fn inspected_program_inherits_no_guest() {
     stop(server);
 }
 
-/// The guest may have written what looks like another format since, and the size may be another one.
+/// The guest may have written what looks like another format since, and the size may be another
+/// one.
 #[test]
 fn changed_image_contents_do_not_matter() {
     let place = Place::new(16 * MIB);
@@ -548,7 +593,8 @@ fn changed_image_contents_do_not_matter() {
 #[test]
 fn server_ends_at_any_moment_of_upgrade() {
     let place = Place::new(16 * MIB);
-    let between = [None, Some(0), Some(1), Some(5), Some(10), Some(20), Some(40), Some(60), Some(90)];
+    let between =
+        [None, Some(0), Some(1), Some(5), Some(10), Some(20), Some(40), Some(60), Some(90)];
     for pause in between {
         let server = place.serve(&["--queues", "1", "--cache", "writeback"]);
         let mut session = place.connect(&SessionOptions::default());

@@ -14,8 +14,8 @@ use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_boot::demo::{self, Demo, Scratch};
 use vlane_boot::{
-    Accel, Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Install, Kernel, Qemu, QemuProgram, Ready,
-    Spec,
+    Accel, Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Install, Kernel, Qemu, QemuProgram,
+    Ready, Spec,
 };
 use vlane_error::counted;
 
@@ -144,7 +144,8 @@ pub fn execute(args: BootArgs, stand_in: Option<StandIn>) -> Result<Outcome> {
 fn signals() -> Result<Arc<AtomicBool>> {
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&ended)).context("signals cannot be caught")?;
+        signal_hook::flag::register(signal, Arc::clone(&ended))
+            .context("signals cannot be caught")?;
     }
     Ok(ended)
 }
@@ -221,10 +222,12 @@ fn demonstration(
     stand_in: Option<StandIn>,
 ) -> Result<Outcome> {
     let started = Instant::now();
-    let parts = QemuProgram::find(host).and_then(|q| Kernel::find(host).map(|k| (q, k))).and_then(|parts| {
-        host.program("busybox")?;
-        Ok(parts)
-    });
+    let parts = QemuProgram::find(host).and_then(|q| Kernel::find(host).map(|k| (q, k))).and_then(
+        |parts| {
+            host.program("busybox")?;
+            Ok(parts)
+        },
+    );
     let scratch = Scratch::new()?;
     let image = scratch.volume()?;
     let socket = scratch.path("demo.sock");
@@ -234,7 +237,8 @@ fn demonstration(
         Err(e) if matches!(e.kind(), ErrorKind::Missing | ErrorKind::Install) => {
             println!("No guest can be booted here: {e}.");
             println!(
-                "`vlane boot --demo --install` installs the missing programs, as root on Debian or Ubuntu."
+                "`vlane boot --demo --install` installs the missing programs, as root on Debian \
+                 or Ubuntu."
             );
             let Some(stand_in) = stand_in else {
                 bail!("no guest can be booted; `vlane-lab boot` replaces it with a built-in driver")
@@ -262,10 +266,17 @@ fn demonstration(
 }
 
 /// Waits for the demonstration's guest, and stops the back end after it.
-fn follow(mut guest: Guest, mut backend: Backend, ended: &AtomicBool) -> Result<vlane_boot::Report> {
+fn follow(
+    mut guest: Guest,
+    mut backend: Backend,
+    ended: &AtomicBool,
+) -> Result<vlane_boot::Report> {
     while guest.poll(TICK)?.is_none() && !guest.is_overdue() {
         if let Some(status) = backend.ended()? {
-            bail!("vlane serve ended ({status}) under the running guest; it said:\n{}", backend.log());
+            bail!(
+                "vlane serve ended ({status}) under the running guest; it said:\n{}",
+                backend.log()
+            );
         }
         if ended.load(Ordering::Relaxed) {
             guest.kill();
@@ -290,10 +301,10 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
         Accel::Tcg => "emulated, so several times slower than under KVM",
     };
     println!(
-        "\nA guest with {} ({how}) booted Linux {}, made an ext4 file system on the volume that vlane served \
-         over {}, wrote {}, came back to them after unmounting, and read every one back right, in \
-         {:.1} s. From the host, e2fsck finds the file system clean and the content of a file is the guest's. \
-         Everything together took {:.1} s.\n",
+        "\nA guest with {} ({how}) booted Linux {}, made an ext4 file system on the volume that \
+         vlane served over {}, wrote {}, came back to them after unmounting, and read every one \
+         back right, in {:.1} s. From the host, e2fsck finds the file system clean and the \
+         content of a file is the guest's. Everything together took {:.1} s.\n",
         counted(args.cpus, "vCPU"),
         shown.kernel,
         counted(shown.queues, "queue"),
@@ -303,10 +314,12 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
     );
     println!("Next:");
     println!(
-        "  vlane boot DISK.raw                        a guest from your own bootable image, with its console here"
+        "  vlane boot DISK.raw                        a guest from your own bootable image, with \
+         its console here"
     );
     println!(
-        "  vlane serve DISK.raw --socket /run/d.sock  a volume for a QEMU, libvirt or Cloud Hypervisor of your own"
+        "  vlane serve DISK.raw --socket /run/d.sock  a volume for a QEMU, libvirt or Cloud \
+         Hypervisor of your own"
     );
     println!("  vlane boot DISK.raw --dry-run              the command lines, to copy from");
     println!("The README continues under \"Use it\".");
@@ -314,8 +327,8 @@ fn summary(shown: &Demo, args: &BootArgs, accel: &Choice, took: Duration) {
 
 /// Prints the command lines without running them.
 fn dry_run(args: &BootArgs, host: &Host) -> Result<Outcome> {
-    let program =
-        QemuProgram::find(host).unwrap_or(QemuProgram { path: "qemu-system-x86_64".into(), version: (7, 2) });
+    let program = QemuProgram::find(host)
+        .unwrap_or(QemuProgram { path: "qemu-system-x86_64".into(), version: (7, 2) });
     let directory = std::env::temp_dir().join("vlane-boot");
     let accel = match args.accel {
         AccelArg::Auto => Choice::kept(host).unwrap_or_else(Choice::untried),
@@ -330,7 +343,11 @@ fn dry_run(args: &BootArgs, host: &Host) -> Result<Outcome> {
     } else {
         image = directory.join("demo.raw");
         socket = directory.join("demo.sock");
-        println!("truncate -s {} {}", demo::VOLUME_BYTES, vlane_boot::quote(&image.to_string_lossy()));
+        println!(
+            "truncate -s {} {}",
+            demo::VOLUME_BYTES,
+            vlane_boot::quote(&image.to_string_lossy())
+        );
         qemu = demo_machine(args, program, &accel, &socket);
         qemu.boot = Boot::Kernel {
             kernel: Kernel::cached(host).map_or_else(|| "VMLINUX".into(), |k| k.image),

@@ -13,7 +13,10 @@ pub fn run(control: &Path) -> Result<()> {
         return Ok(());
     }
     println!("--classes {}{}", told.mode, if told.is_mixed { ", mixed now" } else { "" });
-    println!("{:>12} {:>12} {:>22} {:>22}", "", "requests", "waited: mean, p99", "device: mean, p99");
+    println!(
+        "{:>12} {:>12} {:>22} {:>22}",
+        "", "requests", "waited: mean, p99", "device: mean, p99"
+    );
     for counted in &told.classes {
         println!("{}", row(&counted.class, counted));
     }
@@ -32,7 +35,8 @@ pub fn run(control: &Path) -> Result<()> {
     }
     if told.full_turns > 0 {
         println!(
-            "the guest's ring was full in {} of {} turns: other requests may have waited in the guest",
+            "the guest's ring was full in {} of {} turns: other requests may have waited in the \
+             guest",
             told.full_turns, told.turns
         );
     }

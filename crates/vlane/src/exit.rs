@@ -72,7 +72,9 @@ pub fn as_usage(error: impl Into<anyhow::Error>) -> anyhow::Error {
 /// The exit status of an error.
 pub fn status_of(error: &anyhow::Error) -> u8 {
     let of = |cause: &(dyn Error + 'static)| {
-        let lab = cause.downcast_ref::<vlane_error::program::Error>().map(vlane_error::program::Error::kind);
+        let lab = cause
+            .downcast_ref::<vlane_error::program::Error>()
+            .map(vlane_error::program::Error::kind);
         if cause.is::<Usage>() || lab == Some(vlane_error::program::ErrorKind::Usage) {
             Some(USAGE)
         } else {
@@ -91,7 +93,8 @@ mod tests {
 
     #[test]
     fn status_follows_the_wrapped_cause() {
-        let around = |error: anyhow::Error| Err::<(), _>(error).context("one").context("two").unwrap_err();
+        let around =
+            |error: anyhow::Error| Err::<(), _>(error).context("one").context("two").unwrap_err();
         assert_eq!(status_of(&around(Usage("x".into()).into())), USAGE);
         assert_eq!(status_of(&around(Partial("x".into()).into())), LESS);
         assert_eq!(status_of(&around(Missed("x".into()).into())), LESS);

@@ -1,4 +1,5 @@
-//! Commands that moved to `vlane-lab`: their former names work for one version, with a line that says the present one.
+//! Commands that moved to `vlane-lab`: their former names work for one version, with a line that
+//! says the present one.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -36,15 +37,20 @@ pub fn hand_over(words: &[OsString]) -> anyhow::Result<()> {
     let (former, present) =
         (format!("vlane {}", former.join(" ")), format!("vlane-lab {}", present.join(" ")));
     let Some(program) = find() else {
-        anyhow::bail!("`{former}` is now `{present}`; install it: cargo install --path crates/vlane-lab")
+        anyhow::bail!(
+            "`{former}` is now `{present}`; install it: cargo install --path crates/vlane-lab"
+        )
     };
     eprintln!("vlane: `{former}` is now `{present}`");
     let error = Command::new(&program).args(rest).exec();
     Err(anyhow::Error::new(error).context(format!("cannot run {}", program.display())))
 }
 
-/// The former words, the present ones, and the arguments for `vlane-lab`. Options of all commands may stand in front.
-fn moved(words: &[OsString]) -> Option<(&'static [&'static str], &'static [&'static str], Vec<OsString>)> {
+/// The former words, the present ones, and the arguments for `vlane-lab`. Options of all commands
+/// may stand in front.
+fn moved(
+    words: &[OsString],
+) -> Option<(&'static [&'static str], &'static [&'static str], Vec<OsString>)> {
     let mut first = 0;
     while let Some(option) =
         words.get(first).and_then(|word| word.to_str()).filter(|word| word.starts_with('-'))

@@ -46,15 +46,19 @@ pub struct InspectArgs {
 
 /// Inspects.
 pub fn run(args: &InspectArgs) -> Result<()> {
-    let output =
-        args.json.as_ref().map(|path| Output::new(path).replacing(is_own).force(args.overwrite.force));
+    let output = args
+        .json
+        .as_ref()
+        .map(|path| Output::new(path).replacing(is_own).force(args.overwrite.force));
     output.as_ref().map_or(Ok(()), Output::check)?;
     let (file, size) = look_into(&args.image, args.format == Some(FormatArg::Raw))?;
     let mut image = Image { file, unread: None };
     let findings = examine(&mut image, size);
     if let Some((offset, error)) = image.unread {
         let name = args.image.display();
-        tracing::warn!("{name}: cannot be read at byte {offset} ({error}); the content there is unknown");
+        tracing::warn!(
+            "{name}: cannot be read at byte {offset} ({error}); the content there is unknown"
+        );
     }
     show(&args.image, size, &findings);
     if let Some(output) = output {
@@ -123,7 +127,9 @@ fn label_in_words(label: Option<Label>) -> String {
         None => "no partition table".to_owned(),
         Some(Label::Mbr(sector)) => format!("partition table MBR in sectors of {sector} bytes"),
         Some(Label::Gpt(sector)) => format!("partition table GPT in sectors of {sector} bytes"),
-        Some(Label::Damaged) => "partition table GPT, which is damaged or contradicts its copy".to_owned(),
+        Some(Label::Damaged) => {
+            "partition table GPT, which is damaged or contradicts its copy".to_owned()
+        }
     }
 }
 

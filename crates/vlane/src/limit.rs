@@ -120,12 +120,14 @@ impl ServeLimits {
         let limits = Limits { iops: limit_iops, bandwidth: limit_bandwidth, burst, express };
         if !limits.is_any() && (limit_burst.is_some() || limit_express.is_some()) {
             usage!(
-                "--limit-burst and --limit-express are about a limit; give --limit-iops or --limit-bandwidth with them"
+                "--limit-burst and --limit-express are about a limit; give --limit-iops or \
+                 --limit-bandwidth with them"
             );
         }
         if express == ExpressBudget::Exempt && !mode.classifies() {
             usage!(
-                "--limit-express exempt: no request is express with --classes off; give --classes order, shortest or on with it"
+                "--limit-express exempt: no request is express with --classes off; give --classes \
+                 order, shortest or on with it"
             );
         }
         Ok(limits)
@@ -138,11 +140,12 @@ pub fn run(control: &Path, args: &LimitArgs) -> Result<()> {
     let mut limits = control.limits()?;
     let LimitArgs { iops, bandwidth, burst, express, .. } = *args;
     if iops.is_some() || bandwidth.is_some() || burst.is_some() || express.is_some() {
-        let changed = |new: Option<OrNone>, old| new.map_or(old, |OrNone(limit)| limit.map(NonZeroU64::get));
+        let changed =
+            |new: Option<OrNone>, old| new.map_or(old, |OrNone(limit)| limit.map(NonZeroU64::get));
         limits.iops = changed(iops, limits.iops);
         limits.bandwidth = changed(bandwidth, limits.bandwidth);
-        limits.burst_us =
-            burst.map_or(limits.burst_us, |burst| u64::try_from(burst.as_micros()).unwrap_or(u64::MAX));
+        limits.burst_us = burst
+            .map_or(limits.burst_us, |burst| u64::try_from(burst.as_micros()).unwrap_or(u64::MAX));
         limits.express = express.map_or(limits.express, Into::into);
         limits = control.set_limits(&limits)?;
     }
@@ -166,7 +169,8 @@ pub fn describe(limits: &Told) -> String {
         ExpressBudget::Exempt => "express requests are exempt",
         ExpressBudget::Counted => "express requests count",
     };
-    let (burst, waited) = (Duration::from_micros(limits.burst_us), Duration::from_micros(limits.waited_us));
+    let (burst, waited) =
+        (Duration::from_micros(limits.burst_us), Duration::from_micros(limits.waited_us));
     format!(
         "{}; bursts of {burst:?}; {express}\nwaited {}, {:.1} s in all, since that was set",
         rates.join(" and "),

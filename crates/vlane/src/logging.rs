@@ -49,12 +49,14 @@ impl LogArgs {
     pub fn start(&self) -> anyhow::Result<Format> {
         let format = match (self.log_format, variable("VLANE_LOG_FORMAT")) {
             (Some(format), _) => format,
-            (None, Some(text)) => Format::from_str(&text, false)
-                .map_err(|_| Usage(format!("VLANE_LOG_FORMAT={text}: `text` and `json` are possible")))?,
+            (None, Some(text)) => Format::from_str(&text, false).map_err(|_| {
+                Usage(format!("VLANE_LOG_FORMAT={text}: `text` and `json` are possible"))
+            })?,
             (None, None) => Format::Text,
         };
         let all = |level| Targets::new().with_default(level);
-        let filter = match (i16::from(self.verbose) - i16::from(self.quiet), variable("VLANE_LOG")) {
+        let filter = match (i16::from(self.verbose) - i16::from(self.quiet), variable("VLANE_LOG"))
+        {
             (0, Some(text)) => filter(&text)?,
             (0, None) => all(LevelFilter::INFO),
             (1, _) => all(LevelFilter::DEBUG),
@@ -63,16 +65,20 @@ impl LogArgs {
             (..-1, _) => all(LevelFilter::ERROR),
         };
         // A reader of these lines that is gone is no reason to stop, and least of all to panic.
-        let lines = tracing_subscriber::fmt::layer().log_internal_errors(false).with_writer(std::io::stderr);
+        let lines = tracing_subscriber::fmt::layer()
+            .log_internal_errors(false)
+            .with_writer(std::io::stderr);
         let registry = tracing_subscriber::registry();
         let filter = filter.and(limit::Bounded);
         match format {
             Format::Text => {
-                let lines = lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).compact();
+                let lines =
+                    lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).compact();
                 registry.with(lines.with_filter(filter)).init();
             }
             Format::Json => {
-                let lines = lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
+                let lines =
+                    lines.json().flatten_event(true).with_current_span(false).with_span_list(false);
                 registry.with(lines.with_filter(filter)).init();
             }
         }
@@ -82,15 +88,17 @@ impl LogArgs {
 
 /// A variable that is set to something.
 fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|value| !value.is_empty())
+    std::env::var_os(name)
+        .map(|value| value.to_string_lossy().into_owned())
+        .filter(|value| !value.is_empty())
 }
 
 /// Content of VLANE_LOG: a level, or also levels for parts of the program.
 fn filter(text: &str) -> Result<Targets, Usage> {
     let wrong = |part: &str| {
         Usage(format!(
-            "VLANE_LOG={text}: `{part}` is not possible; give a level (off, error, warn, info, debug, trace), or levels for parts of the \
-             program, as in info,vlane_server=debug"
+            "VLANE_LOG={text}: `{part}` is not possible; give a level (off, error, warn, info, \
+             debug, trace), or levels for parts of the program, as in info,vlane_server=debug"
         ))
     };
     let mut targets = Targets::new().with_default(LevelFilter::INFO);
@@ -101,7 +109,8 @@ fn filter(text: &str) -> Result<Targets, Usage> {
         };
         // The parser also takes numbers, and the empty string.
         let named = level.chars().all(|c| c.is_ascii_alphabetic()) && !level.is_empty();
-        let level = LevelFilter::from_str(level).ok().filter(|_| named).ok_or_else(|| wrong(part))?;
+        let level =
+            LevelFilter::from_str(level).ok().filter(|_| named).ok_or_else(|| wrong(part))?;
         targets = match target {
             None => targets.with_default(level),
             Some(target) if is_path(target) => targets.with_target(target, level),
@@ -136,8 +145,9 @@ mod tests {
 
     #[test]
     fn unnamed_parts_stay_at_info() {
-        let tells =
-            |text: &str, target: &str, level: Level| filter(text).unwrap().would_enable(target, &level);
+        let tells = |text: &str, target: &str, level: Level| {
+            filter(text).unwrap().would_enable(target, &level)
+        };
         assert!(tells("debug", "vlane", Level::DEBUG) && !tells("debug", "vlane", Level::TRACE));
         assert!(!tells("off", "vlane", Level::ERROR) && tells("WARN", "vlane", Level::WARN));
         let parts = "vlane_server=debug,vlane_lane::pool=off";
@@ -148,11 +158,22 @@ mod tests {
 
     #[test]
     fn invalid_levels_list_valid_ones() {
-        for text in
-            ["nonsense", "nonsense,info", "vlane=", "=info", "vlane=loud", "3", "[span]=debug", "info,", ","]
-        {
+        for text in [
+            "nonsense",
+            "nonsense,info",
+            "vlane=",
+            "=info",
+            "vlane=loud",
+            "3",
+            "[span]=debug",
+            "info,",
+            ",",
+        ] {
             let error = filter(text).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("VLANE_LOG={text}: ")) && error.contains("trace"), "{error}");
+            assert!(
+                error.starts_with(&format!("VLANE_LOG={text}: ")) && error.contains("trace"),
+                "{error}"
+            );
         }
     }
 }

@@ -23,7 +23,8 @@ pub struct ManArgs {
 /// Writes.
 ///
 /// # Errors
-/// The directory is not there, a page cannot be written, or what is in its place is no page of vlane's.
+/// The directory is not there, a page cannot be written, or what is in its place is no page of
+/// vlane's.
 pub fn run(program: &Program, args: &ManArgs) -> Result<()> {
     if !args.dir.is_dir() {
         bail!("{}: there is no such directory; make it first", args.dir.display());
@@ -69,7 +70,11 @@ fn check(path: &Path) -> Result<()> {
     match std::fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Ok(old) if is_page(&old) => Ok(()),
-        Ok(_) => bail!("{}: it is there, and no man page of vlane's; move it away first", path.display()),
-        Err(error) => Err(error).with_context(|| format!("{}: cannot be looked at", path.display())),
+        Ok(_) => {
+            bail!("{}: it is there, and no man page of vlane's; move it away first", path.display())
+        }
+        Err(error) => {
+            Err(error).with_context(|| format!("{}: cannot be looked at", path.display()))
+        }
     }
 }

@@ -32,13 +32,15 @@ pub const STATUS: [(u8, &str); 4] = [
 const SERVE: Signals = &[
     (
         "SIGTERM, SIGINT",
-        "Stops taking requests, answers those in flight, flushes the device, removes the sockets, and ends with status 0. The \
-         status is 1 if a write failed or was lost, or if the storage does not answer within --stop-timeout.",
+        "Stops taking requests, answers those in flight, flushes the device, removes the sockets, \
+         and ends with status 0. The status is 1 if a write failed or was lost, or if the storage \
+         does not answer within --stop-timeout.",
     ),
     ("SIGHUP", "Reads the image's size again, and tells the guest of a change."),
     (
         "SIGUSR2",
-        "Upgrades to the program that is at the same path now. No request fails, and the sockets stay.",
+        "Upgrades to the program that is at the same path now. No request fails, and the sockets \
+         stay.",
     ),
 ];
 
@@ -48,8 +50,8 @@ const ENDS: Signals =
 /// Signals of a command that measures.
 pub const MEASURES: Signals = &[(
     "SIGTERM, SIGINT, SIGHUP",
-    "Ends the measurement early, with all back ends and guests that it has started. A partial result is reported and marked as \
-     partial, with status 3.",
+    "Ends the measurement early, with all back ends and guests that it has started. A partial \
+     result is reported and marked as partial, with status 3.",
 )];
 
 /// No signal is special.
@@ -66,7 +68,10 @@ pub static PAGES: &[Page] = &[
         "",
         NONE,
         &[
-            ("serve disk.raw --socket /run/vlane/disk/disk.sock", "Serves a volume to virtual machines."),
+            (
+                "serve disk.raw --socket /run/vlane/disk/disk.sock",
+                "Serves a volume to virtual machines.",
+            ),
             ("boot --install", "Boots a guest on a new volume, as a demonstration."),
         ],
     ),
@@ -75,7 +80,8 @@ pub static PAGES: &[Page] = &[
         SERVE,
         &[
             (
-                "serve disk.raw --socket /run/vlane/disk/disk.sock --control /run/vlane/disk/disk.ctl",
+                "serve disk.raw --socket /run/vlane/disk/disk.sock --control \
+                 /run/vlane/disk/disk.ctl",
                 "Serves an image file, with a control socket.",
             ),
             (
@@ -96,7 +102,10 @@ pub static PAGES: &[Page] = &[
         "boot",
         &[
             ("SIGTERM, SIGHUP", "Ends the guest, then drains, flushes and ends the server."),
-            ("SIGINT", "With a console on the terminal, Ctrl-C goes to the guest; Ctrl-A X ends QEMU."),
+            (
+                "SIGINT",
+                "With a console on the terminal, Ctrl-C goes to the guest; Ctrl-A X ends QEMU.",
+            ),
         ],
         &[
             ("boot --install", "Runs a demonstration, and installs missing programs."),
@@ -106,7 +115,11 @@ pub static PAGES: &[Page] = &[
     ),
     page("volume", NONE, &[("volume disk.ctl status", "Shows the volume that is served.")]),
     page("volume status", NONE, &[("volume disk.ctl status", "Shows the volume that is served.")]),
-    page("volume classes", NONE, &[("volume disk.ctl classes", "Shows the requests of each class.")]),
+    page(
+        "volume classes",
+        NONE,
+        &[("volume disk.ctl classes", "Shows the requests of each class.")],
+    ),
     page(
         "volume limit",
         NONE,
@@ -118,9 +131,16 @@ pub static PAGES: &[Page] = &[
     page(
         "volume record",
         &[("SIGTERM, SIGINT, SIGHUP", "Ends the recording with a complete trace and status 0.")],
-        &[("volume disk.ctl record -o disk.trc --time 30s", "Records all requests of half a minute.")],
+        &[(
+            "volume disk.ctl record -o disk.trc --time 30s",
+            "Records all requests of half a minute.",
+        )],
     ),
-    page("inspect", NONE, &[("inspect disk.raw", "Shows partitions, file systems and their journals.")]),
+    page(
+        "inspect",
+        NONE,
+        &[("inspect disk.raw", "Shows partitions, file systems and their journals.")],
+    ),
     page(
         "sched",
         NONE,
@@ -144,7 +164,11 @@ pub static PAGES: &[Page] = &[
         examples: &[("sched status --json -", "Writes the state as JSON.")],
     },
     page("sched top", NONE, &[("sched top", "Shows the vCPUs, second by second.")]),
-    page("sched repair", NONE, &[("sched repair", "Restores the threads of a scheduler that was killed.")]),
+    page(
+        "sched repair",
+        NONE,
+        &[("sched repair", "Restores the threads of a scheduler that was killed.")],
+    ),
     page("completions", NONE, &[("completions bash", "Prints the completions of bash.")]),
     page("man", NONE, &[("man /usr/local/share/man/man1", "Writes all pages.")]),
 ];
@@ -167,12 +191,21 @@ pub fn sections(program: &str, page: &Page) -> String {
             text += &format!(".TP\n\\fB{}\\fR\n{}\n", escaped(&term), escaped(words));
         }
     };
-    section("SIGNALS", &mut page.signals.iter().map(|(signal, words)| ((*signal).to_owned(), *words)));
+    section(
+        "SIGNALS",
+        &mut page.signals.iter().map(|(signal, words)| ((*signal).to_owned(), *words)),
+    );
     let own = |status: u8| page.status.iter().find(|(own, _)| *own == status);
     let mut status: Vec<_> = STATUS.iter().map(|all| *own(all.0).unwrap_or(all)).collect();
     status.extend(page.status.iter().filter(|(own, _)| STATUS.iter().all(|(all, _)| all != own)));
-    section("EXIT STATUS", &mut status.into_iter().map(|(status, words)| (status.to_string(), words)));
-    section("EXAMPLES", &mut page.examples.iter().map(|(words, does)| (format!("{program} {words}"), *does)));
+    section(
+        "EXIT STATUS",
+        &mut status.into_iter().map(|(status, words)| (status.to_string(), words)),
+    );
+    section(
+        "EXAMPLES",
+        &mut page.examples.iter().map(|(words, does)| (format!("{program} {words}"), *does)),
+    );
     text
 }
 
@@ -185,8 +218,8 @@ fn escaped(text: &str) -> String {
     }
 }
 
-/// Differences between a program's pages and its command line: a command without a page or an example, a page without a
-/// command, an example that is no valid command line of its page.
+/// Differences between a program's pages and its command line: a command without a page or an
+/// example, a page without a command, an example that is no valid command line of its page.
 pub fn mismatches(program: &Program) -> Vec<String> {
     let mut found = Vec::new();
     let mut commands = Vec::new();
@@ -217,7 +250,8 @@ pub fn mismatches(program: &Program) -> Vec<String> {
 /// The words of all visible commands.
 fn visible(command: &clap::Command, words: &str, found: &mut Vec<String>) {
     found.push(words.to_owned());
-    for below in command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help")
+    for below in
+        command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help")
     {
         visible(below, format!("{words} {}", below.get_name()).trim(), found);
     }

@@ -28,7 +28,9 @@ fn explained(error: clap::Error, command: clap::Command, words: &[String]) -> cl
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return error };
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
     let Some(name) = option.strip_prefix("--") else { return error };
     let name = name.split('=').next().unwrap_or(name);
     let mut command = command;
@@ -54,9 +56,12 @@ fn explained(error: clap::Error, command: clap::Command, words: &[String]) -> cl
 /// Names that people may give an argument: `control-socket`, `control` and `socket` for
 /// CONTROL_SOCKET.
 fn names(argument: &clap::Arg) -> Vec<String> {
-    let shown = argument.get_value_names().unwrap_or_default().iter().map(|name| name.to_lowercase());
-    let whole: Vec<String> =
-        shown.chain([argument.get_id().as_str().to_lowercase()]).map(|name| name.replace('_', "-")).collect();
+    let shown =
+        argument.get_value_names().unwrap_or_default().iter().map(|name| name.to_lowercase());
+    let whole: Vec<String> = shown
+        .chain([argument.get_id().as_str().to_lowercase()])
+        .map(|name| name.replace('_', "-"))
+        .collect();
     let parts = whole.iter().flat_map(|name| name.split('-')).map(str::to_owned);
     parts.chain(whole.iter().cloned()).collect()
 }

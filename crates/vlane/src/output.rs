@@ -14,7 +14,8 @@ pub struct Overwrite {
     pub force: bool,
 }
 
-/// Gives a result that is no report as JSON: into a file that it may not replace without `--force`, or to standard output.
+/// Gives a result that is no report as JSON: into a file that it may not replace without `--force`,
+/// or to standard output.
 pub fn give_json(path: &Path, json: &str, overwrite: Overwrite) -> Result<()> {
     match is_standard(path) {
         true => println!("{json}"),
@@ -25,7 +26,12 @@ pub fn give_json(path: &Path, json: &str, overwrite: Overwrite) -> Result<()> {
 
 /// The same, and gives the text where the result is not on standard output already: also if its
 /// file cannot be written.
-pub fn give_json_or_text(path: Option<&Path>, json: &str, overwrite: Overwrite, text: &str) -> Result<()> {
+pub fn give_json_or_text(
+    path: Option<&Path>,
+    json: &str,
+    overwrite: Overwrite,
+    text: &str,
+) -> Result<()> {
     let given = path.map_or(Ok(()), |path| give_json(path, json, overwrite));
     if given.is_err() || !path.is_some_and(is_standard) {
         println!("{text}");

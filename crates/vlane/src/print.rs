@@ -1,4 +1,5 @@
-//! Standard output and standard error, of which a reader may see only the beginning: `vlane ... | head -1` is no mistake.
+//! Standard output and standard error, of which a reader may see only the beginning:
+//! `vlane ... | head -1` is no mistake.
 //!
 //! The standard library's `println!` panics when its reader is gone. The macros here have the same
 //! names and replace it in this crate. Output without a reader is dropped, and the command

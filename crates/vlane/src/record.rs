@@ -76,7 +76,8 @@ pub fn run(control: &Path, args: &RecordArgs) -> Result<()> {
     let Some(why) = broken else { return Ok(()) };
     let file = args.output.display();
     Err(Partial(format!(
-        "{file}: PARTIAL: {why}; the trace has the requests until then, and an unknown number of requests is missing"
+        "{file}: PARTIAL: {why}; the trace has the requests until then, and an unknown number of \
+         requests is missing"
     ))
     .into())
 }

@@ -305,7 +305,8 @@ fn express(args: &ServeArgs) -> Result<Express> {
     let mode = Mode::from(args.classes);
     if !mode.classifies() && (args.express.is_some() || args.background.is_some()) {
         usage!(
-            "--express and --background say which I/O priorities are which class; give --classes order, shortest or on with them"
+            "--express and --background say which I/O priorities are which class; give --classes \
+             order, shortest or on with them"
         );
     }
     let mut classes = Classes::normal();
@@ -352,7 +353,8 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             });
         match is_short && !format!("{error:#}").contains("ulimit -n") {
             true => error.context(
-                "too few file descriptors; raise the limit (ulimit -n, or LimitNOFILE= of the service)",
+                "too few file descriptors; raise the limit (ulimit -n, or LimitNOFILE= of the \
+                 service)",
             ),
             false => error,
         }
@@ -390,9 +392,13 @@ fn unwritten(args: &ServeArgs, volume: &Volume) -> String {
     let image = args.image.as_deref().unwrap_or(Path::new("null")).display();
     match volume.lost_write() {
         Some(_) => {
-            format!("{image}: writes that were answered are lost; the guest must check its file systems")
+            format!(
+                "{image}: writes that were answered are lost; the guest must check its file systems"
+            )
         }
-        None => format!("{image}: cannot write everything to the device; unflushed data may be lost"),
+        None => {
+            format!("{image}: cannot write everything to the device; unflushed data may be lost")
+        }
     }
 }
 
@@ -407,7 +413,8 @@ fn check_paths(args: &ServeArgs) -> Result<()> {
     ];
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for (at, (one, path)) in named.iter().enumerate() {
-        let is_same = |(_, other): &&(&str, Option<&Path>)| path.map(absolute) == other.map(absolute);
+        let is_same =
+            |(_, other): &&(&str, Option<&Path>)| path.map(absolute) == other.map(absolute);
         let Some(path) = path else { continue };
         if let Some((other, _)) = named[at + 1..].iter().find(is_same) {
             usage!("{}: is the path of {one} and of {other}; give each its own", path.display());
@@ -420,26 +427,32 @@ fn serve(args: &ServeArgs) -> Result<()> {
     check_paths(args)?;
     let express = express(args)?;
     let limits = args.limits.limits(express.mode)?;
-    let mut topology = Topology::new(args.queues.0, threads(args), &args.cpus).map_err(exit::as_usage)?;
+    let mut topology =
+        Topology::new(args.queues.0, threads(args), &args.cpus).map_err(exit::as_usage)?;
     if args.takes_over.is_some() {
         return upgrade::answer();
     }
     //= vhost-user Backend program conventions
-    //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal is received.
+    //# The back-end program must end (as quickly and cleanly as possible) when the SIGTERM signal
+    //# is received.
     //= vhost-user Backend program conventions
-    //# The back-end program must not daemonize itself, but it may be daemonized by the management layer.
+    //# The back-end program must not daemonize itself, but it may be daemonized by the management
+    //# layer.
     // Before anything is opened: an upgrade needs descriptors twice for a moment.
     vlane_error::raise_descriptor_limit();
     // First: a signal that comes while the volume is opened ends it in order, too.
     let signals = signals::hold().context("cannot listen for signals")?;
     logging::tell_from_now_on();
-    let mut handed = handed::Handed::receive().context("cannot take over from the program before")?;
+    let mut handed =
+        handed::Handed::receive().context("cannot take over from the program before")?;
     if let Some((handed, _)) = &handed {
         // "auto" may be another number by now, and the guest knows this one.
         let queues = Some(u32::from(handed.server.queues()));
         topology = Topology::new(queues, threads(args), &args.cpus).map_err(exit::as_usage)?;
     }
-    let image = handed.as_mut().and_then(|(handed, from)| handed.image.take().map(|image| image.take(from)));
+    let image = handed
+        .as_mut()
+        .and_then(|(handed, from)| handed.image.take().map(|image| image.take(from)));
     let Some(opened) = open(args, image.transpose()?, &signals)? else {
         notify::stopping();
         return Ok(());
@@ -454,8 +467,9 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let listener = Arc::new(listener);
     let status = format!("serving {} on {}", volume_name(args), args.socket.display());
     notify::ready(&status);
-    let sockets =
-        Arc::new(Vanishing::watch(std::iter::once(&*args.socket).chain(args.doors.control_paths())));
+    let sockets = Arc::new(Vanishing::watch(
+        std::iter::once(&*args.socket).chain(args.doors.control_paths()),
+    ));
     let image = opened.file();
     let _watch = astray::Watch::begin(&volume_name(args), image.as_ref());
 
@@ -479,6 +493,19 @@ fn serve(args: &ServeArgs) -> Result<()> {
     ending.answered();
     // A trace that is being recorded gets its end, after the last request.
     drop(control);
+    leave(args, &volume, image.as_ref(), &ending, &listener, recorder, result)
+}
+
+/// Leaves nothing behind after the last session, which ended with `served`.
+fn leave(
+    args: &ServeArgs,
+    volume: &Volume,
+    image: Option<&Arc<FileEngine>>,
+    ending: &stop::Ending,
+    listener: &Listener,
+    recorder: Option<Arc<vlane_engine::StorageRecorder>>,
+    served: Result<()>,
+) -> Result<()> {
     ending.writes_back();
     // The session was drained when it ended. Data in the page cache or in the device's write cache
     // were never promised to a guest that did not flush. But ending in order means to leave none of
@@ -490,10 +517,10 @@ fn serve(args: &ServeArgs) -> Result<()> {
     listener.close();
     // After the last thing that is in it.
     let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
-    let recorded =
-        recorded.context("the record of the storage's writes (--danger-record-storage) is not complete");
-    let synced = synced.with_context(|| unwritten(args, &volume));
-    all_of([astray::at_the_end(&volume_name(args), image.as_ref()), synced, recorded, result])
+    let recorded = recorded
+        .context("the record of the storage's writes (--danger-record-storage) is not complete");
+    let synced = synced.with_context(|| unwritten(args, volume));
+    all_of([astray::at_the_end(&volume_name(args), image), synced, recorded, served])
 }
 
 /// All that is handed over at an upgrade beside the session.
@@ -572,8 +599,13 @@ fn sockets(
     let control = args.doors.open(Some((&mut handed.server, &mut from)), volume)?;
     let listener = Listener::take_over(&args.socket, handed.server, &mut from, volume)?;
     // The rings run.
-    let waited = Duration::from_nanos(handed::now().saturating_sub(handed.begun)).as_secs_f64() * 1e3;
-    let whom = if is_connected { "requests waited" } else { "no front end is connected; the upgrade took" };
+    let waited =
+        Duration::from_nanos(handed::now().saturating_sub(handed.begun)).as_secs_f64() * 1e3;
+    let whom = if is_connected {
+        "requests waited"
+    } else {
+        "no front end is connected; the upgrade took"
+    };
     tracing::info!(
         "{}: upgraded in place (version {} to {}), {whom} {waited:.1} ms",
         volume_name(args),
@@ -602,9 +634,12 @@ fn resizer(
                 Ok(true) => {
                     let now = file.geometry().sectors * 512;
                     match now > before {
-                        true => tracing::info!("{name}: grew from {before} to {now} bytes; the guest is notified"),
+                        true => tracing::info!(
+                            "{name}: grew from {before} to {now} bytes; the guest is notified"
+                        ),
                         false => tracing::warn!(
-                            "{name}: shrank from {before} to {now} bytes; the guest is notified, and requests beyond that are refused"
+                            "{name}: shrank from {before} to {now} bytes; the guest is notified, \
+                             and requests beyond that are refused"
                         ),
                     }
                     listener.size_changed();
@@ -637,9 +672,10 @@ fn default_serial(image: Option<&Path>) -> String {
     let Some(image) = image else { return "vlane-null".to_owned() };
     let path = image.canonicalize().unwrap_or_else(|_| image.to_owned());
     // FNV-1a: stable across versions, which the standard library's hashers are not.
-    let hash = path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash =
+        path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
     format!("vlane-{:014x}", hash >> 8)
 }
 
@@ -671,7 +707,10 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
             format!(", modelled: {us} us, {} at a time", args.experiments.parallel)
         }
         (Some(us), experiments::DeviceQueuesArg::RoundRobin) => {
-            format!(", modelled: {us} us, {} at a time, a queue for each thread", args.experiments.parallel)
+            format!(
+                ", modelled: {us} us, {} at a time, a queue for each thread",
+                args.experiments.parallel
+            )
         }
     };
     let read_only = if geometry.read_only { ", read-only" } else { "" };
@@ -680,12 +719,13 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
     // A reader that is gone is no reason to stop serving.
     let _ = writeln!(
         out,
-        "listening on {socket}: {size}, {how}{model}{read_only}, {offered}\n\n\
-         QEMU reaches it with (memory must be shared):\n  \
-         -object memory-backend-memfd,id=mem,size=2G,share=on -machine q35,memory-backend=mem -m 2G \\\n  \
-         -chardev socket,id=vlane,path={socket},reconnect=1 \\\n  \
-         -device vhost-user-blk-pci,chardev=vlane{of_qemu},queue-size=1024\n\
-         Cloud Hypervisor with:\n  --memory size=2G,shared=on --disk vhost_user=on,socket={socket},num_queues={of_hypervisor},queue_size=1024"
+        "listening on {socket}: {size}, {how}{model}{read_only}, {offered}\n\nQEMU reaches it \
+         with (memory must be shared):\n  -object memory-backend-memfd,id=mem,size=2G,share=on \
+         -machine q35,memory-backend=mem -m 2G \\\n  -chardev \
+         socket,id=vlane,path={socket},reconnect=1 \\\n  -device \
+         vhost-user-blk-pci,chardev=vlane{of_qemu},queue-size=1024\nCloud Hypervisor with:\n  \
+         --memory size=2G,shared=on --disk \
+         vhost_user=on,socket={socket},num_queues={of_hypervisor},queue_size=1024"
     );
     let _ = out.flush();
 }

@@ -1,4 +1,5 @@
-//! Values of options: parsers whose errors name the valid values. clap puts the option's name before them.
+//! Values of options: parsers whose errors name the valid values. clap puts the option's name
+//! before them.
 
 use std::fmt::Display;
 use std::ops::{Bound, RangeBounds};
@@ -22,7 +23,8 @@ pub fn whole<T: TryFrom<u64>>(
     }
 }
 
-/// Parses a time that is counted in a unit, which a bare number has: `us`, `ms` or `s`. `50`, `50us` and `1ms` are the same kind of thing.
+/// Parses a time that is counted in a unit, which a bare number has: `us`, `ms` or `s`. `50`,
+/// `50us` and `1ms` are the same kind of thing.
 pub fn time_in<T: TryFrom<u64>>(
     unit: &'static str,
     range: impl RangeBounds<u64>,
@@ -31,7 +33,9 @@ pub fn time_in<T: TryFrom<u64>>(
     move |text| {
         let bare = text.bytes().all(|c| c.is_ascii_digit());
         if !bare && text.bytes().all(|c| c.is_ascii_digit() || c == b'.') {
-            return Err(format!("`{text}` is not a whole number of {unit}; a fraction needs its unit"));
+            return Err(format!(
+                "`{text}` is not a whole number of {unit}; a fraction needs its unit"
+            ));
         }
         let count = match bare {
             true => digits(text, unit)?,
@@ -66,9 +70,9 @@ pub fn group(text: &str) -> Result<u32, String> {
     }
     match nix::unistd::Group::from_name(text) {
         Ok(Some(group)) => Ok(group.gid.as_raw()),
-        Ok(None) => {
-            Err(format!("no group is called {text:?}; `getent group` lists them, `groupadd` makes one"))
-        }
+        Ok(None) => Err(format!(
+            "no group is called {text:?}; `getent group` lists them, `groupadd` makes one"
+        )),
         Err(error) => Err(format!("{text:?} cannot be looked up: {error}")),
     }
 }
@@ -91,7 +95,9 @@ pub fn time_between(
     move |text| {
         let time = signed(text).and_then(|()| parse_duration(text))?;
         match time {
-            _ if time.is_zero() && !low.is_zero() => Err(format!("`{text}` is not a time; at least {low:?}")),
+            _ if time.is_zero() && !low.is_zero() => {
+                Err(format!("`{text}` is not a time; at least {low:?}"))
+            }
             _ if time < low => Err(format!("`{text}` is too short: at least {low:?}")),
             _ if time > high => Err(format!("`{text}` is too long: at most {} s", high.as_secs())),
             _ => Ok(time),
@@ -99,8 +105,12 @@ pub fn time_between(
     }
 }
 
-/// Parses a number of seconds, fractions allowed, within bounds; `500ms` and `2m` are possible, too.
-pub fn seconds(low: f64, high: f64) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+/// Parses a number of seconds, fractions allowed, within bounds; `500ms` and `2m` are possible,
+/// too.
+pub fn seconds(
+    low: f64,
+    high: f64,
+) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
     move |text| {
         let time = signed(text).and_then(|()| parse_duration(text))?.as_secs_f64();
         match (low..=high).contains(&time) {
@@ -132,8 +142,9 @@ pub fn mebibytes(
 /// Parses how many times as much or as fast something is to be.
 pub fn factor(text: &str) -> Result<f64, String> {
     signed(text)?;
-    let factor =
-        text.parse::<f64>().map_err(|_| format!("`{text}` is not a factor; write it like 1, 0.5 or 10"))?;
+    let factor = text
+        .parse::<f64>()
+        .map_err(|_| format!("`{text}` is not a factor; write it like 1, 0.5 or 10"))?;
     match (1e-6..=1e6).contains(&factor) {
         true => Ok(factor),
         false => Err(format!("`{text}` is not from 0.000001 to 1000000")),
@@ -143,7 +154,9 @@ pub fn factor(text: &str) -> Result<f64, String> {
 /// Parses a size of at least a sector, in whole sectors: that of a device, or of a part of it.
 pub fn size(text: &str) -> Result<u64, String> {
     match place(text)? {
-        0 => Err(format!("size {text}: there must be at least one sector of 512 bytes; write it like 16G")),
+        0 => Err(format!(
+            "size {text}: there must be at least one sector of 512 bytes; write it like 16G"
+        )),
         bytes => Ok(bytes),
     }
 }
@@ -222,9 +235,9 @@ fn digits(text: &str, unit: &str) -> Result<u64, String> {
         ("", _) => Err(format!("`{text}` is not a number")),
         (number, "") => number.parse().map_err(|_| format!("`{text}` is too large")),
         (_, rest) if rest.starts_with('.') => Err(format!("`{text}` is not a whole number")),
-        (number, rest) if unit.is_empty() => {
-            Err(format!("`{text}`: `{rest}` does not belong there; give a bare number, as {number}"))
-        }
+        (number, rest) if unit.is_empty() => Err(format!(
+            "`{text}`: `{rest}` does not belong there; give a bare number, as {number}"
+        )),
         _ => Err(format!("`{text}` is not a whole number")),
     }
 }
@@ -257,7 +270,9 @@ mod tests {
     #[test]
     fn counts_may_have_their_unit() {
         let parse = time_in::<u64>("us", 1..=1_000_000);
-        for (text, us) in [("50", 50), ("50us", 50), ("1ms", 1000), ("0.5ms", 500), ("1s", 1_000_000)] {
+        for (text, us) in
+            [("50", 50), ("50us", 50), ("1ms", 1000), ("0.5ms", 500), ("1s", 1_000_000)]
+        {
             assert_eq!(parse(text), Ok(us), "{text}");
         }
         for (text, says) in [
@@ -278,13 +293,19 @@ mod tests {
     fn times_sizes_and_factors_are_bounded() {
         assert_eq!(time("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(time_or_none("0"), Ok(Duration::ZERO));
-        assert!(time("0").is_err() && time("-1s").unwrap_err().contains("negative") && time("1e9h").is_err());
+        assert!(
+            time("0").is_err()
+                && time("-1s").unwrap_err().contains("negative")
+                && time("1e9h").is_err()
+        );
         assert_eq!((size("4k"), place("0")), (Ok(4096), Ok(0)));
         assert!(size("0").is_err() && size("513").is_err() && place("-1").is_err());
         assert_eq!(block("64M"), Ok(64 << 20));
         assert!(block("0").is_err() && block("1000").is_err() && block("65M").is_err());
         assert_eq!(factor("0.5"), Ok(0.5));
-        assert!(["0", "-1", "x", "inf", "NaN", "1e9"].into_iter().all(|text| factor(text).is_err()));
+        assert!(
+            ["0", "-1", "x", "inf", "NaN", "1e9"].into_iter().all(|text| factor(text).is_err())
+        );
         assert_eq!(seconds(0.1, 100.0)("500ms"), Ok(0.5));
         assert!(seconds(0.1, 100.0)("0").is_err());
     }

@@ -103,9 +103,15 @@ fn status(path: &Path) -> Result<()> {
     let (volume, counters, limits) = (control.volume()?, control.counters()?, control.limits()?);
     let topology = &volume.topology;
     let mode = if volume.read_only { ", read-only" } else { "" };
-    println!("{}: {}, blocks of {} bytes{mode}", volume.name, show_size(volume.size), volume.block_size);
+    println!(
+        "{}: {}, blocks of {} bytes{mode}",
+        volume.name,
+        show_size(volume.size),
+        volume.block_size
+    );
     let cpus: Vec<String> = topology.cpus.iter().map(usize::to_string).collect();
-    let pinned = if cpus.is_empty() { String::new() } else { format!(", on CPUs {}", cpus.join(",")) };
+    let pinned =
+        if cpus.is_empty() { String::new() } else { format!(", on CPUs {}", cpus.join(",")) };
     println!(
         "served by process {}: {}, {} of at most {} in use{pinned}",
         counters.process.pid,

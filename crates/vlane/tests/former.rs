@@ -46,7 +46,8 @@ fn former_volume_command_names_the_present_one() {
 
 #[test]
 fn experiment_option_names_the_lab() {
-    let (status, _, err) = run(None, &["serve", "--null", "1G", "--socket", "s", "--latency", "1ms"]);
+    let (status, _, err) =
+        run(None, &["serve", "--null", "1G", "--socket", "s", "--latency", "1ms"]);
     assert_eq!(status, Some(2), "{err}");
     assert!(err.contains("--latency") && err.contains("vlane-lab serve"), "{err}");
 }

@@ -49,7 +49,8 @@ impl Victims {
                     }
                     tell.send((tid(), sys::get(tid()).unwrap())).unwrap();
                     while !stop.load(Ordering::Relaxed) {
-                        let until = Instant::now() + Duration::from_micros(if kind == 0 { 0 } else { 100 });
+                        let until =
+                            Instant::now() + Duration::from_micros(if kind == 0 { 0 } else { 100 });
                         while Instant::now() < until {
                             std::hint::spin_loop();
                         }
@@ -91,7 +92,8 @@ fn start(dir: &Path, victims: &Victims) -> Child {
 }
 
 fn children(pid: u32) -> Vec<u32> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let text =
+        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
@@ -261,7 +263,8 @@ fn killed_scheduler_leaves_threads_unchanged() {
         for worker in 0..WORKERS {
             let (next, seen) = (&next, &seen);
             scope.spawn(move || {
-                let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+                let dir =
+                    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
                 let victims = Victims::new();
                 let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ (worker as u64 + 1) << 20);
                 loop {
@@ -277,7 +280,10 @@ fn killed_scheduler_leaves_threads_unchanged() {
         }
     });
     let seen = seen.load(Ordering::Relaxed);
-    println!("{rounds} kills in {:.0?}; in {seen} of them threads were seen changed before", begin.elapsed());
+    println!(
+        "{rounds} kills in {:.0?}; in {seen} of them threads were seen changed before",
+        begin.elapsed()
+    );
 }
 
 #[test]
@@ -380,7 +386,9 @@ fn foreign_real_time_threads_stay_untouched() {
 
     let victims = Victims::new();
     let mut daemon = start(dir.path(), &victims);
-    assert!(wait(|| UnixStream::connect(dir.path().join("socket")).is_ok() && tables(dir.path()) == 1));
+    assert!(wait(
+        || UnixStream::connect(dir.path().join("socket")).is_ok() && tables(dir.path()) == 1
+    ));
     let (success, said) = run_to_end(dir.path(), &[victims.were[0].0], &[]);
     assert!(!success && said.contains("running already"), "{said}");
     kill(daemon.id(), Signal::TERM);
@@ -405,7 +413,9 @@ fn missing_capability_changes_nothing_and_names_remedy() {
     };
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && said.contains("CAP_SYS_NICE") && said.contains("AmbientCapabilities"),
+        !output.status.success()
+            && said.contains("CAP_SYS_NICE")
+            && said.contains("AmbientCapabilities"),
         "{said}"
     );
     assert_eq!((victims.changed(), tables(dir.path())), (None, 0));

@@ -86,7 +86,8 @@ impl Named {
 /// A connection as a back end makes it.
 fn knock(path: &Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).ok()?;
     Some(socket)
 }
@@ -119,9 +120,16 @@ fn missing_descriptors_warn_once() {
     });
     assert_eq!(run.vcpus(), 1);
     let said = run.end();
-    assert!(!said.contains("is gone") && !said.contains("have ended") && !said.contains("let go"), "{said}");
+    assert!(
+        !said.contains("is gone") && !said.contains("have ended") && !said.contains("let go"),
+        "{said}"
+    );
     assert_eq!(said.matches("no back end is accepted: Too many open files").count(), 1, "{said}");
-    assert!(said.contains("LimitNOFILE") && said.lines().count() < 400, "{} lines", said.lines().count());
+    assert!(
+        said.contains("LimitNOFILE") && said.lines().count() < 400,
+        "{} lines",
+        said.lines().count()
+    );
 }
 
 #[test]
@@ -133,7 +141,9 @@ fn many_refused_back_ends_log_few_lines() {
     let refused = 3000;
     for _ in 0..refused {
         // No back end says that.
-        while knock(&run.listen()).is_none_or(|socket| rustix::io::write(&socket, b"nonsense").is_err()) {
+        while knock(&run.listen())
+            .is_none_or(|socket| rustix::io::write(&socket, b"nonsense").is_err())
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -179,7 +189,10 @@ fn unoffered_machines_are_not_adopted() {
     let run = Scheduler::start(&["env"], &[]);
     register(&run, pid, |said| said.contains("a back end was refused"));
     let said = run.end();
-    assert!(said.contains(&format!("belongs to user {OTHER}")) && said.contains("--adopt"), "{said}");
+    assert!(
+        said.contains(&format!("belongs to user {OTHER}")) && said.contains("--adopt"),
+        "{said}"
+    );
     assert!(said.contains("machines of user 0") && !tells(&said), "{said}");
     // By list, by option, and by name.
     for more in [["--adopt", &other], ["--adopt", "all"], ["--pid", &pid.to_string()]] {
@@ -241,7 +254,8 @@ fn vcpu_schedules_few_of_many_tasks() {
     let dir = tempfile::tempdir().unwrap();
     let machine = user_mode_linux(dir.path(), 100);
     let pid = machine.pid().to_string();
-    let children = || fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children =
+        || fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     wait("it has its children", || children().split_whitespace().count() == 100);
     let run = Scheduler::start(&["env"], &["--pid", &pid]);
     wait("it is scheduled, with many tasks", || {
@@ -252,7 +266,8 @@ fn vcpu_schedules_few_of_many_tasks() {
     wait("it says so", || run.said().contains("the others have no boosts"));
     let said = run.end();
     assert_eq!(said.matches("the others have no boosts").count(), 1, "{said}");
-    for child in children().split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap())) {
+    for child in children().split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap()))
+    {
         let _ = kill_process(child, Signal::KILL);
     }
 }
@@ -274,17 +289,24 @@ fn status_names_other_users_scheduler_as_unknown() {
             "--mount",
             "sh",
             "-c",
-            "mount --bind \"$1\" /run && exec setpriv --reuid 65534 --clear-groups /run/program sched status",
+            "mount --bind \"$1\" /run && exec setpriv --reuid 65534 --clear-groups /run/program \
+             sched status",
             "sh",
         ]);
         let output = command.arg(run.path()).env_remove("XDG_RUNTIME_DIR").output().unwrap();
-        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+        )
     };
     let (code, said) = ask();
     if said.contains("unshare") || said.contains("mount:") {
         return vlane_testing::skip("no mount namespace of one's own");
     }
-    assert!(code == Some(3) && said.contains("/run/vlane-sched/sched-state.sock"), "{code:?}: {said}");
+    assert!(
+        code == Some(3) && said.contains("/run/vlane-sched/sched-state.sock"),
+        "{code:?}: {said}"
+    );
     let socket = run.path().join("vlane-sched/sched-state.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     fs::set_permissions(&socket, PermissionsExt::from_mode(0o600)).unwrap();
@@ -292,7 +314,8 @@ fn status_names_other_users_scheduler_as_unknown() {
     let owner = fs::metadata(&socket).unwrap().uid();
     assert_eq!(code, Some(4), "{said}");
     assert!(
-        said.contains("/run/vlane-sched/sched-state.sock") && said.contains(&format!("user {owner}")),
+        said.contains("/run/vlane-sched/sched-state.sock")
+            && said.contains(&format!("user {owner}")),
         "{said}"
     );
     assert!(said.contains("sudo") && !said.contains("no scheduler runs"), "{said}");

@@ -88,8 +88,10 @@ fn boost_ends_when_served_or_expired() {
     let dir = tempfile::tempdir().unwrap();
     let hogs = [Hog::new(), Hog::new(), Hog::new()];
     let mut vehicle = vehicle(Policy::AlwaysBoost, dir.path(), |_| {});
-    let ids: Vec<_> =
-        hogs.iter().map(|hog| vehicle.add(&hog.threads("hog"), Claim::of(hog.tid)).unwrap()).collect();
+    let ids: Vec<_> = hogs
+        .iter()
+        .map(|hog| vehicle.add(&hog.threads("hog"), Claim::of(hog.tid)).unwrap())
+        .collect();
     assert!(hogs.iter().all(|hog| hog.class() == Class::Other));
     let now = monotonic_ns();
     assert_eq!(
@@ -103,7 +105,10 @@ fn boost_ends_when_served_or_expired() {
 
     vehicle.event(ids[1], monotonic_ns()).unwrap();
     tick_until(&mut vehicle, "the boost ends", |_| hogs[1].class() == Class::Other);
-    assert!(vehicle.account(ids[1]).unwrap().totals.boosted_ns > 0, "what was used boosted is not charged");
+    assert!(
+        vehicle.account(ids[1]).unwrap().totals.boosted_ns > 0,
+        "what was used boosted is not charged"
+    );
 
     vehicle.event(ids[2], monotonic_ns()).unwrap();
     drop(vehicle);
@@ -127,7 +132,9 @@ fn boosts_stay_within_real_time_budget() {
         assert!(begin.elapsed() < PATIENCE, "boosted without end: {:?}", vehicle.counts());
         vehicle.event(id, monotonic_ns()).unwrap();
         let next = vehicle.tick(monotonic_ns()).unwrap();
-        std::thread::sleep(Duration::from_nanos(next.saturating_sub(monotonic_ns()).min(1_000_000)));
+        std::thread::sleep(Duration::from_nanos(
+            next.saturating_sub(monotonic_ns()).min(1_000_000),
+        ));
     }
     let cpus = std::thread::available_parallelism().unwrap().get() as u128;
     // 1 % of 95 %, kept for 100 ms, and the boost that exceeded it. A boost is charged by ticks of
@@ -144,7 +151,8 @@ fn machine_stays_within_its_budget_share() {
     Daemon::raise().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let (greedy, modest) = (Hog::new(), Hog::new());
-    let mut vehicle = vehicle(Policy::AlwaysBoost, dir.path(), |settings| settings.rt_shares.machine = 2);
+    let mut vehicle =
+        vehicle(Policy::AlwaysBoost, dir.path(), |settings| settings.rt_shares.machine = 2);
     let [id, other] =
         [&greedy, &modest].map(|hog| vehicle.add(&hog.threads("hog"), Claim::of(hog.tid)).unwrap());
     let begin = Instant::now();
@@ -152,7 +160,9 @@ fn machine_stays_within_its_budget_share() {
         assert!(begin.elapsed() < PATIENCE, "boosted without end: {:?}", vehicle.counts());
         vehicle.event(id, monotonic_ns()).unwrap();
         let next = vehicle.tick(monotonic_ns()).unwrap();
-        std::thread::sleep(Duration::from_nanos(next.saturating_sub(monotonic_ns()).min(1_000_000)));
+        std::thread::sleep(Duration::from_nanos(
+            next.saturating_sub(monotonic_ns()).min(1_000_000),
+        ));
     }
     // The others are not concerned.
     assert!(matches!(vehicle.event(other, monotonic_ns()).unwrap(), Decision::Boost { .. }));
@@ -197,10 +207,13 @@ fn capped_vcpu_runs_after_the_others() {
     let cpus = std::thread::available_parallelism().unwrap().get();
     let hogs: Vec<Hog> = (0..2 * cpus).map(|_| Hog::new()).collect();
     let mut vehicle = vehicle(Policy::Loan, dir.path(), |_| {});
-    // Half a CPU each without the cap; a hundredth with it: less than what is left for each on a machine where many others compute.
-    let claim = |at: usize| Claim { cap_permille: if at == 0 { 10 } else { 0 }, ..Claim::of(hogs[at].tid) };
-    let ids: Vec<_> =
-        (0..hogs.len()).map(|at| vehicle.add(&hogs[at].threads("hog"), claim(at)).unwrap()).collect();
+    // Half a CPU each without the cap; a hundredth with it: less than what is left for each on a
+    // machine where many others compute.
+    let claim =
+        |at: usize| Claim { cap_permille: if at == 0 { 10 } else { 0 }, ..Claim::of(hogs[at].tid) };
+    let ids: Vec<_> = (0..hogs.len())
+        .map(|at| vehicle.add(&hogs[at].threads("hog"), claim(at)).unwrap())
+        .collect();
     tick_until(&mut vehicle, "the capped one has a fraction of what the others have", |vehicle| {
         let used = |at: usize| vehicle.account(ids[at]).unwrap().totals.used_ns;
         let others = (1..ids.len()).map(used).sum::<u64>() / (ids.len() as u64 - 1);
@@ -247,7 +260,9 @@ fn daemon_takes_marks_and_reports_state() {
                 (state.vcpus[0].name.as_str(), state.vcpus[0].pid),
                 ("the machine", std::process::id())
             );
-            assert!(state.vcpus[0].events > 0 && state.vcpus[0].boosts + state.vcpus[0].wake_boosts > 0);
+            assert!(
+                state.vcpus[0].events > 0 && state.vcpus[0].boosts + state.vcpus[0].wake_boosts > 0
+            );
             assert_eq!(state.vcpus[0].response_p50_us, 200.0);
             break;
         }

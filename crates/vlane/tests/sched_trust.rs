@@ -35,7 +35,8 @@ fn is_listening(path: &Path) -> bool {
 
 /// How many vCPUs the scheduler with its files in `dir` has.
 fn vcpus(dir: &Path) -> usize {
-    let state = Client::connect(&dir.join("state.sock"), false).and_then(|mut client| client.next_state());
+    let state =
+        Client::connect(&dir.join("state.sock"), false).and_then(|mut client| client.next_state());
     state.ok().flatten().map_or(0, |(_, state)| state.vcpus.len())
 }
 
@@ -85,7 +86,8 @@ fn list(dir: &Path, thread: u32, was: Attr) -> PathBuf {
     path
 }
 
-const FIFO: Attr = Attr { class: Class::Else(1), nice: 0, priority: 99, reset_on_fork: false, slice_ns: 0 };
+const FIFO: Attr =
+    Attr { class: Class::Else(1), nice: 0, priority: 99, reset_on_fork: false, slice_ns: 0 };
 
 fn repair(dir: &Path) -> (Option<i32>, String) {
     ends(vlane().args(["sched", "repair", "--state-dir"]).arg(dir))
@@ -141,7 +143,10 @@ fn repair_keeps_and_names_unreadable_files() {
     }
     let dir = tempfile::tempdir().unwrap();
     let (code, said) = repair(&dir.path().join("none"));
-    assert!(code == Some(1) && said.contains("is not there") && said.contains("--state-dir"), "{said}");
+    assert!(
+        code == Some(1) && said.contains("is not there") && said.contains("--state-dir"),
+        "{said}"
+    );
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
     let (code, said) = repair(&file);
@@ -162,7 +167,8 @@ fn repair_keeps_and_names_unreadable_files() {
     let program = for_all(dir.path());
     let closed = tempfile::tempdir().unwrap();
     fs::set_permissions(closed.path(), PermissionsExt::from_mode(0o700)).unwrap();
-    let (code, said) = ends(as_other(&program).args(["sched", "repair", "--state-dir"]).arg(closed.path()));
+    let (code, said) =
+        ends(as_other(&program).args(["sched", "repair", "--state-dir"]).arg(closed.path()));
     assert!(code == Some(1) && said.contains("no permission"), "{said}");
 }
 
@@ -176,12 +182,24 @@ fn state_socket_option_deletes_no_file() {
     fs::write(&file, "years of work").unwrap();
     let victim = Process::sleep();
     let mut command = vlane();
-    command.args(["sched", "run", "--vehicle", "realtime", "--tid", &victim.pid().to_string(), "--socket"]);
-    let mut run = Process::heard(command.arg(&file).arg("--state-dir").arg(dir.path().join("state")));
+    command.args([
+        "sched",
+        "run",
+        "--vehicle",
+        "realtime",
+        "--tid",
+        &victim.pid().to_string(),
+        "--socket",
+    ]);
+    let mut run =
+        Process::heard(command.arg(&file).arg("--state-dir").arg(dir.path().join("state")));
     wait("it ends, or listens", || run.0.try_wait().unwrap().is_some() || is_listening(&file));
     assert_eq!(fs::read(&file).unwrap(), b"years of work");
     let (status, said) = run.wait();
-    assert!(!status.success() && said.contains("not a socket") && said.contains("--socket"), "{said}");
+    assert!(
+        !status.success() && said.contains("not a socket") && said.contains("--socket"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -236,7 +254,8 @@ fn foreign_lock_does_not_block_scheduling() {
     let (ended, said) = run.end();
     assert!(ended.success() && said.contains("passed over"), "{said}");
     // A process that it started holds the lock as well.
-    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", squatter.pid())).unwrap();
+    let children =
+        fs::read_to_string(format!("/proc/{0}/task/{0}/children", squatter.pid())).unwrap();
     for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().unwrap())) {
         let _ = kill_process(child, Signal::KILL);
     }
@@ -251,13 +270,18 @@ fn may_connect(path: &Path, user: u32, groups: Vec<u32>) -> bool {
     let connect = move || {
         let groups: Vec<Gid> = groups.into_iter().map(Gid::from_raw).collect();
         rustix::thread::set_thread_groups(&groups).unwrap();
-        rustix::thread::set_thread_res_gid(Gid::from_raw(OTHER), Gid::from_raw(OTHER), Gid::from_raw(OTHER))
-            .unwrap();
+        rustix::thread::set_thread_res_gid(
+            Gid::from_raw(OTHER),
+            Gid::from_raw(OTHER),
+            Gid::from_raw(OTHER),
+        )
+        .unwrap();
         let user = Uid::from_raw(user);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
         let flags = SocketFlags::CLOEXEC;
         let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+                .unwrap();
         rustix::net::connect(&socket, &address).is_ok()
     };
     std::thread::spawn(connect).join().unwrap()
@@ -304,8 +328,9 @@ fn early_end_of_scheduler_is_clean() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("state.sock");
     for run in 0..20 {
-        let mut starting =
-            Process::heard(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
+        let mut starting = Process::heard(
+            scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")),
+        );
         // Without a pause, so that it is early.
         let until = Instant::now() + PATIENCE;
         while !socket.exists() && starting.0.try_wait().unwrap().is_none() {
@@ -323,7 +348,8 @@ fn registration_runs_on_ordinary_thread() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let run = Process::heard(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
+    let run =
+        Process::heard(scheduler(dir.path()).arg("--listen").arg(dir.path().join("sched.sock")));
     let named = |name: &str| {
         let tasks = fs::read_dir(format!("/proc/{}/task", run.pid())).unwrap().flatten();
         let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok());
@@ -351,9 +377,13 @@ fn process_names_are_escaped_for_terminals() {
     wait("it has its name", || comm().starts_with(b"\x1b["));
     let log = dir.path().join("log");
     let mut command = scheduler(dir.path());
-    command.arg("--listen").arg(dir.path().join("sched.sock")).args(["--pid", &machine.pid().to_string()]);
-    let mut run =
-        Process(command.stderr(fs::File::create(&log).unwrap()).stdout(Stdio::null()).spawn().unwrap());
+    command
+        .arg("--listen")
+        .arg(dir.path().join("sched.sock"))
+        .args(["--pid", &machine.pid().to_string()]);
+    let mut run = Process(
+        command.stderr(fs::File::create(&log).unwrap()).stdout(Stdio::null()).spawn().unwrap(),
+    );
     let said = || String::from_utf8_lossy(&fs::read(&log).unwrap()).into_owned();
     wait("it says that it finds no vCPUs", || said().contains("no known vCPU threads"));
     let _ = run.0.kill();
@@ -380,10 +410,11 @@ fn capability_permits_scheduling_foreign_threads() {
     let mut run = Process::heard(command.arg("--state-dir").arg(own.join("state")));
     let socket = own.join("state.sock");
     wait("it listens, or ends", || is_listening(&socket) || run.0.try_wait().unwrap().is_some());
-    let mut stream =
-        std::os::unix::net::UnixStream::connect(&socket).unwrap_or_else(|_| panic!("{}", run.wait().1));
+    let mut stream = std::os::unix::net::UnixStream::connect(&socket)
+        .unwrap_or_else(|_| panic!("{}", run.wait().1));
     wait("the thread is boosted", || {
-        std::io::Write::write_all(&mut stream, format!("event {}\n", victim.pid()).as_bytes()).unwrap();
+        std::io::Write::write_all(&mut stream, format!("event {}\n", victim.pid()).as_bytes())
+            .unwrap();
         victim.is().class == Class::RoundRobin
     });
     let (ended, said) = run.end();
@@ -398,7 +429,8 @@ fn status_shows_scheduler_and_threads() {
     }
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("state.sock");
-    let status = |more: &[&str]| ends(vlane().args(["sched", "status", "--socket"]).arg(&socket).args(more));
+    let status =
+        |more: &[&str]| ends(vlane().args(["sched", "status", "--socket"]).arg(&socket).args(more));
     let json = |more: &[&str]| {
         let (code, text) = status(more);
         (code, serde_json::from_str::<serde_json::Value>(&text).unwrap())
@@ -412,9 +444,13 @@ fn status_shows_scheduler_and_threads() {
     let run = Process::heard(scheduler(dir.path()).args(["--tid", &tids[0], "--tid", &tids[1]]));
     wait("it says that it runs", || status(&[]).0 == Some(0));
     let (_, said) = status(&[]);
-    for part in
-        [&format!("running (process {})", run.pid()), "realtime", "2 machines", &tids[0], "real-time budget"]
-    {
+    for part in [
+        &format!("running (process {})", run.pid()),
+        "realtime",
+        "2 machines",
+        &tids[0],
+        "real-time budget",
+    ] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let (code, answer) = json(&["--json", "-"]);
@@ -429,6 +465,7 @@ fn status_shows_scheduler_and_threads() {
     let _listens = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
     fs::set_permissions(dir.path().join("s"), PermissionsExt::from_mode(0o600)).unwrap();
     let mut command = as_other(&program);
-    let (code, said) = ends(command.args(["sched", "status", "--socket"]).arg(dir.path().join("s")));
+    let (code, said) =
+        ends(command.args(["sched", "status", "--socket"]).arg(dir.path().join("s")));
     assert!(code == Some(4) && said.contains("Permission denied"), "{code:?}: {said}");
 }

@@ -23,8 +23,8 @@ use vlane_sched::Result;
 use vlane_sched::live::backends::Silence;
 use vlane_sched::live::source::Source;
 
-/// A source that watches every vCPU of the daemon that it is added to, and what silences it. An event that was not served within
-/// `boost_ns` is forgotten.
+/// A source that watches every vCPU of the daemon that it is added to, and what silences it. An
+/// event that was not served within `boost_ns` is forgotten.
 ///
 /// # Errors
 ///

@@ -10,10 +10,12 @@ use vlane_sched::{Error, ErrorKind, Result};
 const SINCE: (u32, u32) = (6, 8);
 /// Capabilities for loading tracing programs, and for reading the open files of another user's
 /// process; the numbers are those of `include/uapi/linux/capability.h`.
-const CAPABILITIES: [(&str, u32); 3] = [("CAP_BPF", 39), ("CAP_PERFMON", 38), ("CAP_SYS_PTRACE", 19)];
+const CAPABILITIES: [(&str, u32); 3] =
+    [("CAP_BPF", 39), ("CAP_PERFMON", 38), ("CAP_SYS_PTRACE", 19)];
 
-pub(crate) const NOT_BUILT: &str = "watching I/O: this vlane was built without it; build it with `cargo build --features bpf` (needs make, \
-                                    pkg-config, libelf-dev and zlib1g-dev)";
+pub(crate) const NOT_BUILT: &str = "watching I/O: this vlane was built without it; build it with \
+                                    `cargo build --features bpf` (needs make, pkg-config, \
+                                    libelf-dev and zlib1g-dev)";
 
 /// Checks if I/O can be watched here, as far as can be seen without trying.
 ///
@@ -28,8 +30,9 @@ pub fn probe() -> Result<()> {
 }
 
 fn probe_in(root: &Path) -> Result<()> {
-    let no =
-        |kind, text: String| Err(Error::new(kind, format!("watching I/O: {text}; no setting was changed")));
+    let no = |kind, text: String| {
+        Err(Error::new(kind, format!("watching I/O: {text}; no setting was changed")))
+    };
     let (release, version) = host::kernel(root);
     if version < SINCE {
         return no(
@@ -40,7 +43,8 @@ fn probe_in(root: &Path) -> Result<()> {
     if !root.join("sys/kernel/btf/vmlinux").exists() {
         return no(
             ErrorKind::Unsupported,
-            "this kernel does not describe its types (no /sys/kernel/btf/vmlinux); it takes one built with CONFIG_DEBUG_INFO_BTF=y"
+            "this kernel does not describe its types (no /sys/kernel/btf/vmlinux); it takes one \
+             built with CONFIG_DEBUG_INFO_BTF=y"
                 .into(),
         );
     }
@@ -49,7 +53,8 @@ fn probe_in(root: &Path) -> Result<()> {
         return no(
             ErrorKind::Permission,
             format!(
-                "it needs {}; run vlane as root, or give it the capabilities (systemd: AmbientCapabilities=)",
+                "it needs {}; run vlane as root, or give it the capabilities (systemd: \
+                 AmbientCapabilities=)",
                 missing.join(", ")
             ),
         );
@@ -57,8 +62,8 @@ fn probe_in(root: &Path) -> Result<()> {
     if !host::in_first_pid_namespace(root) {
         return no(
             ErrorKind::Unsupported,
-            "this process is in a separate PID namespace (a container), with other process IDs than the kernel's; run vlane in the \
-             host's pid namespace (docker: --pid=host)"
+            "this process is in a separate PID namespace (a container), with other process IDs \
+             than the kernel's; run vlane in the host's pid namespace (docker: --pid=host)"
                 .into(),
         );
     }
@@ -94,10 +99,12 @@ mod tests {
         );
         let (kind, text) = told(&[RELEASE]);
         assert!(kind == ErrorKind::Unsupported && text.contains("CONFIG_DEBUG_INFO_BTF"), "{text}");
-        let (kind, text) = told(&[RELEASE, TYPES, ("proc/self/status", "CapEff:\t0000008000000000\n")]);
+        let (kind, text) =
+            told(&[RELEASE, TYPES, ("proc/self/status", "CapEff:\t0000008000000000\n")]);
         assert_eq!(kind, ErrorKind::Permission);
         assert!(text.contains("needs CAP_PERFMON, CAP_SYS_PTRACE;"), "{text}");
-        let (_, text) = told(&[RELEASE, TYPES, ("proc/self/status", "CapEff:\t000001ffffffffff\n")]);
+        let (_, text) =
+            told(&[RELEASE, TYPES, ("proc/self/status", "CapEff:\t000001ffffffffff\n")]);
         assert_eq!(text, "");
     }
 }

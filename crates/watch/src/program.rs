@@ -75,7 +75,8 @@ fn failed(what: &str) -> impl FnOnce(libbpf_rs::Error) -> Error + '_ {
 }
 
 fn wrong_object() -> Error {
-    let what = format!("{WHOSE}: the BPF object does not match this program; rebuild it: cargo xtask bpf");
+    let what =
+        format!("{WHOSE}: the BPF object does not match this program; rebuild it: cargo xtask bpf");
     Error::new(ErrorKind::Protocol, what)
 }
 
@@ -109,7 +110,8 @@ impl Program {
         .map_err(explained)?;
         let loaded = object.progs_mut().filter(|program| kvm || program.name() != WITH_KVM);
         let links: libbpf_rs::Result<Vec<Link>> = loaded.map(|program| program.attach()).collect();
-        let links = links.map_err(|e| explained(bpf::refused(WHOSE, "a program cannot be attached", e)))?;
+        let links =
+            links.map_err(|e| explained(bpf::refused(WHOSE, "a program cannot be attached", e)))?;
         let taken = Arc::new(Mutex::new(Vec::new()));
         let into = Arc::clone(&taken);
         let marks = map(&object, "marks")?;
@@ -175,8 +177,12 @@ impl Program {
     }
 
     pub(crate) fn counters(&self) -> Vec<Counter> {
-        let bytes =
-            self.counts.lookup(&0_u32.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+        let bytes = self
+            .counts
+            .lookup(&0_u32.to_ne_bytes(), MapFlags::ANY)
+            .ok()
+            .flatten()
+            .unwrap_or_default();
         let (values, _) = bytes.as_chunks();
         COUNTS
             .iter()
@@ -192,8 +198,9 @@ fn explained(error: Error) -> Error {
         return error;
     }
     let what = format!(
-        "{WHOSE}: the kernel refuses to trace its functions (fentry), although this process has the capabilities: a locked-down or \
-         hardened kernel does, and some seccomp filters of containers do; without --watch-io everything else works; no setting was changed"
+        "{WHOSE}: the kernel refuses to trace its functions (fentry), although this process has \
+         the capabilities: a locked-down or hardened kernel does, and some seccomp filters of \
+         containers do; without --watch-io everything else works; no setting was changed"
     );
     Error::caused_by(ErrorKind::Permission, what, error)
 }
@@ -262,7 +269,9 @@ pub(crate) struct Unseen(MapHandle);
 impl Unseen {
     /// Counts them for this machine from now on.
     pub(crate) fn watch(&self, machine: u32) {
-        if let Err(error) = self.0.update(&machine.to_ne_bytes(), &0_u64.to_ne_bytes(), MapFlags::ANY) {
+        if let Err(error) =
+            self.0.update(&machine.to_ne_bytes(), &0_u64.to_ne_bytes(), MapFlags::ANY)
+        {
             tracing::debug!("process {machine}: its unseen interrupts are not counted: {error}");
         }
     }
@@ -273,7 +282,8 @@ impl Unseen {
 
     /// The number of interrupts.
     pub(crate) fn count(&self, machine: u32) -> u64 {
-        let bytes = self.0.lookup(&machine.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
+        let bytes =
+            self.0.lookup(&machine.to_ne_bytes(), MapFlags::ANY).ok().flatten().unwrap_or_default();
         bytes.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
     }
 }
@@ -294,7 +304,8 @@ impl Silence for Silencer {
             && (silent || error.kind() != libbpf_rs::ErrorKind::NotFound)
         {
             tracing::warn!(
-                "process {backend}, which reports its I/O, cannot be excluded from watching: {error}"
+                "process {backend}, which reports its I/O, cannot be excluded from watching: \
+                 {error}"
             );
         }
     }
@@ -306,7 +317,8 @@ mod tests {
 
     #[test]
     fn structs_match_the_programs_sizes() {
-        let vcpus: Vec<Vcpu> = (1..=300).map(|n| Vcpu { tid: n, token: u64::from(n) + 7 }).collect();
+        let vcpus: Vec<Vcpu> =
+            (1..=300).map(|n| Vcpu { tid: n, token: u64::from(n) + 7 }).collect();
         let bytes = machine(&vcpus);
         assert_eq!(bytes.len(), 8 + 24 * 256);
         assert_eq!(bytes[..4], 256_u32.to_ne_bytes());

@@ -39,7 +39,12 @@ struct Machine {
 }
 
 /// Looks until no order can come any more. `found` is how many eventfds are known.
-pub(crate) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, unseen: &Unseen, found: &Arc<AtomicU64>) {
+pub(crate) fn scan(
+    orders: &Receiver<Order>,
+    eventfds: &Eventfds,
+    unseen: &Unseen,
+    found: &Arc<AtomicU64>,
+) {
     let mut machines: BTreeMap<u32, Machine> = BTreeMap::new();
     let mut pause = EVERY;
     loop {
@@ -52,7 +57,8 @@ pub(crate) fn scan(orders: &Receiver<Order>, eventfds: &Eventfds, unseen: &Unsee
             Some(Order::Watch(pid)) => {
                 // A process that is gone already is forgotten soon.
                 let Ok(process) = ProcessId::of(pid) else { continue };
-                let machine = Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
+                let machine =
+                    Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
                 unseen.watch(pid);
                 look(machines.entry(pid).or_insert(machine), eventfds);
             }
@@ -85,7 +91,9 @@ fn look(machine: &mut Machine, table: &Eventfds) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => BTreeSet::new(),
         Err(error) => {
             if !std::mem::replace(&mut machine.told, true) {
-                tracing::warn!("process {pid}: its I/O is not watched: its files cannot be seen: {error}");
+                tracing::warn!(
+                    "process {pid}: its I/O is not watched: its files cannot be seen: {error}"
+                );
             }
             return;
         }
@@ -98,7 +106,10 @@ fn look(machine: &mut Machine, table: &Eventfds) {
     for &id in &now {
         if let Err(error) = table.add(id, pid) {
             if !std::mem::replace(&mut machine.told, true) {
-                tracing::warn!("process {pid}: not all of its I/O is watched: {}", describe(&error));
+                tracing::warn!(
+                    "process {pid}: not all of its I/O is watched: {}",
+                    describe(&error)
+                );
             }
             break;
         }
@@ -112,8 +123,10 @@ fn warn_of_unseen(machine: &mut Machine, count: u64) -> bool {
         return false;
     }
     tracing::warn!(
-        "process {}: {count} interrupts of its guest were raised by the process itself, without an eventfd: they are invisible, and do not boost. QEMU's own disks need an iothread each for that (-object iothread,id=io1 -device virtio-blk-pci,iothread=io1,...), its \
-         network vhost",
+        "process {}: {count} interrupts of its guest were raised by the process itself, without \
+         an eventfd: they are invisible, and do not boost. QEMU's own disks need an iothread each \
+         for that (-object iothread,id=io1 -device virtio-blk-pci,iothread=io1,...), its network \
+         vhost",
         machine.process.pid
     );
     true
@@ -126,19 +139,23 @@ fn eventfds_in(proc: &Path, pid: u32) -> io::Result<BTreeSet<u32>> {
     for entry in fs::read_dir(of.join("fd"))? {
         let entry = entry?;
         // Closed since, or none.
-        if fs::read_link(entry.path()).map_or(true, |target| target.as_os_str() != "anon_inode:[eventfd]") {
+        if fs::read_link(entry.path())
+            .map_or(true, |target| target.as_os_str() != "anon_inode:[eventfd]")
+        {
             continue;
         }
-        let info = fs::read_to_string(of.join("fdinfo").join(entry.file_name())).unwrap_or_default();
+        let info =
+            fs::read_to_string(of.join("fdinfo").join(entry.file_name())).unwrap_or_default();
         found.extend(number(&info));
     }
     Ok(found)
 }
 
-/// `eventfd-id` of a file's description: unique among living eventfds, given anew when one is gone. The kernel gives a negative one to those
-/// that have none.
+/// `eventfd-id` of a file's description: unique among living eventfds, given anew when one is gone.
+/// The kernel gives a negative one to those that have none.
 fn number(info: &str) -> Option<u32> {
-    let id: i32 = info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()?;
+    let id: i32 =
+        info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()?;
     u32::try_from(id).ok()
 }
 
@@ -155,29 +172,40 @@ mod tests {
     #[test]
     fn own_eventfd_numbers_are_found() {
         let before = eventfds_in(Path::new("/proc"), std::process::id()).unwrap();
-        let made: Vec<OwnedFd> = (0..3).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
+        let made: Vec<OwnedFd> =
+            (0..3).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
         // Another descriptor of the same one.
         let _copy = made[0].try_clone().unwrap();
         let after = eventfds_in(Path::new("/proc"), std::process::id()).unwrap();
         let numbers: BTreeSet<u32> = made
             .iter()
             .map(|fd| {
-                number(&fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).unwrap()).unwrap()
+                number(
+                    &fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).unwrap(),
+                )
+                .unwrap()
             })
             .collect();
         assert_eq!(numbers.len(), 3);
         // Other tests run in parallel.
-        assert!(after.is_superset(&numbers) && before.is_disjoint(&numbers), "{before:?} {after:?}");
-        assert_eq!(eventfds_in(Path::new("/proc"), 0x7fff_fff0).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(
+            after.is_superset(&numbers) && before.is_disjoint(&numbers),
+            "{before:?} {after:?}"
+        );
+        assert_eq!(
+            eventfds_in(Path::new("/proc"), 0x7fff_fff0).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
     }
 
     /// A few of them do not warn.
     #[test]
     fn many_unseen_interrupts_warn_once() {
         let process = ProcessId::of(std::process::id()).unwrap();
-        let mut machine = Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
-        let told =
-            [0, MANY_UNSEEN - 1, MANY_UNSEEN, 2 * MANY_UNSEEN].map(|n| warn_of_unseen(&mut machine, n));
+        let mut machine =
+            Machine { process, eventfds: BTreeSet::new(), told: false, told_unseen: false };
+        let told = [0, MANY_UNSEEN - 1, MANY_UNSEEN, 2 * MANY_UNSEEN]
+            .map(|n| warn_of_unseen(&mut machine, n));
         assert_eq!(told, [false, false, true, false]);
     }
 

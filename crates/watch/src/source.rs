@@ -125,7 +125,8 @@ impl Source for Watch {
 
     fn counters(&self) -> Vec<Counter> {
         let mut counters = self.program.counters();
-        counters.push(Counter { name: "watch_eventfds", value: self.found.load(Ordering::Relaxed) });
+        counters
+            .push(Counter { name: "watch_eventfds", value: self.found.load(Ordering::Relaxed) });
         counters
     }
 }

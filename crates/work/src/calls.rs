@@ -1,7 +1,9 @@
-//! System calls, counted by the kernel: `raw_syscalls:sys_enter` for all, `syscalls:sys_enter_NAME` for those that I/O is made of.
+//! System calls, counted by the kernel: `raw_syscalls:sys_enter` for all, `syscalls:sys_enter_NAME`
+//! for those that I/O is made of.
 //!
-//! Counting, unlike tracing, writes no record: each thread has a counter per tracepoint (perf_event_open(2)), which threads that it starts
-//! inherit. Tracepoints show what other users' programs do, so only root, or CAP_PERFMON with a readable tracefs, may count them.
+//! Counting, unlike tracing, writes no record: each thread has a counter per tracepoint
+//! (perf_event_open(2)), which threads that it starts inherit. Tracepoints show what other users'
+//! programs do, so only root, or CAP_PERFMON with a readable tracefs, may count them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -74,7 +76,8 @@ struct One {
     last: u64,
 }
 
-/// Counters on all threads that the roles had when they were opened; what these threads start counts with them.
+/// Counters on all threads that the roles had when they were opened; what these threads start
+/// counts with them.
 pub(super) struct CallCounters {
     roles: usize,
     counters: Vec<One>,
@@ -82,32 +85,35 @@ pub(super) struct CallCounters {
 
 impl std::fmt::Debug for CallCounters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CallCounters").field("counters", &self.counters.len()).finish_non_exhaustive()
+        f.debug_struct("CallCounters")
+            .field("counters", &self.counters.len())
+            .finish_non_exhaustive()
     }
 }
 
 /// The number of a tracepoint.
 fn tracepoint(name: &str) -> io::Result<u64> {
-    let read = |root: &str| fs::read_to_string(Path::new(root).join("events").join(name).join("id"));
+    let read =
+        |root: &str| fs::read_to_string(Path::new(root).join("events").join(name).join("id"));
     let text = read(TRACEFS[0]).or_else(|_| read(TRACEFS[1]))?;
-    text.trim().parse().map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", text.trim())))
+    text.trim()
+        .parse()
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("`{}`", text.trim())))
 }
 
 /// Counters of system calls, or the reason for their absence.
 pub fn available() -> Counted<()> {
-    let reason = |error: &io::Error| {
-        match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            "not counted: system calls are counted by tracepoints, which show other users' programs: needs root"
-                .to_owned()
-        }
-        io::ErrorKind::NotFound => "not counted: no tracepoint raw_syscalls:sys_enter in tracefs; as root: mount -t \
-                                    tracefs none /sys/kernel/tracing"
+    let reason = |error: &io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => "not counted: system calls are counted by tracepoints, \
+                                            which show other users' programs: needs root"
+            .to_owned(),
+        io::ErrorKind::NotFound => "not counted: no tracepoint raw_syscalls:sys_enter in tracefs; \
+                                    as root: mount -t tracefs none /sys/kernel/tracing"
             .to_owned(),
         _ => format!("not counted: the tracepoint of system calls cannot be used: {error}"),
-    }
     };
-    // The directory itself is closed to others, which looks like a file that is not there to some calls and not to others.
+    // The directory itself is closed to others, which looks like a file that is not there to some
+    // calls and not to others.
     let counter = tracepoint("raw_syscalls/sys_enter")
         .and_then(|id| Builder::new(Tracepoint::with_id(id)).observe_self().build());
     match counter {

@@ -1,6 +1,8 @@
-//! Instructions, counted by the processor: of user mode and kernel, of all threads of some roles and of what these threads start.
+//! Instructions, counted by the processor: of user mode and kernel, of all threads of some roles
+//! and of what these threads start.
 //!
-//! Many virtual machines show their guests no counters of the processor; then there is a reason instead of a figure.
+//! Many virtual machines show their guests no counters of the processor; then there is a reason
+//! instead of a figure.
 
 use std::io;
 
@@ -16,25 +18,29 @@ pub struct Instructions {
 
 impl std::fmt::Debug for Instructions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Instructions").field("threads", &self.counters.len()).finish_non_exhaustive()
+        f.debug_struct("Instructions")
+            .field("threads", &self.counters.len())
+            .finish_non_exhaustive()
     }
 }
 
 fn reason(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => {
-            "not counted: instructions of the kernel may not be counted by this user (kernel.perf_event_paranoid)"
-                .to_owned()
-        }
+        io::ErrorKind::PermissionDenied => "not counted: instructions of the kernel may not be \
+                                            counted by this user (kernel.perf_event_paranoid)"
+            .to_owned(),
         // ENOENT, ENODEV, EOPNOTSUPP: the event has no counter.
         io::ErrorKind::NotFound | io::ErrorKind::Unsupported => no_counter(),
         _ if error.raw_os_error() == Some(19) => no_counter(),
-        _ => format!("not counted: the processor's counter of instructions cannot be used: {error}"),
+        _ => {
+            format!("not counted: the processor's counter of instructions cannot be used: {error}")
+        }
     }
 }
 
 fn no_counter() -> String {
-    "not counted: this machine shows no counter of instructions (many virtual machines do not)".to_owned()
+    "not counted: this machine shows no counter of instructions (many virtual machines do not)"
+        .to_owned()
 }
 
 /// Counters of instructions, or the reason for their absence.
@@ -83,7 +89,9 @@ mod tests {
         match (available(), Instructions::open(&[own])) {
             (Counted::Is(()), Counted::Is(mut counters)) => {
                 let before = counters.read();
-                std::hint::black_box((0..1_000_000_u64).fold(0, |sum, n| std::hint::black_box(sum ^ n)));
+                std::hint::black_box(
+                    (0..1_000_000_u64).fold(0, |sum, n| std::hint::black_box(sum ^ n)),
+                );
                 let counted = counters.read() - before;
                 assert!(counted >= 1_000_000, "{counted}");
             }

@@ -1,4 +1,5 @@
-//! Interrupts that a system received, from the text of its `/proc/interrupts`: a guest's tell how often its devices called.
+//! Interrupts that a system received, from the text of its `/proc/interrupts`: a guest's tell how
+//! often its devices called.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Reads the text of `/proc/interrupts`; lines that are none of its are passed over, so a console's log will do.
+    /// Reads the text of `/proc/interrupts`; lines that are none of its are passed over, so a
+    /// console's log will do.
     pub fn parse(text: &str) -> Self {
         let mut lines = BTreeMap::new();
         let mut cpus = 0;
@@ -61,7 +63,8 @@ impl Interrupts {
         let delta = |(name, now): (&String, &Interrupt)| {
             let old = before.lines.get(name).filter(|old| old.what == now.what);
             let old = |cpu: usize| old.and_then(|old| old.counts.get(cpu)).copied().unwrap_or(0);
-            let counts = now.counts.iter().enumerate().map(|(cpu, count)| count.saturating_sub(old(cpu)));
+            let counts =
+                now.counts.iter().enumerate().map(|(cpu, count)| count.saturating_sub(old(cpu)));
             let interrupt = Interrupt { counts: counts.collect(), what: now.what.clone() };
             (interrupt.total() > 0).then(|| (name.clone(), interrupt))
         };

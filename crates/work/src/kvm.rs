@@ -37,12 +37,14 @@ impl KvmStats {
             Err(error) => return Counted::Not(reason(root, &error)),
         };
         let prefix = format!("{pid}-");
-        let machines = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+        let machines =
+            entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
         let machines: Vec<PathBuf> =
             machines.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
         if machines.is_empty() {
             return Counted::Not(format!(
-                "not counted: KVM knows no virtual machine of process {pid} (guest CPU emulated, or ended)"
+                "not counted: KVM knows no virtual machine of process {pid} (guest CPU emulated, \
+                 or ended)"
             ));
         }
         let mut stats = Self::default();
@@ -50,7 +52,9 @@ impl KvmStats {
             let mut all = Tally::default();
             for vcpu in fs::read_dir(&machine).into_iter().flatten().flatten() {
                 if vcpu.file_name().to_string_lossy().starts_with("vcpu") {
-                    figures(&vcpu.path()).into_iter().for_each(|(name, value)| all.add(name, value));
+                    figures(&vcpu.path())
+                        .into_iter()
+                        .for_each(|(name, value)| all.add(name, value));
                 }
             }
             // The machine's figure is the sum over its vCPUs where both have it.
@@ -73,7 +77,8 @@ impl KvmStats {
 
     /// Exits by reason, the most frequent first.
     pub fn reasons(&self) -> Vec<(&str, u64)> {
-        let is_reason = |name: &str| name != "exits" && (name.ends_with("_exits") || name.contains("_exit_"));
+        let is_reason =
+            |name: &str| name != "exits" && (name.ends_with("_exits") || name.contains("_exit_"));
         let all = self.by_name.0.iter().map(|(name, count)| (name.as_str(), *count));
         let mut reasons: Vec<(&str, u64)> = all.filter(|(name, _)| is_reason(name)).collect();
         reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
@@ -84,10 +89,13 @@ impl KvmStats {
 fn reason(root: &Path, error: &io::Error) -> String {
     let root = root.display();
     match error.kind() {
-        io::ErrorKind::PermissionDenied => format!("not counted: {root}: KVM's figures are for root"),
+        io::ErrorKind::PermissionDenied => {
+            format!("not counted: {root}: KVM's figures are for root")
+        }
         io::ErrorKind::NotFound => {
             format!(
-                "not counted: {root} is not there: no KVM, or debugfs is not mounted (as root: mount -t debugfs none /sys/kernel/debug)"
+                "not counted: {root} is not there: no KVM, or debugfs is not mounted (as root: \
+                 mount -t debugfs none /sys/kernel/debug)"
             )
         }
         _ => format!("not counted: {root}: {error}"),
@@ -122,7 +130,9 @@ mod tests {
             fs::write(machine.join(vcpu).join("guest_mode"), "0\n").unwrap();
             fs::write(machine.join(vcpu).join("halt_wait_ns"), "21\n").unwrap();
         }
-        for (name, value) in [("exits", exits), ("io_exits", io), ("halt_exits", 5), ("irq_injections", 3)] {
+        for (name, value) in
+            [("exits", exits), ("io_exits", io), ("halt_exits", 5), ("irq_injections", 3)]
+        {
             fs::write(machine.join(name), format!("{value}\n")).unwrap();
         }
         fs::write(machine.join("mmu_rmaps_stat"), "Rmap_Count:\t0\t1\n").unwrap();
@@ -148,7 +158,10 @@ mod tests {
     fn missing_kvm_or_machine_has_reason() {
         let dir = recorded(1, 1);
         assert!(
-            KvmStats::read(dir.path(), 471).reason().unwrap().contains("no virtual machine of process 471")
+            KvmStats::read(dir.path(), 471)
+                .reason()
+                .unwrap()
+                .contains("no virtual machine of process 471")
         );
         let nowhere = dir.path().join("nowhere");
         assert!(KvmStats::read(&nowhere, 1).reason().unwrap().contains("debugfs"));

@@ -153,7 +153,8 @@ impl Sampler {
     pub fn take(&mut self) -> Snapshot {
         let pids: Vec<Vec<i32>> = self.roles.iter().map(Role::processes).collect();
         let all: BTreeSet<i32> = pids.iter().flatten().copied().collect();
-        let processes = all.into_iter().filter_map(|pid| Some((pid, ProcessLook::take(pid)?))).collect();
+        let processes =
+            all.into_iter().filter_map(|pid| Some((pid, ProcessLook::take(pid)?))).collect();
         let calls = self.calls.as_mut().map(|calls| match calls {
             Counted::Is(counters) => Counted::Is(counters.read()),
             Counted::Not(reason) => Counted::Not(reason.clone()),
@@ -185,11 +186,15 @@ impl Snapshot {
         }
         self.add_reaped(before, &mut sums);
         let calls = |index: usize| match (&self.calls, &before.calls) {
-            (Some(Counted::Is(now)), Some(Counted::Is(old))) => match (now.get(index), old.get(index)) {
-                (Some(now), Some(old)) => Counted::Is(now.since(old)),
-                _ => Counted::Not("not counted: another sampler's look".into()),
-            },
-            (Some(Counted::Not(reason)), _) | (_, Some(Counted::Not(reason))) => Counted::Not(reason.clone()),
+            (Some(Counted::Is(now)), Some(Counted::Is(old))) => {
+                match (now.get(index), old.get(index)) {
+                    (Some(now), Some(old)) => Counted::Is(now.since(old)),
+                    _ => Counted::Not("not counted: another sampler's look".into()),
+                }
+            }
+            (Some(Counted::Not(reason)), _) | (_, Some(Counted::Not(reason))) => {
+                Counted::Not(reason.clone())
+            }
             _ => Counted::Not("not counted: not asked for".into()),
         };
         let mut roles: Vec<RoleUse> = self
@@ -227,8 +232,10 @@ impl Snapshot {
             let since = |now: u64, old: Option<u64>| now.saturating_sub(old.unwrap_or(0));
             let Some(role) = self.role_of(pid, &thread.comm) else { continue };
             let cpu = since(thread.cpu_ns, begin.map(|t| t.cpu_ns));
-            let (u, s) =
-                (since(thread.user, begin.map(|t| t.user)), since(thread.system, begin.map(|t| t.system)));
+            let (u, s) = (
+                since(thread.user, begin.map(|t| t.user)),
+                since(thread.system, begin.map(|t| t.system)),
+            );
             living += cpu;
             user += u;
             system += s;
@@ -250,11 +257,13 @@ impl Snapshot {
         if !covered {
             return;
         }
-        let since = |field: fn(&ProcessLook) -> u64| field(now).saturating_sub(old.map_or(0, field));
+        let since =
+            |field: fn(&ProcessLook) -> u64| field(now).saturating_sub(old.map_or(0, field));
         let rest = since(|p| p.cpu_ns).saturating_sub(living);
         let (user, system) =
             (since(|p| p.user).saturating_sub(user), since(|p| p.system).saturating_sub(system));
-        let vanished = old.is_some_and(|old| old.threads.keys().any(|key| !now.threads.contains_key(key)));
+        let vanished =
+            old.is_some_and(|old| old.threads.keys().any(|key| !now.threads.contains_key(key)));
         // A running thread's figure is at most a tick old.
         let stale = now.threads.len() as u64 * proc::tick_ns();
         if roles.len() == 1 {
@@ -267,7 +276,8 @@ impl Snapshot {
             ended.system += system;
         } else {
             // To the busiest: it is the likeliest to be running.
-            let busiest = roles.iter().copied().max_by_key(|role| used_by_role[*role]).unwrap_or(first);
+            let busiest =
+                roles.iter().copied().max_by_key(|role| used_by_role[*role]).unwrap_or(first);
             sums[busiest].cpu_ns += rest;
         }
     }
@@ -280,13 +290,17 @@ impl Snapshot {
             }
             let reaped = |snapshot: &Self| -> u64 {
                 let pids = snapshot.pids.get(index).map_or(&[][..], Vec::as_slice);
-                pids.iter().filter_map(|pid| snapshot.processes.get(pid)).map(|process| process.reaped).sum()
+                pids.iter()
+                    .filter_map(|pid| snapshot.processes.get(pid))
+                    .map(|process| process.reaped)
+                    .sum()
             };
             // Time that an ended one used before the first look is in its parent's figure, too.
             let gone = before.pids.get(index).map_or(&[][..], Vec::as_slice);
             let gone = gone.iter().filter(|pid| !self.processes.contains_key(pid));
             let gone = gone.filter_map(|pid| before.processes.get(pid));
-            let gone: u64 = gone.map(|process| process.user + process.system + process.reaped).sum();
+            let gone: u64 =
+                gone.map(|process| process.user + process.system + process.reaped).sum();
             let ticks = reaped(self).saturating_sub(reaped(before)).saturating_sub(gone);
             sums[index].cpu_ns += ticks_to_ns(ticks);
         }
@@ -316,7 +330,8 @@ fn role_use(name: String, sum: &Sum, calls: Counted<Calls>, lost: bool) -> RoleU
 }
 
 impl RoleUse {
-    /// CPU time in user mode. For a vCPU thread under KVM the guest's own time is in it (the kernel counts guest time as user time).
+    /// CPU time in user mode. For a vCPU thread under KVM the guest's own time is in it (the kernel
+    /// counts guest time as user time).
     pub fn user(&self) -> Option<Duration> {
         Some(self.cpu.mul_f64(self.user_share?.clamp(0.0, 1.0)))
     }

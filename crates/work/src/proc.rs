@@ -17,7 +17,8 @@ pub(super) struct ThreadLook {
     pub(super) involuntary: u64,
 }
 
-/// A thread's number with the time of its start, so that a number that is used again is another thread.
+/// A thread's number with the time of its start, so that a number that is used again is another
+/// thread.
 pub(super) type ThreadKey = (i32, u64);
 
 /// One process at one moment.
@@ -53,7 +54,8 @@ impl ProcessLook {
 fn look(task: &Task) -> Option<(ThreadKey, ThreadLook)> {
     let stat = task.stat().ok()?;
     let status = task.status().ok();
-    let switches = status.map_or((None, None), |s| (s.voluntary_ctxt_switches, s.nonvoluntary_ctxt_switches));
+    let switches =
+        status.map_or((None, None), |s| (s.voluntary_ctxt_switches, s.nonvoluntary_ctxt_switches));
     let thread = ThreadLook {
         cpu_ns: task.schedstat().map_or_else(|_| in_ticks(&stat), |exact| exact.sum_exec_runtime),
         user: stat.utime,
@@ -88,7 +90,8 @@ pub(super) fn ticks_to_ns(ticks: u64) -> u64 {
 
 /// A process and everything that descends from it, as far as it lives.
 pub(super) fn tree(root: i32) -> Vec<i32> {
-    let stats = all_processes().into_iter().flatten().filter_map(|process| process.ok()?.stat().ok());
+    let stats =
+        all_processes().into_iter().flatten().filter_map(|process| process.ok()?.stat().ok());
     descendants(root, &stats.map(|stat| (stat.pid, stat.ppid)).collect::<Vec<_>>())
 }
 

@@ -1,4 +1,5 @@
-//! How often QEMU calls the functions of its own virtio-blk device, from its trace log: the count behind the published ratio of 4K to 512K.
+//! How often QEMU calls the functions of its own virtio-blk device, from its trace log: the count
+//! behind the published ratio of 4K to 512K.
 //!
 //! A QEMU that is started with [`arguments`] writes a line for each of its trace events
 //! `virtio_blk_*`, by its `log` back end, which distributions build in. The events are a read or
@@ -16,8 +17,9 @@ pub fn arguments(log: &Path) -> Vec<OsString> {
     ["-trace".into(), "virtio_blk_*".into(), "-D".into(), log.as_os_str().to_owned()].to_vec()
 }
 
-/// Counts the events in a log whose names begin with `prefix` (`virtio_blk_`). Lines are `EVENT arguments`, or `PID@SECONDS:EVENT
-/// arguments` in a QEMU that writes times; others are passed over.
+/// Counts the events in a log whose names begin with `prefix` (`virtio_blk_`). Lines are
+/// `EVENT arguments`, or `PID@SECONDS:EVENT arguments` in a QEMU that writes times; others are
+/// passed over.
 pub fn events(log: &str, prefix: &str) -> Tally {
     let mut found = Tally::default();
     for line in log.lines() {

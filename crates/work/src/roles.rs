@@ -24,7 +24,8 @@ pub enum ThreadFilter {
     Tree,
 }
 
-/// Names of threads that the kernel makes inside a process that asked for work: io_uring's workers and pollers, vhost's.
+/// Names of threads that the kernel makes inside a process that asked for work: io_uring's workers
+/// and pollers, vhost's.
 const KERNEL_WORKERS: [&str; 3] = ["iou-wrk-", "iou-sqp-", "vhost-"];
 
 impl ThreadFilter {

@@ -26,7 +26,8 @@ impl Tally {
     /// Counts since `before`, an earlier look, without unchanged ones; a fallen count is not
     /// negative.
     pub fn since(&self, before: &Self) -> Self {
-        let came = self.0.iter().map(|(name, now)| (name.clone(), now.saturating_sub(before.of(name))));
+        let came =
+            self.0.iter().map(|(name, now)| (name.clone(), now.saturating_sub(before.of(name))));
         Self(came.filter(|(_, count)| *count > 0).collect())
     }
 }

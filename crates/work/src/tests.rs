@@ -91,7 +91,8 @@ fn happens() -> impl Strategy<Value = Happens> {
 }
 
 proptest! {
-    /// However threads come, run, end, and numbers are used again: what the roles used is what the process used, no more and no less.
+    /// However threads come, run, end, and numbers are used again: what the roles used is what the
+    /// process used, no more and no less.
     #[test]
     fn cpu_time_of_short_threads_counts_once(
         first in proptest::collection::vec(happens(), 0..30),
@@ -160,9 +161,11 @@ fn vanished_process_is_called_lost() {
 
 #[test]
 fn ended_children_count_for_their_tree() {
-    let child = |script: &str| std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+    let child =
+        |script: &str| std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
     // The loop runs in a child of the child, which is waited for before the second look.
-    let mut shell = child("sleep 0.1; sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 60");
+    let mut shell =
+        child("sleep 0.1; sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 60");
     let pid = i32::try_from(shell.id()).unwrap();
     let mut sampler = Sampler::new(Role::program("shell", pid));
     let before = sampler.take();

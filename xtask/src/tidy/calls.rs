@@ -133,7 +133,8 @@ impl<'a> Graph<'a> {
                 to.home == source.home
             }]
         {
-            let near: Vec<usize> = all.iter().copied().filter(|at| is_near(self.functions[*at].0)).collect();
+            let near: Vec<usize> =
+                all.iter().copied().filter(|at| is_near(self.functions[*at].0)).collect();
             if !near.is_empty() {
                 return near;
             }
@@ -163,14 +164,24 @@ impl<'a> Graph<'a> {
             }
             Call::Path(module, name) => named(name, &|source, function| {
                 function.owner.is_none()
-                    && source.module.as_ref().and_then(|path| path.last()).is_some_and(|last| last == module)
+                    && source
+                        .module
+                        .as_ref()
+                        .and_then(|path| path.last())
+                        .is_some_and(|last| last == module)
             }),
             Call::Method(receiver, name) => match self.types(from, receiver) {
-                Some(types) => named(name, &|_, function| types.iter().any(|owner| is_of(function, owner))),
+                Some(types) => {
+                    named(name, &|_, function| types.iter().any(|owner| is_of(function, owner)))
+                }
                 None => {
                     let all = named(name, &|_, function| function.is_method());
                     let is_met = |at: &usize| {
-                        self.functions[*at].1.owner.as_deref().is_some_and(|owner| met.contains(owner))
+                        self.functions[*at]
+                            .1
+                            .owner
+                            .as_deref()
+                            .is_some_and(|owner| met.contains(owner))
                     };
                     if all.len() == 1 { all } else { all.into_iter().filter(is_met).collect() }
                 }
@@ -247,8 +258,7 @@ fn calls(body: TokenStream) -> Vec<Call> {
 
 /// The names of `a.b[i].c` at the end of some tokens.
 fn receiver(tokens: &[TokenTree]) -> Option<Vec<String>> {
-    let is_dot =
-        |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == '.');
+    let is_dot = |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == '.');
     let mut path = Vec::new();
     let mut end = tokens.len();
     loop {

@@ -39,7 +39,8 @@ pub(crate) fn arrows(sources: &[Source]) -> BTreeSet<(usize, usize)> {
     for (number, source) in sources.iter().enumerate() {
         let modules = crates.entry(&source.home).or_default();
         // The library of a crate that also has a program: only its names can be imported.
-        let is_beside_library = source.name.ends_with("src/main.rs") && modules.contains_key(&Path::new());
+        let is_beside_library =
+            source.name.ends_with("src/main.rs") && modules.contains_key(&Path::new());
         if let Some(module) = source.module.as_ref().filter(|_| !is_beside_library)
             && let Ok(file) = syn::parse2::<syn::File>(source.tokens.clone())
         {
@@ -48,18 +49,21 @@ pub(crate) fn arrows(sources: &[Source]) -> BTreeSet<(usize, usize)> {
     }
     let mut arrows = BTreeSet::new();
     for (home, modules) in &crates {
-        for (from, source) in sources.iter().enumerate().filter(|(_, source)| source.home == *home) {
+        for (from, source) in sources.iter().enumerate().filter(|(_, source)| source.home == *home)
+        {
             let Some(module) = &source.module else { continue };
             let mut paths = BTreeSet::new();
             collect(source.tokens.clone(), module, &mut paths);
             for (module, path) in paths {
                 let to = match &path[..] {
                     // Explicit imports and local names need no arrow of their own.
-                    [name] => from_globs(modules, &module, name, &[], REEXPORTS).filter(|to| !to.is_module),
+                    [name] => from_globs(modules, &module, name, &[], REEXPORTS)
+                        .filter(|to| !to.is_module),
                     _ => resolve(modules, &module, &path, REEXPORTS),
                 };
                 let to = to.map(|to| modules[&to.module].file);
-                arrows.extend(to.filter(|to| !is_above(&sources[*to], source)).map(|to| (from, to)));
+                arrows
+                    .extend(to.filter(|to| !is_above(&sources[*to], source)).map(|to| (from, to)));
             }
         }
     }
@@ -150,7 +154,9 @@ fn use_leaves(tree: &syn::UseTree, before: &mut Path, scope: &mut Scope) {
         }
         syn::UseTree::Name(name) => leaf(&name.ident, &name.ident),
         syn::UseTree::Rename(name) => leaf(&name.rename, &name.ident),
-        syn::UseTree::Group(group) => group.items.iter().for_each(|tree| use_leaves(tree, before, scope)),
+        syn::UseTree::Group(group) => {
+            group.items.iter().for_each(|tree| use_leaves(tree, before, scope))
+        }
         syn::UseTree::Glob(_) => scope.globs.push(before.clone()),
     }
 }
@@ -180,7 +186,9 @@ fn resolve(modules: &Modules, module: &[String], path: &[String], left: usize) -
     };
     let len = (0..=absolute.len()).rev().find(|len| modules.contains_key(&absolute[..*len]))?;
     let (to, rest) = absolute.split_at(len);
-    let Some(name) = rest.first() else { return Some(Place { module: to.to_vec(), is_module: true }) };
+    let Some(name) = rest.first() else {
+        return Some(Place { module: to.to_vec(), is_module: true });
+    };
     let found = named(modules, to, name, &rest[1..], left);
     // A name that a macro makes belongs to the module that the path names.
     let leads_here = to != module || ["crate", "self", "super"].contains(&first.as_str());
@@ -188,7 +196,13 @@ fn resolve(modules: &Modules, module: &[String], path: &[String], left: usize) -
 }
 
 /// Follows a name in the scope of a module, and the rest of the path behind it.
-fn named(modules: &Modules, module: &[String], name: &str, rest: &[String], left: usize) -> Option<Place> {
+fn named(
+    modules: &Modules,
+    module: &[String],
+    name: &str,
+    rest: &[String],
+    left: usize,
+) -> Option<Place> {
     let scope = modules.get(module)?;
     if let Some(path) = scope.imported.get(name) {
         return resolve(modules, module, &[path, rest].concat(), left);
@@ -224,9 +238,11 @@ fn collect(tokens: TokenStream, module: &[String], paths: &mut BTreeSet<(Path, P
     let mut at = 0;
     while at < tokens.len() {
         match (&tokens[at], tokens.get(at + 1), tokens.get(at + 2)) {
-            (TokenTree::Ident(word), Some(TokenTree::Ident(name)), Some(TokenTree::Group(inner)))
-                if word == "mod" && inner.delimiter() == Delimiter::Brace =>
-            {
+            (
+                TokenTree::Ident(word),
+                Some(TokenTree::Ident(name)),
+                Some(TokenTree::Group(inner)),
+            ) if word == "mod" && inner.delimiter() == Delimiter::Brace => {
                 collect(inner.stream(), &[module, &[name.to_string()]].concat(), paths);
                 at += 3;
             }
@@ -259,9 +275,13 @@ fn follow(tokens: &[TokenTree], mut at: usize, path: &mut Path, paths: &mut Vec<
                 path.push(ident.to_string());
                 at += 1;
             }
-            Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace && !path.is_empty() => {
+            Some(TokenTree::Group(group))
+                if group.delimiter() == Delimiter::Brace && !path.is_empty() =>
+            {
                 let inner: Vec<TokenTree> = group.stream().into_iter().collect();
-                for part in inner.split(|token| is_punct(Some(token), ',')).filter(|part| !part.is_empty()) {
+                for part in
+                    inner.split(|token| is_punct(Some(token), ',')).filter(|part| !part.is_empty())
+                {
                     follow(part, 0, &mut path.clone(), paths);
                 }
                 return at + 1;
@@ -294,8 +314,10 @@ mod tests {
     use super::*;
 
     fn found(files: &[(&str, &str)]) -> (Vec<Source>, BTreeSet<(usize, usize)>) {
-        let mut all: BTreeMap<String, String> =
-            files.iter().map(|(name, text)| (format!("crates/x/src/{name}"), (*text).to_owned())).collect();
+        let mut all: BTreeMap<String, String> = files
+            .iter()
+            .map(|(name, text)| (format!("crates/x/src/{name}"), (*text).to_owned()))
+            .collect();
         all.insert("crates/x/Cargo.toml".into(), String::new());
         let sources = source::sources(&all).unwrap();
         let arrows = arrows(&sources);

@@ -45,7 +45,10 @@ const BANNED: &[(&str, &str)] = &[
 ];
 
 /// All faults: the file, the line, and the text.
-pub(crate) fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, usize, String)> {
+pub(crate) fn faults(
+    files: &BTreeMap<String, String>,
+    sources: &[Source],
+) -> Vec<(String, usize, String)> {
     let crates = structure::below(files, sources, CRATE);
     let real = |source: &&Source| {
         // Simulated threads and kernels replace real ones in tests only.
@@ -119,7 +122,9 @@ fn banned(body: TokenStream) -> Vec<(usize, String)> {
                 let name = ident.to_string();
                 let entry = BANNED.iter().find(|(banned, _)| *banned == name);
                 found.extend(
-                    entry.map(|(name, what)| (ident.span().start().line, format!("{what} (`{name}`)"))),
+                    entry.map(|(name, what)| {
+                        (ident.span().start().line, format!("{what} (`{name}`)"))
+                    }),
                 );
             }
             _ => {}
@@ -134,10 +139,10 @@ mod tests {
     use super::*;
     use crate::tidy::source;
 
-    const ROOT: &str = "struct Thread { lane: Lane, uring: Uring } impl Thread { fn work(&mut self) { \
-                        self.lane.serve(); self.uring.has_work() } } struct Lane; \
-                        impl Lane { fn has_work(&self) {} fn serve(&mut self) { step(); } }\
-                        struct Uring; impl Uring { fn has_work(&self) {} }\n";
+    const ROOT: &str = "struct Thread { lane: Lane, uring: Uring } impl Thread { fn work(&mut \
+                        self) { self.lane.serve(); self.uring.has_work() } } struct Lane; impl \
+                        Lane { fn has_work(&self) {} fn serve(&mut self) { step(); } }struct \
+                        Uring; impl Uring { fn has_work(&self) {} }\n";
 
     /// The faults of a lane whose turn calls `step`.
     fn found(step: &str) -> Vec<(usize, String)> {
@@ -158,7 +163,8 @@ mod tests {
             ("fn step() { if x { y(|| vec![1].iter().collect()) } }", 2),
             ("fn step() { deeper() } fn deeper() { Box::new(1); }", 1),
             (
-                "fn step() { Other::new().go() } struct Other; impl Other { fn new() {} fn go(&self) { format!(x) } }",
+                "fn step() { Other::new().go() } struct Other; impl Other { fn new() {} fn \
+                 go(&self) { format!(x) } }",
                 1,
             ),
             ("fn step() { let clock = self.clock; locked(boxed) }", 0),
@@ -184,11 +190,16 @@ mod tests {
         let crates = structure::below(&files, &sources, CRATE);
         let graph = Graph::new(sources.iter().filter(|source| crates.contains(&source.home)));
         let reached: BTreeSet<String> = graph
-            .reached(|function| ROOTS.contains(&&function.full_name()[..]), |_, function| function.is_cold)
+            .reached(
+                |function| ROOTS.contains(&&function.full_name()[..]),
+                |_, function| function.is_cold,
+            )
             .iter()
             .map(|(_, function)| function.full_name())
             .collect();
-        for name in ["Lane::serve", "Lane::show", "Queue::take", "Queue::admit", "Holder::begin_write"] {
+        for name in
+            ["Lane::serve", "Lane::show", "Queue::take", "Queue::admit", "Holder::begin_write"]
+        {
             assert!(reached.contains(name), "{name} is not on the data path: {reached:?}");
         }
     }

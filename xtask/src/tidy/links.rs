@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 
 /// Faults of a page's links: its line, and the link.
-pub(crate) fn broken(files: &BTreeMap<String, String>, page: &str, text: &str) -> Vec<(usize, String)> {
+pub(crate) fn broken(
+    files: &BTreeMap<String, String>,
+    page: &str,
+    text: &str,
+) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut is_code = false;
     for (number, line) in (1..).zip(text.lines()) {
@@ -31,7 +35,8 @@ fn leads(files: &BTreeMap<String, String>, page: &str, link: &str) -> bool {
     if link.contains("://") || link.starts_with("mailto:") {
         return true;
     }
-    let (path, anchor) = link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor)));
+    let (path, anchor) =
+        link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor)));
     let target = match path {
         "" => page.to_owned(),
         _ => joined(page, path),
@@ -41,7 +46,8 @@ fn leads(files: &BTreeMap<String, String>, page: &str, link: &str) -> bool {
     }
     // A folder, or a picture, which is no text.
     let folder = format!("{}/", target.trim_end_matches('/'));
-    anchor.is_none() && (files.keys().any(|name| name.starts_with(&folder)) || target.ends_with(".png"))
+    anchor.is_none()
+        && (files.keys().any(|name| name.starts_with(&folder)) || target.ends_with(".png"))
 }
 
 /// A path as seen from a page.
@@ -75,13 +81,17 @@ mod tests {
 
     #[test]
     fn dead_links_are_found() {
-        let files: BTreeMap<String, String> =
-            [("docs/src/a.md", "# What it is: `--x`\n"), ("docs/src/b/c.md", ""), ("README.md", "")]
-                .map(|(name, text)| (name.to_owned(), text.to_owned()))
-                .into();
+        let files: BTreeMap<String, String> = [
+            ("docs/src/a.md", "# What it is: `--x`\n"),
+            ("docs/src/b/c.md", ""),
+            ("README.md", ""),
+        ]
+        .map(|(name, text)| (name.to_owned(), text.to_owned()))
+        .into();
         for (text, count) in [
             (
-                "[a](a.md) and [b](b/c.md), [up](../../README.md) [web](https://x.y) [here](#what-it-is---x)",
+                "[a](a.md) and [b](b/c.md), [up](../../README.md) [web](https://x.y) \
+                 [here](#what-it-is---x)",
                 0,
             ),
             ("[a](a.md#what-it-is---x) [folder](b) [docs](../src/)", 0),

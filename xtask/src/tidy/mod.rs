@@ -48,7 +48,10 @@ fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, 
         }
         for function in &source.functions {
             if function.lines > FUNCTION {
-                let why = format!("`{}` has {} lines, more than {FUNCTION}", function.name, function.lines);
+                let why = format!(
+                    "`{}` has {} lines, more than {FUNCTION}",
+                    function.name, function.lines
+                );
                 faults.push((source.name.clone(), function.line, why));
             }
         }
@@ -63,9 +66,10 @@ fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, 
     let pages = files.iter().filter(|(name, _)| name.ends_with(".md"));
     for (name, text) in pages.clone() {
         let broken = links::broken(files, name, text).into_iter();
-        faults.extend(
-            broken.map(|(line, link)| (name.clone(), line, format!("the link {link} leads nowhere"))),
-        );
+        faults
+            .extend(broken.map(|(line, link)| {
+                (name.clone(), line, format!("the link {link} leads nowhere"))
+            }));
     }
     if files.get(structure::PICTURE) != Some(&structure::draw(files, sources)) {
         let why = "not as the crates are now: cargo xtask structure draws it again";
@@ -116,7 +120,8 @@ fn dead(sources: &[Source]) -> Vec<&str> {
 /// Targets that cargo finds by itself, beside `src/`.
 fn is_entry(name: &str) -> bool {
     let dir = name.rsplit('/').nth(1).unwrap_or_default();
-    ["tests", "benches", "examples", "bin", "fuzz_targets"].contains(&dir) && !name.contains("/src/")
+    ["tests", "benches", "examples", "bin", "fuzz_targets"].contains(&dir)
+        && !name.contains("/src/")
 }
 
 /// Lines by crate.

@@ -1,4 +1,5 @@
-//! The Rust files of the workspace, parsed: which module of which crate each one is, and which lines are what.
+//! The Rust files of the workspace, parsed: which module of which crate each one is, and which
+//! lines are what.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -69,7 +70,8 @@ pub(crate) struct Source {
     pub(crate) name: String,
     /// The folder of its crate.
     pub(crate) home: String,
-    /// Its module's path in its crate, empty for the crate's root; none for what is no part of a library or program (tests, benches).
+    /// Its module's path in its crate, empty for the crate's root; none for what is no part of a
+    /// library or program (tests, benches).
     pub(crate) module: Option<Vec<String>>,
     pub(crate) text: String,
     pub(crate) lines: Lines,
@@ -129,7 +131,8 @@ fn parse(name: &str, home: &str, rest: &str, text: &str) -> Result<Source> {
     let file = syn::parse_file(text)?;
     let is_test = !rest.starts_with("src/");
     let module = rest.strip_prefix("src/").map(|path| {
-        let mut parts: Vec<String> = path.trim_end_matches(".rs").split('/').map(ToOwned::to_owned).collect();
+        let mut parts: Vec<String> =
+            path.trim_end_matches(".rs").split('/').map(ToOwned::to_owned).collect();
         if matches!(parts.last().map(String::as_str), Some("mod" | "lib" | "main")) {
             parts.pop();
         }
@@ -164,7 +167,8 @@ fn parse(name: &str, home: &str, rest: &str, text: &str) -> Result<Source> {
     source.lines = count(text, &file.to_token_stream(), &tests);
     for function in &mut source.functions {
         let lines = text.lines().skip(function.line - 1).take(function.lines).map(str::trim_start);
-        let quoted = lines.filter(|line| line.starts_with("//= ") || line.starts_with("//# ")).count();
+        let quoted =
+            lines.filter(|line| line.starts_with("//= ") || line.starts_with("//# ")).count();
         function.lines -= quoted;
     }
     Ok(source)
@@ -174,11 +178,15 @@ fn parse(name: &str, home: &str, rest: &str, text: &str) -> Result<Source> {
 fn test_files(source: &Source) -> Vec<String> {
     let Ok(file) = syn::parse_file(&source.text) else { return Vec::new() };
     let modules = file.items.iter().filter_map(|item| match item {
-        Item::Mod(module) if module.content.is_none() && module.attrs.iter().any(is_of_tests) => Some(module),
+        Item::Mod(module) if module.content.is_none() && module.attrs.iter().any(is_of_tests) => {
+            Some(module)
+        }
         _ => None,
     });
     modules
-        .flat_map(|module| module_files(&source.name, &module.ident.to_string(), path_of(&module.attrs)))
+        .flat_map(|module| {
+            module_files(&source.name, &module.ident.to_string(), path_of(&module.attrs))
+        })
         .collect()
 }
 
@@ -221,7 +229,8 @@ fn attributes(item: &Item) -> &[Attribute] {
 
 fn is_of_tests(attribute: &Attribute) -> bool {
     let text = attribute.to_token_stream().to_string();
-    text == "# [test]" || (attribute.path().is_ident("cfg") && text.contains("test") && !text.contains("not"))
+    text == "# [test]"
+        || (attribute.path().is_ident("cfg") && text.contains("test") && !text.contains("not"))
 }
 
 fn functions(item: &Item, found: &mut Vec<Function>) {
@@ -232,9 +241,12 @@ fn functions(item: &Item, found: &mut Vec<Function>) {
             let of_trait = of_trait.map(|last| last.ident.to_string());
             for part in &block.items {
                 if let syn::ImplItem::Fn(item) = part {
-                    let function = function(&item.attrs, &item.sig, &item.block, type_name(&block.self_ty));
-                    found
-                        .extend(function.map(|function| Function { of_trait: of_trait.clone(), ..function }));
+                    let function =
+                        function(&item.attrs, &item.sig, &item.block, type_name(&block.self_ty));
+                    found.extend(
+                        function
+                            .map(|function| Function { of_trait: of_trait.clone(), ..function }),
+                    );
                 }
             }
         }
@@ -342,12 +354,14 @@ mod tests {
 
     #[test]
     fn lines_are_classified() {
-        let text = "//! Docs.\n\nuse a::b; // here\n/* long\n   one */\nfn f() {\n    let text = \"\n\n    \";\n}\n\n#[cfg(test)]\nmod tests {\n    // why\n    fn g() {}\n}\n";
+        let text = "//! Docs.\n\nuse a::b; // here\n/* long\n   one */\nfn f() {\n    let text = \
+                    \"\n\n    \";\n}\n\n#[cfg(test)]\nmod tests {\n    // why\n    fn g() {}\n}\n";
         let source = parse("crates/x/src/y.rs", "crates/x", "src/y.rs", text).unwrap();
         // An empty line in a string is blank, too.
         assert_eq!(source.lines, Lines { code: 5, tests: 4, comments: 4, blank: 3 });
         assert_eq!(source.module, Some(vec!["y".to_owned()]));
-        let names: Vec<_> = source.functions.iter().map(|f| (f.name.as_str(), f.line, f.lines)).collect();
+        let names: Vec<_> =
+            source.functions.iter().map(|f| (f.name.as_str(), f.line, f.lines)).collect();
         assert_eq!(names, [("f", 6, 5)]);
     }
 

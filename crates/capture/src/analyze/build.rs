@@ -48,7 +48,8 @@ pub(crate) fn bars(
     y: (&str, &str),
     of: Vec<(&str, Vec<f64>)>,
 ) -> Block {
-    let points = |values: Vec<f64>| (0_u32..).zip(values).map(|(x, y)| Point::exact(x.into(), y)).collect();
+    let points =
+        |values: Vec<f64>| (0_u32..).zip(values).map(|(x, y)| Point::exact(x.into(), y)).collect();
     Block::Chart(Chart::bars(
         caption,
         Axis::new("", ""),
@@ -65,7 +66,8 @@ pub(crate) fn lines(
     y: (&str, &str),
     of: Vec<(String, Vec<(f64, f64)>)>,
 ) -> Block {
-    let points = |values: Vec<(f64, f64)>| values.into_iter().map(|(x, y)| Point::exact(x, y)).collect();
+    let points =
+        |values: Vec<(f64, f64)>| values.into_iter().map(|(x, y)| Point::exact(x, y)).collect();
     Block::Chart(Chart::lines(
         caption,
         Axis::new(x.0, x.1),

@@ -9,7 +9,8 @@ use vlane_report::Section;
 use vlane_report::build::table;
 
 pub(super) fn section(trace: &Trace) -> Section {
-    let (mut intervals, mut writes, mut kib, mut times) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut intervals, mut writes, mut kib, mut times) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut last, mut since, mut bytes, mut empty) = (None, 0_u64, 0_u64, 0_u64);
     for at in trace.by_submission() {
         let record: &Record = &trace.requests[at].record;
@@ -52,5 +53,10 @@ pub(super) fn section(trace: &Trace) -> Section {
         counted(count, "flush"),
         number(empty) * 100.0 / number(count as u64)
     );
-    Section::new("flushes", "Flushes", vec![words], vec![table("Flushes", &percentile_columns("", ""), rows)])
+    Section::new(
+        "flushes",
+        "Flushes",
+        vec![words],
+        vec![table("Flushes", &percentile_columns("", ""), rows)],
+    )
 }

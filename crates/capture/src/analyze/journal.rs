@@ -62,7 +62,8 @@ pub(crate) fn part(trace: &Trace, journals: &[Journal]) -> Part {
         }
     }
     part.footprint.0 = blocks.len() as u64;
-    part.footprint.1 = blocks.iter().filter(|block| map.at(**block * BLOCK).is_some()).count() as u64;
+    part.footprint.1 =
+        blocks.iter().filter(|block| map.at(**block * BLOCK).is_some()).count() as u64;
     ends.sort_unstable();
     flushes.sort_unstable();
     let mut before = 0;
@@ -89,7 +90,8 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
     // The best knowledge: the layout, or the most trusted of the ways that found one.
     let best = found.iter().find(|found| !found.journals.is_empty());
     let Some(best) = best.map(|best| (best.way, best.journals.clone())) else {
-        let words = "No way found a journal: the layout names none, no chain of a journal's blocks was written, and no area was written cyclically.";
+        let words = "No way found a journal: the layout names none, no chain of a journal's \
+                     blocks was written, and no area was written cyclically.";
         return Section::new("journal", "The journal", vec![words.to_owned()], Vec::new());
     };
     let (best, journals) = best;
@@ -98,15 +100,18 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
     }
     let part = part(trace, &journals);
     let mut words = vec![format!(
-        "The journal as it was found by {}. A flush counts as the journal's if a write to the journal was completed since the flush before. A block of the footprint has 4 KiB.",
+        "The journal as it was found by {}. A flush counts as the journal's if a write to the \
+         journal was completed since the flush before. A block of the footprint has 4 KiB.",
         way(best)
     )];
     let mut blocks = vec![shares(&part), ranges(&found)];
     if best != Way::Pattern {
         blocks.push(scores(&found));
         words.push(
-            "Precision: of the written bytes that a way took for the journal's, those that went to the journal. Recall: of those that went to the journal, those that it took for it. Since the first verdict of that way; \
-             and since the journal was written once from end to end."
+            "Precision: of the written bytes that a way took for the journal's, those that went \
+             to the journal. Recall: of those that went to the journal, those that it took for \
+             it. Since the first verdict of that way; and since the journal was written once from \
+             end to end."
                 .to_owned(),
         );
     }
@@ -188,19 +193,28 @@ pub(crate) fn over_time(trace: &Trace, begin: u64, journals: &[Journal], found: 
     let own = own.filter(|record| record.kind == Kind::Write && overlap(&map, &range(record)) > 0);
     let writes: Vec<(f64, f64)> =
         own.map(|record| (seconds(record.submit - begin), mib(record.sector * SECTOR))).collect();
-    let writes: Vec<_> = writes.iter().step_by(writes.len().div_ceil(DRAWN).max(1)).copied().collect();
+    let writes: Vec<_> =
+        writes.iter().step_by(writes.len().div_ceil(DRAWN).max(1)).copied().collect();
     let mut series = vec![("written".to_owned(), writes)];
     for found in found {
         let name = if found.way == Way::Layout { "true journal" } else { way(found.way) };
         let line = |end: &dyn Fn(&Range<u64>) -> u64| -> Vec<(f64, f64)> {
-            let known = found.over_time.iter().filter_map(|(time, range)| Some((*time, range.as_ref()?)));
+            let known =
+                found.over_time.iter().filter_map(|(time, range)| Some((*time, range.as_ref()?)));
             known.map(|(time, range)| (seconds(time), mib(end(range)))).collect()
         };
-        for (word, points) in [("first", line(&|range| range.start)), ("last", line(&|range| range.end))] {
+        for (word, points) in
+            [("first", line(&|range| range.start)), ("last", line(&|range| range.end))]
+        {
             if !points.is_empty() {
                 series.push((format!("{name}, {word} byte"), points));
             }
         }
     }
-    lines("Where the journal is written, and where it was found", ("time", "s"), ("place", "MiB"), series)
+    lines(
+        "Where the journal is written, and where it was found",
+        ("time", "s"),
+        ("place", "MiB"),
+        series,
+    )
 }

@@ -11,7 +11,8 @@ use vlane_report::{Cell, Section};
 
 /// Sectors of the blocks that the footprint is counted in: 4 KiB.
 const BLOCK: u64 = 8;
-/// Blocks of one request that are counted; a longer one (a discard of the whole volume, say) counts with so many.
+/// Blocks of one request that are counted; a longer one (a discard of the whole volume, say) counts
+/// with so many.
 const MOST_BLOCKS: u64 = 1 << 18;
 /// Recent requests of a lane that the next may continue: the number of streams that are
 /// distinguished.
@@ -19,6 +20,8 @@ const STREAMS: usize = 16;
 /// Slices of time, and of the volume, in the picture.
 const SLICES: usize = 6;
 const PLACES: usize = 64;
+/// The kinds whose places are looked at.
+const KINDS: [Kind; 2] = [Kind::Read, Kind::Write];
 
 #[derive(Default)]
 struct Of {
@@ -30,13 +33,12 @@ struct Of {
 }
 
 pub(super) fn section(trace: &Trace, first: u64, span: u64) -> (Section, String) {
-    let kinds = [Kind::Read, Kind::Write];
     let mut of: [Of; 2] = Default::default();
     let mut all: HashMap<u64, ()> = HashMap::new();
     let mut ends: HashMap<(u16, Kind), VecDeque<u64>> = HashMap::new();
     for at in trace.by_submission() {
         let record = &trace.requests[at].record;
-        let Some(place) = kinds.iter().position(|kind| *kind == record.kind) else { continue };
+        let Some(place) = KINDS.iter().position(|kind| *kind == record.kind) else { continue };
         let of = &mut of[place];
         of.requests += 1;
         let recent = ends.entry((record.lane, record.kind)).or_default();
@@ -55,51 +57,64 @@ pub(super) fn section(trace: &Trace, first: u64, span: u64) -> (Section, String)
             of.again += u64::from(of.blocks.insert(block, ()).is_some());
         }
     }
-    let mib = |blocks: usize| Cell::Number(number(blocks as u64 * BLOCK * 512) / f64::from(1 << 20));
-    let rows = kinds
+    let sequential = of[0].sequential + of[1].sequential;
+    let requests = (of[0].requests + of[1].requests).max(1);
+    let words = format!(
+        "{:.0} % of reads and writes continue where one of the lane's last {STREAMS} of the kind \
+         ended; they touch {:.1} MiB.",
+        number(sequential) * 100.0 / number(requests),
+        number(all.len() as u64 * BLOCK * 512) / f64::from(1 << 20)
+    );
+    let explained = format!(
+        "Sequential: begins where one of the last {STREAMS} requests of the same lane and kind \
+         ended. Footprint: different blocks of 4 KiB. Used again: accesses to blocks that were \
+         accessed before in the trace, by the kind."
+    );
+    let section = Section::new(
+        "locality",
+        "Locality",
+        vec![explained],
+        vec![kinds(&of, all.len(), trace.header.sectors), heat(trace, first, span)],
+    );
+    (section, words)
+}
+
+/// The table of both kinds, and of them together: `all` are the blocks that either touched.
+fn kinds(of: &[Of; 2], all: usize, sectors: u64) -> vlane_report::Block {
+    let mib =
+        |blocks: usize| Cell::Number(number(blocks as u64 * BLOCK * 512) / f64::from(1 << 20));
+    let rows = KINDS
         .iter()
-        .zip(&of)
+        .zip(of)
         .filter(|(_, of)| of.requests > 0)
         .map(|(kind, of)| {
             vec![
                 text(kind.name()),
                 share(of.sequential, of.requests),
                 mib(of.blocks.len()),
-                share(of.blocks.len() as u64, trace.header.sectors / BLOCK),
+                share(of.blocks.len() as u64, sectors / BLOCK),
                 share(of.again, of.accesses),
             ]
         })
         .chain([vec![
             text("both"),
             share(of[0].sequential + of[1].sequential, of[0].requests + of[1].requests),
-            mib(all.len()),
-            share(all.len() as u64, trace.header.sectors / BLOCK),
+            mib(all),
+            share(all as u64, sectors / BLOCK),
             share(
-                (of[0].accesses + of[1].accesses).saturating_sub(all.len() as u64),
+                (of[0].accesses + of[1].accesses).saturating_sub(all as u64),
                 of[0].accesses + of[1].accesses,
             ),
         ]])
         .collect();
-    let columns =
-        [("", ""), ("sequential", "%"), ("footprint", "MiB"), ("of the volume", "%"), ("used again", "%")];
-    let sequential = of[0].sequential + of[1].sequential;
-    let requests = (of[0].requests + of[1].requests).max(1);
-    let words = format!(
-        "{:.0} % of reads and writes continue where one of the lane's last {STREAMS} of the kind ended; they touch {:.1} MiB.",
-        number(sequential) * 100.0 / number(requests),
-        number(all.len() as u64 * BLOCK * 512) / f64::from(1 << 20)
-    );
-    let explained = format!(
-        "Sequential: begins where one of the last {STREAMS} requests of the same lane and kind ended. Footprint: different blocks of 4 KiB. \
-         Used again: accesses to blocks that were accessed before in the trace, by the kind."
-    );
-    let section = Section::new(
-        "locality",
-        "Locality",
-        vec![explained],
-        vec![table("Where reads and writes go", &columns, rows), heat(trace, first, span)],
-    );
-    (section, words)
+    let columns = [
+        ("", ""),
+        ("sequential", "%"),
+        ("footprint", "MiB"),
+        ("of the volume", "%"),
+        ("used again", "%"),
+    ];
+    table("Where reads and writes go", &columns, rows)
 }
 
 fn blocks(record: &Record) -> impl Iterator<Item = u64> + use<> {
@@ -108,12 +123,15 @@ fn blocks(record: &Record) -> impl Iterator<Item = u64> + use<> {
     first..end.min(first + MOST_BLOCKS)
 }
 
-/// How much of the data of each slice of time went to which part of the volume: a line for each slice.
+/// How much of the data of each slice of time went to which part of the volume: a line for each
+/// slice.
 fn heat(trace: &Trace, first: u64, span: u64) -> vlane_report::Block {
-    let moved = |record: &Record| matches!(record.kind, Kind::Read | Kind::Write) && record.sectors > 0;
+    let moved =
+        |record: &Record| matches!(record.kind, Kind::Read | Kind::Write) && record.sectors > 0;
     let records: Vec<&Record> =
         trace.requests.iter().map(|request| &request.record).filter(|r| moved(r)).collect();
-    let reach = records.iter().map(|r| r.sector.saturating_add(r.sectors.into())).max().unwrap_or(1);
+    let reach =
+        records.iter().map(|r| r.sector.saturating_add(r.sectors.into())).max().unwrap_or(1);
     let sectors = trace.header.sectors.max(reach).max(1);
     let part = |value: u64, all: u64, parts: usize| -> usize {
         let place = u128::from(value) * parts as u128 / u128::from(all.max(1));

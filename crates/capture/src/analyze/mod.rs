@@ -30,8 +30,16 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
         let (locality, words) = locality::section(trace, first, span);
         summary.push(words);
         sections.extend([kinds(&records), sizes(&records), locality]);
-        sections.extend([time::queue_depth(trace, first, span), time::arrivals(trace), latency(&records)]);
-        sections.extend([priorities(&records), flushes::section(trace), journal::section(trace, first)]);
+        sections.extend([
+            time::queue_depth(trace, first, span),
+            time::arrivals(trace),
+            latency(&records),
+        ]);
+        sections.extend([
+            priorities(&records),
+            flushes::section(trace),
+            journal::section(trace, first),
+        ]);
         sections.push(lanes(trace, span));
     }
     Report {
@@ -150,18 +158,22 @@ fn sizes(records: &[&Record]) -> Section {
         }
     }
     let label = |class: u32| vlane_units::show_size(512_u64 << class);
-    let (low, high) = (counts.keys().min().copied().unwrap_or(0), counts.keys().max().copied().unwrap_or(0));
+    let (low, high) =
+        (counts.keys().min().copied().unwrap_or(0), counts.keys().max().copied().unwrap_or(0));
     let classes: Vec<u32> = (low..=high).collect();
     let of = |class: &u32, place: usize| counts.get(class).map_or(0, |counts| counts[place]);
     let series: Vec<(&str, Vec<f64>)> = kinds
         .iter()
         .enumerate()
         .filter(|(place, _)| classes.iter().any(|class| of(class, *place) > 0))
-        .map(|(place, kind)| (kind.name(), classes.iter().map(|class| number(of(class, place))).collect()))
+        .map(|(place, kind)| {
+            (kind.name(), classes.iter().map(|class| number(of(class, place))).collect())
+        })
         .collect();
     let mut rows = Vec::new();
     for kind in kinds {
-        let mut bytes: Vec<u64> = records.iter().filter(|r| r.kind == kind).map(|r| r.bytes()).collect();
+        let mut bytes: Vec<u64> =
+            records.iter().filter(|r| r.kind == kind).map(|r| r.bytes()).collect();
         if !bytes.is_empty() {
             let mut row = vec![text(kind.name())];
             row.extend(percentiles(&mut bytes, |bytes| bytes / 1024.0));
@@ -195,8 +207,9 @@ fn latency(records: &[&Record]) -> Section {
         series.push((kind.name().to_owned(), times));
     }
     let text = vec![
-        "From the moment the lane took a request until it had the answer. Requests that are taken or answered together share one reading of the clock, up to eight of them; \
-         the time that a request waits in the guest's ring before the lane looks is not in it."
+        "From the moment the lane took a request until it had the answer. Requests that are taken \
+         or answered together share one reading of the clock, up to eight of them; the time that \
+         a request waits in the guest's ring before the lane looks is not in it."
             .to_owned(),
     ];
     Section::new(
@@ -226,14 +239,17 @@ fn priorities(records: &[&Record]) -> Section {
             PriorityClass::BestEffort => "best effort",
             PriorityClass::Idle => "idle",
         };
-        let mut row = vec![text(class), Cell::Number(level.into()), Cell::Number(number(n)), share(n, all)];
+        let mut row =
+            vec![text(class), Cell::Number(level.into()), Cell::Number(number(n)), share(n, all)];
         row.push(Cell::Number(number(bytes) / 1e6));
         row.extend(percentiles(&mut times, us));
         row
     });
-    let mut columns = vec![("class", ""), ("level", ""), ("requests", ""), ("of all", "%"), ("data", "MB")];
+    let mut columns =
+        vec![("class", ""), ("level", ""), ("requests", ""), ("of all", "%"), ("data", "MB")];
     columns.extend(build::percentile_columns("", "us").into_iter().skip(1));
-    let words = "The I/O priority that the guest gave (Linux: from ioprio_set, or from the nice value), 0 the highest level.";
+    let words = "The I/O priority that the guest gave (Linux: from ioprio_set, or from the nice \
+                 value), 0 the highest level.";
     let rows = rows.collect();
     Section::new(
         "priorities",
@@ -253,7 +269,10 @@ fn lanes(trace: &Trace, span: u64) -> Section {
         let n = count(&records);
         let of = |kind| records.iter().filter(|r| r.kind == kind && !r.more).count() as u64;
         let bytes: u64 = records.iter().map(|record| record.bytes()).sum();
-        let deep = requests.iter().map(|r| r.record.seq.wrapping_sub(r.record.after).wrapping_add(1)).max();
+        let deep = requests
+            .iter()
+            .map(|r| r.record.seq.wrapping_sub(r.record.after).wrapping_add(1))
+            .max();
         let lost: u64 = trace.gaps.iter().filter(|gap| gap.lane == lane).map(|gap| gap.count).sum();
         let runs = requests.iter().map(|request| request.run).max().unwrap_or(0) + 1;
         let figures = [
@@ -267,7 +286,9 @@ fn lanes(trace: &Trace, span: u64) -> Section {
             runs.into(),
             number(lost),
         ];
-        std::iter::once(text(lane.to_string())).chain(figures.into_iter().map(Cell::Number)).collect()
+        std::iter::once(text(lane.to_string()))
+            .chain(figures.into_iter().map(Cell::Number))
+            .collect()
     });
     let columns = [
         ("lane", ""),

@@ -24,7 +24,8 @@ fn record(kind: Kind, submit: u64, service: u64, sector: u64, priority: u32) -> 
     }
 }
 
-/// The cell of a table's row that begins with `row`, in the column `column` (the first of that name).
+/// The cell of a table's row that begins with `row`, in the column `column` (the first of that
+/// name).
 fn cell(report: &Report, section: &str, row: &str, column: &str) -> f64 {
     let section = report.sections.iter().find(|s| s.id == section).unwrap();
     let tables = section.blocks.iter().filter_map(|block| match block {
@@ -50,9 +51,13 @@ fn small_trace_matches_manual_count() {
     let mut records: Vec<_> =
         (0..4).map(|i| record(Kind::Write, i * 10_000, 5_000, 8 * i, best_effort)).collect();
     records.push(record(Kind::Flush, 50_000, 40_000, 0, 0));
-    records.extend([record(Kind::Read, 100_000, 10_000, 0, 0), record(Kind::Read, 105_000, 15_000, 0, 0)]);
+    records.extend([
+        record(Kind::Read, 100_000, 10_000, 0, 0),
+        record(Kind::Read, 105_000, 15_000, 0, 0),
+    ]);
     records.push(record(Kind::Flush, 130_000, 20_000, 0, 0));
-    let trace = Trace::from_records(Header { sectors: 1024, lanes: 1, ..Header::default() }, records);
+    let trace =
+        Trace::from_records(Header { sectors: 1024, lanes: 1, ..Header::default() }, records);
     let report = analyze(&trace, "vlane-lab trace analyze x");
     let at = |section: &str, row: &str, column: &str| cell(&report, section, row, column);
     assert_eq!(at("kinds", "write", "requests"), 4.0);

@@ -8,21 +8,27 @@ use vlane_report::build::table;
 /// Points of a course over time.
 const BINS: usize = 120;
 
-/// Requests in flight: over time, and how much of the time.
-pub(super) fn queue_depth(trace: &Trace, first: u64, span: u64) -> Section {
+/// The times at which requests begin (true) and end (false), in order.
+fn begins_and_ends(trace: &Trace) -> Vec<(u64, bool)> {
     let whole = |at: &&super::Request| !at.record.more;
     let mut events: Vec<(u64, bool)> = Vec::with_capacity(2 * trace.requests.len());
     for request in trace.requests.iter().filter(whole) {
         events.push((request.record.submit, true));
         events.push((request.record.completed(), false));
     }
-    // One that ends when another begins has ended first; one that takes no time counts all the same.
+    // One that ends when another begins has ended first; one that takes no time counts all the
+    // same.
     events.sort_unstable_by_key(|(time, begins)| (*time, *begins));
+    events
+}
+
+/// Requests in flight: over time, and how much of the time.
+pub(super) fn queue_depth(trace: &Trace, first: u64, span: u64) -> Section {
     let bin = span / BINS as u64 + 1;
     let mut areas = vec![0_u128; BINS];
     let mut at_depth: Vec<u64> = Vec::new();
     let (mut depth, mut now, mut deepest) = (0_usize, first, 0);
-    for (time, begins) in events {
+    for (time, begins) in begins_and_ends(trace) {
         if at_depth.len() <= depth {
             at_depth.resize(depth + 1, 0);
         }
@@ -38,11 +44,14 @@ pub(super) fn queue_depth(trace: &Trace, first: u64, span: u64) -> Section {
         deepest = deepest.max(depth);
     }
     let middle = |place: usize| (number(place as u64) + 0.5) * number(bin) / 1e9;
-    let mean = |area: u128| number(u64::try_from(area * 1000 / u128::from(bin)).unwrap_or(u64::MAX)) / 1000.0;
+    let mean = |area: u128| {
+        number(u64::try_from(area * 1000 / u128::from(bin)).unwrap_or(u64::MAX)) / 1000.0
+    };
     let course: Vec<(f64, f64)> =
         areas.iter().enumerate().map(|(place, area)| (middle(place), mean(*area))).collect();
     // By power of two: 0, 1, 2, 3-4, 5-8, ...
-    let class = |depth: usize| if depth == 0 { 0 } else { depth.next_power_of_two().ilog2() as usize + 1 };
+    let class =
+        |depth: usize| if depth == 0 { 0 } else { depth.next_power_of_two().ilog2() as usize + 1 };
     let mut shares = vec![0_u64; class(at_depth.len().max(1) - 1) + 1];
     for (depth, time) in at_depth.iter().enumerate() {
         shares[class(depth)] += time;
@@ -62,7 +71,8 @@ pub(super) fn queue_depth(trace: &Trace, first: u64, span: u64) -> Section {
         "depth",
         "Queue depth",
         vec![format!(
-            "Requests that lanes had taken and not answered: {overall:.2} on average, {deepest} at most, all lanes together."
+            "Requests that lanes had taken and not answered: {overall:.2} on average, {deepest} \
+             at most, all lanes together."
         )],
         vec![
             lines(
@@ -83,8 +93,12 @@ pub(super) fn queue_depth(trace: &Trace, first: u64, span: u64) -> Section {
 
 /// The time between requests.
 pub(super) fn arrivals(trace: &Trace) -> Section {
-    let mut times: Vec<u64> =
-        trace.requests.iter().filter(|r| !r.record.more).map(|request| request.record.submit).collect();
+    let mut times: Vec<u64> = trace
+        .requests
+        .iter()
+        .filter(|r| !r.record.more)
+        .map(|request| request.record.submit)
+        .collect();
     times.sort_unstable();
     let mut gaps: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let mut row = vec![text("all lanes")];
@@ -95,7 +109,12 @@ pub(super) fn arrivals(trace: &Trace) -> Section {
         vec!["Requests that a lane finds together come at the same moment.".to_owned()],
         vec![
             table("Time from one request to the next", &percentile_columns("", "us"), vec![row]),
-            cdf("Time from one request to the next", ("time", "us"), vec![("all lanes".into(), gaps)], us),
+            cdf(
+                "Time from one request to the next",
+                ("time", "us"),
+                vec![("all lanes".into(), gaps)],
+                us,
+            ),
         ],
     )
 }

@@ -52,22 +52,32 @@ impl Counts {
     fn notes(&self) -> Vec<String> {
         let bytes = self.long_bytes;
         let long = format!(
-            "of more than 4 MiB ({bytes} bytes in all), perhaps write-zeroes, which blktrace does not tell \
-             apart: a replay writes data"
+            "of more than 4 MiB ({bytes} bytes in all), perhaps write-zeroes, which blktrace does \
+             not tell apart: a replay writes data"
         );
         [
             (self.passthrough, "passthrough command", "left out: it has no sector"),
             (self.requeued, "requeue", "not counted again: the request lasts from its first issue"),
             (self.without_begin, "completion", "left out: its beginning is not in the trace"),
-            (self.without_end, "request", "without a completion in the trace: its service time is 0"),
+            (
+                self.without_end,
+                "request",
+                "without a completion in the trace: its service time is 0",
+            ),
             (self.empty, "request", "left out: it has no data"),
-            (self.zeroing, "write", "of more than 32 MiB, read as write-zeroes: no driver moves as much"),
+            (
+                self.zeroing,
+                "write",
+                "of more than 32 MiB, read as write-zeroes: no driver moves as much",
+            ),
             (self.long_writes, "write", &long),
             (self.fua, "write", "with FUA, which a trace does not keep"),
         ]
         .into_iter()
         .filter(|(count, ..)| *count > 0)
-        .map(|(count, noun, rest)| format!("{count} {noun}{} {rest}", if count == 1 { "" } else { "s" }))
+        .map(|(count, noun, rest)| {
+            format!("{count} {noun}{} {rest}", if count == 1 { "" } else { "s" })
+        })
         .collect()
     }
 }
@@ -169,7 +179,8 @@ impl Pairing<'_> {
         let cpu = u16::try_from(event.cpu).unwrap_or(0);
         let lane = self.names.get(&event.pid).copied().unwrap_or(cpu);
         self.lanes = self.lanes.max(lane.saturating_add(1));
-        let (sector, bytes) = if kind == Kind::Flush { (0, 0) } else { (event.sector, event.bytes) };
+        let (sector, bytes) =
+            if kind == Kind::Flush { (0, 0) } else { (event.sector, event.bytes) };
         self.records.push(Record {
             kind,
             status: Status::Ok,

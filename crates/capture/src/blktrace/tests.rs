@@ -26,7 +26,8 @@ fn import(events: &[Event]) -> Imported {
 
 /// Kind, sector, sectors and service time of each request.
 fn told(read: &Imported) -> Vec<(Kind, u64, u32, u64)> {
-    let of = |r: &crate::Request| (r.record.kind, r.record.sector, r.record.sectors, r.record.service);
+    let of =
+        |r: &crate::Request| (r.record.kind, r.record.sector, r.record.sectors, r.record.service);
     read.trace.requests.iter().map(of).collect()
 }
 
@@ -54,10 +55,14 @@ fn own_trace_survives_blktraces_format() {
     let kinds = [Kind::Write, Kind::Read, Kind::Flush, Kind::Discard, Kind::Read];
     let records: Vec<_> = (0_u64..)
         .zip(kinds)
-        .map(|(i, kind)| record(kind, (i % 2) as u16, i * 300, if kind == Kind::Flush { 0 } else { 64 * i }))
+        .map(|(i, kind)| {
+            record(kind, (i % 2) as u16, i * 300, if kind == Kind::Flush { 0 } else { 64 * i })
+        })
         .collect();
-    let trace =
-        Trace::from_records(Header { lanes: 2, name: "blktrace".into(), ..Header::default() }, records);
+    let trace = Trace::from_records(
+        Header { lanes: 2, name: "blktrace".into(), ..Header::default() },
+        records,
+    );
     let mut bytes = Vec::new();
     assert_eq!(write(&trace, &mut bytes).unwrap(), 0);
     assert!(sniff::blktrace(&bytes).is_some());
@@ -68,7 +73,8 @@ fn own_trace_survives_blktraces_format() {
 
 #[test]
 fn cut_file_gives_the_events_before() {
-    let bytes = file(&[event(1, D | category::WRITE, 8, 4096), event(5, C | category::WRITE, 8, 4096)]);
+    let bytes =
+        file(&[event(1, D | category::WRITE, 8, 4096), event(5, C | category::WRITE, 8, 4096)]);
     for cut in EVENT + 1..bytes.len() {
         let read = read(&bytes[..cut], None).unwrap();
         assert_eq!(told(&read), [(Kind::Write, 8, 8, 0)]);
@@ -126,7 +132,8 @@ fn preflush_of_a_queued_write_is_a_flush() {
 
 #[test]
 fn big_endian_files_are_the_same_trace() {
-    let events = [event(1000, D | category::WRITE, 8, 4096), event(2000, C | category::WRITE, 8, 4096)];
+    let events =
+        [event(1000, D | category::WRITE, 8, 4096), event(2000, C | category::WRITE, 8, 4096)];
     let mut bytes = file(&events);
     // Every field of an event is turned round: 4, 4, 8, 8, six of 4, two of 2 bytes.
     for event in bytes.chunks_mut(EVENT) {
@@ -152,12 +159,8 @@ struct Made {
 
 fn made() -> impl Strategy<Value = Made> {
     let parts = prop::collection::vec(1_u32..64, 1..5);
-    (any::<bool>(), parts, 0_u8..3, any::<bool>()).prop_map(|(is_write, parts, requeues, fails)| Made {
-        is_write,
-        parts,
-        requeues,
-        fails,
-    })
+    (any::<bool>(), parts, 0_u8..3, any::<bool>())
+        .prop_map(|(is_write, parts, requeues, fails)| Made { is_write, parts, requeues, fails })
 }
 
 proptest! {

@@ -1,8 +1,9 @@
-//! The proof of detection: guests that write their journals round, recorded, and each way compared with where the journal is.
+//! The proof of detection: guests that write their journals round, recorded, and each way compared
+//! with where the journal is.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use vlane_boot::{Host, Initramfs, Ready, Spec};
@@ -65,20 +66,52 @@ const fn ext4(
     journal_mib: u64,
     under: Under,
 ) -> Guest {
-    let (mail, mails, seconds) = if journal_mib > 64 { (256 << 10, 600, 45) } else { (16 << 10, 2000, 25) };
-    Guest { name, title, filesystem: FileSystem::Ext4, data, journal_mib, under, mail, mails, seconds }
+    let (mail, mails, seconds) =
+        if journal_mib > 64 { (256 << 10, 600, 45) } else { (16 << 10, 2000, 25) };
+    Guest {
+        name,
+        title,
+        filesystem: FileSystem::Ext4,
+        data,
+        journal_mib,
+        under,
+        mail,
+        mails,
+        seconds,
+    }
 }
 
 /// The guests of the proof.
 const GUESTS: [Guest; 9] = [
     ext4("ordered-64", "ext4, data=ordered, 64 MiB", "ordered", 64, Under::Nothing),
     ext4("journal-64", "ext4, data=journal, 64 MiB", "journal", 64, Under::Nothing),
-    ext4("ordered-64-gpt", "ext4, data=ordered, 64 MiB, in a partition", "ordered", 64, Under::Partition),
+    ext4(
+        "ordered-64-gpt",
+        "ext4, data=ordered, 64 MiB, in a partition",
+        "ordered",
+        64,
+        Under::Partition,
+    ),
     ext4("journal-1024", "ext4, data=journal, 1 GiB", "journal", 1024, Under::Nothing),
-    ext4("journal-1024-gpt", "ext4, data=journal, 1 GiB, in a partition", "journal", 1024, Under::Partition),
+    ext4(
+        "journal-1024-gpt",
+        "ext4, data=journal, 1 GiB, in a partition",
+        "journal",
+        1024,
+        Under::Partition,
+    ),
     ext4("ordered-64-lvm", "ext4, data=ordered, 64 MiB, in LVM", "ordered", 64, Under::Lvm),
-    ext4("ordered-64-crypt", "ext4, data=ordered, 64 MiB, encrypted", "ordered", 64, Under::Encrypted),
-    Guest { seconds: 2, ..ext4("ordered-4", "ext4, data=ordered, 4 MiB", "ordered", 4, Under::Nothing) },
+    ext4(
+        "ordered-64-crypt",
+        "ext4, data=ordered, 64 MiB, encrypted",
+        "ordered",
+        64,
+        Under::Encrypted,
+    ),
+    Guest {
+        seconds: 2,
+        ..ext4("ordered-4", "ext4, data=ordered, 4 MiB", "ordered", 4, Under::Nothing)
+    },
     Guest {
         name: "xfs-64",
         title: "XFS, a log of 64 MiB",
@@ -122,8 +155,9 @@ pub fn prove(
 ) -> Result<Report> {
     let begun = Begun::now(&options.command);
     let maker = Maker::find(host, Machines::Uml)?;
-    let chosen =
-        |guest: &&Guest| options.only.is_empty() || options.only.iter().any(|name| guest.name == name);
+    let chosen = |guest: &&Guest| {
+        options.only.is_empty() || options.only.iter().any(|name| guest.name == name)
+    };
     // A lack of the last guest is better known now than after all others.
     for program in needed(GUESTS.iter().filter(chosen)) {
         host.program(program)?;
@@ -156,6 +190,24 @@ pub fn prove(
         ));
         Ok(())
     })?;
+    summary.push(
+        "Bytes written: of those that a way took for the journal's, the part that went there \
+         (precision); of those that went there, the part that it took for it (recall)."
+            .to_owned(),
+    );
+    sections.insert(0, ways(rows));
+    let mut report = Report {
+        summary,
+        notes: vec![Note::info(format!("Guests: {}, one vCPU.", maker.describe()))],
+        sections,
+        ..begun.report("journal-detection", "Journals found in real guests", &[])
+    };
+    measured.mark(&mut report);
+    Ok(report)
+}
+
+/// The section on all guests: the precision and recall of each way.
+fn ways(rows: Vec<Vec<Cell>>) -> Section {
     let columns = [
         ("guest", ""),
         ("way", ""),
@@ -167,31 +219,21 @@ pub fn prove(
         ("recall after a loop", "%"),
         ("kind", ""),
     ];
-    summary.push("Bytes written: of those that a way took for the journal's, the part that went there (precision); of those that went there, the part that it took for it (recall).".to_owned());
-    let words = "Since the first verdict of each way, and since the journal was written once from end to end. An empty cell: no verdict, or no write since.";
-    sections.insert(
-        0,
-        Section::new(
-            "ways",
-            "How well each way finds the journal",
-            vec![words.to_owned()],
-            vec![table("Precision and recall", &columns, rows)],
-        ),
-    );
-    let mut report = Report {
-        summary,
-        notes: vec![Note::info(format!("Guests: {}, one vCPU.", maker.describe()))],
-        sections,
-        ..begun.report("journal-detection", "Journals found in real guests", &[])
-    };
-    measured.mark(&mut report);
-    Ok(report)
+    let words = "Since the first verdict of each way, and since the journal was written once from \
+                 end to end. An empty cell: no verdict, or no write since.";
+    Section::new(
+        "ways",
+        "How well each way finds the journal",
+        vec![words.to_owned()],
+        vec![table("Precision and recall", &columns, rows)],
+    )
 }
 
 fn row(guest: &Guest, loops: f64, found: &Found) -> Vec<Cell> {
     let first = found.first.map_or(Cell::Empty, |ns| Cell::Number(number(ns) / 1e9));
     let way = format!("{:?}", found.way).to_lowercase();
-    let mut row = vec![text(guest.title), text(way), Cell::Number((loops * 100.0).round() / 100.0), first];
+    let mut row =
+        vec![text(guest.title), text(way), Cell::Number((loops * 100.0).round() / 100.0), first];
     row.extend(score_cells(&found.since_found));
     row.extend(score_cells(&found.since_loop));
     let kinds: Vec<_> =
@@ -227,25 +269,26 @@ fn run(
         "--control".into(),
         control.clone(),
     ];
-    let server =
-        Server::start("vlane", Spec::new(&options.vlane, words), &[], &socket, Ready::Line("listening on"))?;
-    let recording = RecordOptions { output: Output::new(&file), time: None, count: None, hashes: false };
+    let server = Server::start(
+        "vlane",
+        Spec::new(&options.vlane, words),
+        &[],
+        &socket,
+        Ready::Line("listening on"),
+    )?;
+    let recording =
+        RecordOptions { output: Output::new(&file), time: None, count: None, hashes: false };
     let modules: &[&str] = match guest.under {
         Under::Lvm => &["dm_mod"],
         Under::Encrypted => &["cbc", "ecb", "xts", "dm_crypt"],
         _ => &[],
     };
-    let initramfs = Initramfs::new(script(guest)).programs(programs(guest)).modules(modules.iter().copied());
+    let initramfs =
+        Initramfs::new(script(guest)).programs(programs(guest)).modules(modules.iter().copied());
     let (places, recorded) = std::thread::scope(|scope| -> Result<_> {
-        let recorder = scope.spawn(|| record(&Control::new(&control), &recording, interrupt, &mut |_| ()));
-        let work = || -> Result<String> {
-            let mut machine =
-                maker.start(vec![socket.clone()], &initramfs, LIMIT + Duration::from_secs(guest.seconds))?;
-            let places = wait(&mut machine, "journal", LIMIT, interrupt)?;
-            wait(&mut machine, "done", LIMIT + Duration::from_secs(guest.seconds), interrupt)?;
-            Ok(places)
-        };
-        let places = work();
+        let recorder =
+            scope.spawn(|| record(&Control::new(&control), &recording, interrupt, &mut |_| ()));
+        let places = work(guest, maker, &socket, &initramfs, interrupt);
         drop(server);
         let recorded = recorder.join().map_err(|_| failed("the recording panicked"))?;
         Ok((places?, recorded?.whole()?))
@@ -259,27 +302,53 @@ fn run(
     }
     if let Some(keep) = &options.keep {
         let kept = keep.join(format!("{}.trc", guest.name));
-        std::fs::copy(&file, &kept).map_err(|error| failed(&format!("{}: {error}", kept.display())))?;
+        std::fs::copy(&file, &kept)
+            .map_err(|error| failed(&format!("{}: {error}", kept.display())))?;
     }
-    let ranges = if guest.filesystem == FileSystem::Xfs { xfs(&places) } else { ext4_extents(&places) };
-    let Some(ranges) = ranges.filter(|ranges| !ranges.is_empty()) else {
+    let Some(journal) = true_journal(guest, &places) else {
         return Err(failed(&format!("it is not understood where the journal is: {places}")));
     };
+    Ok((trace, journal))
+}
+
+/// Runs the guest on the disk at a socket until its work is done; returns its words on the journal.
+fn work(
+    guest: &Guest,
+    maker: &Maker,
+    socket: &Path,
+    initramfs: &Initramfs,
+    interrupt: &Interrupt,
+) -> Result<String> {
+    let limit = LIMIT + Duration::from_secs(guest.seconds);
+    let mut machine = maker.start(vec![socket.to_path_buf()], initramfs, limit)?;
+    let places = wait(&mut machine, "journal", LIMIT, interrupt)?;
+    wait(&mut machine, "done", limit, interrupt)?;
+    Ok(places)
+}
+
+/// The journal on the disk, by the guest's words on it; none if they are not understood.
+fn true_journal(guest: &Guest, places: &str) -> Option<Journal> {
+    let ranges =
+        if guest.filesystem == FileSystem::Xfs { xfs(places) } else { ext4_extents(places) };
+    let ranges = ranges.filter(|ranges| !ranges.is_empty())?;
     let begin = match guest.under {
         Under::Nothing => 0,
         _ => BEGIN,
     };
     let ranges = ranges.into_iter().map(|range| range.start + begin..range.end + begin).collect();
-    Ok((trace, layout_journal(guest.filesystem, ranges)))
+    Some(layout_journal(guest.filesystem, ranges))
 }
 
-/// The leaves of debugfs' `ex <8>`, of blocks of 4 KiB: `Level Entries Logical Physical Length`, lines apart by `;`.
+/// The leaves of debugfs' `ex <8>`, of blocks of 4 KiB: `Level Entries Logical Physical Length`,
+/// lines apart by `;`.
 fn ext4_extents(text: &str) -> Option<Vec<Range<u64>>> {
     let mut ranges = Vec::new();
     for line in text.split(';') {
-        let words: Vec<&str> = line.split(['/', ' ', '-']).filter(|word| !word.is_empty()).collect();
+        let words: Vec<&str> =
+            line.split(['/', ' ', '-']).filter(|word| !word.is_empty()).collect();
         // level depth entry entries logical logical physical physical length
-        let numbers: Option<Vec<u64>> = words.iter().take(9).map(|word| word.parse().ok()).collect();
+        let numbers: Option<Vec<u64>> =
+            words.iter().take(9).map(|word| word.parse().ok()).collect();
         match numbers.as_deref() {
             Some([level, depth, .., first, last, _]) if level == depth => {
                 ranges.push(first * 4096..(last.checked_add(1)?) * 4096);
@@ -293,8 +362,9 @@ fn ext4_extents(text: &str) -> Option<Vec<Range<u64>>> {
 /// xfs_db's values of the superblock: `name = number`, separated by `;`.
 fn xfs(text: &str) -> Option<Vec<Range<u64>>> {
     let field = |name: &str| -> Option<u64> {
-        let value =
-            text.split(';').find_map(|line| line.trim().strip_prefix(name)?.trim().strip_prefix('='))?;
+        let value = text
+            .split(';')
+            .find_map(|line| line.trim().strip_prefix(name)?.trim().strip_prefix('='))?;
         value.trim().parse().ok()
     };
     let (start, blocks, block) = (field("logstart")?, field("logblocks")?, field("blocksize")?);
@@ -325,16 +395,19 @@ fn script(guest: &Guest) -> String {
         ),
         Under::Lvm => (
             "/dev/mapper/vg-lv",
-            "mkdir -p /etc/lvm /run/lvm; C='activation{udev_sync=0 udev_rules=0 verify_udev_operations=1} devices{use_devicesfile=0} global{event_activation=0}'\n\
-             lvm pvcreate -q --config \"$C\" /dev/vda; lvm vgcreate -q --config \"$C\" vg /dev/vda\n\
-             lvm lvcreate -q -y -Wn -Zn --config \"$C\" -l 100%FREE -n lv vg; lvm vgmknodes --config \"$C\"\n"
+            "mkdir -p /etc/lvm /run/lvm; C='activation{udev_sync=0 udev_rules=0 \
+             verify_udev_operations=1} devices{use_devicesfile=0} \
+             global{event_activation=0}'\nlvm pvcreate -q --config \"$C\" /dev/vda; lvm vgcreate \
+             -q --config \"$C\" vg /dev/vda\nlvm lvcreate -q -y -Wn -Zn --config \"$C\" -l \
+             100%FREE -n lv vg; lvm vgmknodes --config \"$C\"\n"
                 .to_owned(),
         ),
         Under::Encrypted => (
             "/dev/mapper/crypt",
             format!(
-                "S=$(($(cat /sys/block/vda/size) - {begin}))\n\
-                 dmsetup create --noudevsync crypt --table \"0 $S crypt aes-xts-plain64 {key} 0 /dev/vda {begin}\"; dmsetup mknodes\n",
+                "S=$(($(cat /sys/block/vda/size) - {begin}))\ndmsetup create --noudevsync crypt \
+                 --table \"0 $S crypt aes-xts-plain64 {key} 0 /dev/vda {begin}\"; dmsetup \
+                 mknodes\n",
                 begin = BEGIN / 512,
                 key = "0123456789abcdef".repeat(4),
             ),
@@ -343,9 +416,9 @@ fn script(guest: &Guest) -> String {
     let journal = guest.journal_mib;
     let make = match guest.filesystem {
         FileSystem::Xfs => format!(
-            "mkfs.xfs -q -f -l size={journal}m {device}\n\
-             W=$(xfs_db -r -c 'sb 0' -c 'p logstart logblocks blocksize agblocks agblklog' {device} | tr '\\n' ';')\n\
-             echo \"RESULT journal=$W\"\nmount -t xfs {device} /mnt\n"
+            "mkfs.xfs -q -f -l size={journal}m {device}\nW=$(xfs_db -r -c 'sb 0' -c 'p logstart \
+             logblocks blocksize agblocks agblklog' {device} | tr '\\n' ';')\necho \"RESULT \
+             journal=$W\"\nmount -t xfs {device} /mnt\n"
         ),
         _ => format!(
             "mkfs.ext4 -q -F -b 4096 -J size={journal} {device}\n\
@@ -355,11 +428,11 @@ fn script(guest: &Guest) -> String {
         ),
     };
     format!(
-        "set -e\nmkdir -p /mnt /dev/mapper\n{under}{make}\
-         fio --name=mail --directory=/mnt --ioengine=psync --rw=write --bs={mail} --filesize={mail} --nrfiles={mails} --openfiles=1 \
-         --file_service_type=sequential --create_on_open=1 --fsync_on_close=1 --unlink=1 --unlink_each_loop=1 --loops=1000000 \
-         --time_based --runtime={seconds} > /tmp/fio 2>&1 || cat /tmp/fio\n\
-         umount /mnt\necho RESULT done=1\n",
+        "set -e\nmkdir -p /mnt /dev/mapper\n{under}{make}fio --name=mail --directory=/mnt \
+         --ioengine=psync --rw=write --bs={mail} --filesize={mail} --nrfiles={mails} \
+         --openfiles=1 --file_service_type=sequential --create_on_open=1 --fsync_on_close=1 \
+         --unlink=1 --unlink_each_loop=1 --loops=1000000 --time_based --runtime={seconds} > \
+         /tmp/fio 2>&1 || cat /tmp/fio\numount /mnt\necho RESULT done=1\n",
         mail = guest.mail,
         mails = guest.mails,
         seconds = guest.seconds,

@@ -5,7 +5,8 @@ use vlane_host::output::Output;
 
 const MIB: u64 = 1 << 20;
 
-/// A real guest's: ext4 with a journal of 4 MiB, mails made, fsynced and removed (`vlane-lab prove journal --only ordered-4 --keep DIR`).
+/// A real guest's: ext4 with a journal of 4 MiB, mails made, fsynced and removed
+/// (`vlane-lab prove journal --only ordered-4 --keep DIR`).
 const GUEST: &[u8] = include_bytes!("ordered-4.trc");
 /// debugfs's output for it.
 const JOURNAL: Range<u64> = 1024 * MIB..1028 * MIB;
@@ -31,13 +32,22 @@ fn heads_and_layouts_are_saved_with_a_trace() {
     let trace = Trace::read(GUEST).unwrap();
     assert!(!trace.heads.is_empty());
     let mut with_layout = trace.clone();
-    let piece = |sector, more| vlane_trace::LayoutPiece { time: 5, filesystem: 0, sector, sectors: 8, more };
+    let piece = |sector, more| vlane_trace::LayoutPiece {
+        time: 5,
+        filesystem: 0,
+        sector,
+        sectors: 8,
+        more,
+    };
     with_layout.layouts = vec![piece(0, false), piece(16, true), piece(32, false)];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("again.trc");
     with_layout.save(&Output::new(&path)).unwrap();
     let again = Trace::load(&path).unwrap();
-    assert_eq!((&again.requests, again.heads_by_write()), (&trace.requests, trace.heads_by_write()));
+    assert_eq!(
+        (&again.requests, again.heads_by_write()),
+        (&trace.requests, trace.heads_by_write())
+    );
     // The last value read holds.
     let ranges: Vec<_> = layout_of(&again).into_iter().flat_map(|journal| journal.ranges).collect();
     assert_eq!(ranges, [8192..12_288, 16_384..20_480]);

@@ -12,7 +12,9 @@ fn own(content: &[u8]) -> bool {
 fn both(path: &Path, force: bool) -> [Result<()>; 2] {
     let output = Output::new(path).replacing(own).force(force);
     let streamed = || {
-        output.create().and_then(|mut file| file.write_all(b"own new").context(ErrorKind::Io, String::new))
+        output
+            .create()
+            .and_then(|mut file| file.write_all(b"own new").context(ErrorKind::Io, String::new))
     };
     [output.check().and_then(|()| output.write(b"own new")), streamed()]
 }
@@ -71,7 +73,8 @@ fn used_and_special_files_are_kept() {
     let link = dir.path().join("link");
     symlink(&image, &link).unwrap();
     for read_only in [false, true] {
-        let served = FileEngine::open(&image, FileOptions { read_only, ..FileOptions::default() }).unwrap();
+        let served =
+            FileEngine::open(&image, FileOptions { read_only, ..FileOptions::default() }).unwrap();
         for path in [&image, &link] {
             refused(path, false, "locked");
             refused(path, true, "locked");
@@ -85,7 +88,9 @@ fn used_and_special_files_are_kept() {
     symlink("nowhere", dir.path().join("dangling")).unwrap();
     refused(&dir.path().join("dangling"), true, "a broken symbolic link");
     refused(&dir.path().join("no/such/place"), true, "no directory");
-    if let Some(device) = (0..8).map(|n| PathBuf::from(format!("/dev/loop{n}"))).find(|path| path.exists()) {
+    if let Some(device) =
+        (0..8).map(|n| PathBuf::from(format!("/dev/loop{n}"))).find(|path| path.exists())
+    {
         refused(&device, true, "a block device");
     }
 }

@@ -35,7 +35,8 @@ impl Disk for Image<'_> {
 }
 
 impl Layouts {
-    /// Of an image of a volume of `size` bytes. One that cannot be read, or is no image, has no layout.
+    /// Of an image of a volume of `size` bytes. One that cannot be read, or is no image, has no
+    /// layout.
     pub(super) fn of(image: &Path, size: u64) -> Layouts {
         let is_image = std::fs::metadata(image).is_ok_and(|meta| !meta.is_dir());
         let file = File::open(image).ok().filter(|_| is_image);
@@ -63,7 +64,8 @@ impl Layouts {
             let range = record.sector.saturating_mul(SECTOR)
                 ..record.sector.saturating_add(record.sectors.into()).saturating_mul(SECTOR);
             let first = self.layout.watched.partition_point(|watched| watched.end <= range.start);
-            self.is_stale |= self.layout.watched.get(first).is_some_and(|watched| watched.start < range.end);
+            self.is_stale |=
+                self.layout.watched.get(first).is_some_and(|watched| watched.start < range.end);
         }
         if self.is_stale && self.read.is_none_or(|read| read.elapsed() >= PAUSE) {
             self.tell(to)
@@ -74,7 +76,9 @@ impl Layouts {
 
     /// Reads the layout if it is not known, and writes it down if it is another one.
     pub(super) fn tell(&mut self, to: &mut Writer<impl Write>) -> Result<(), vlane_trace::Error> {
-        let (Some(file), true) = (&self.file, std::mem::take(&mut self.is_stale)) else { return Ok(()) };
+        let (Some(file), true) = (&self.file, std::mem::take(&mut self.is_stale)) else {
+            return Ok(());
+        };
         let layout = layout::read(&mut Image(file), self.size);
         let is_new = !self.is_told || layout.journals != self.layout.journals;
         (self.layout, self.is_told, self.read) = (layout, true, Some(Instant::now()));
@@ -87,7 +91,10 @@ impl Layouts {
                 FileSystem::Xfs => 1,
                 FileSystem::Unknown => 2,
             };
-            journal.ranges.iter().map(move |range| (filesystem, range.start, range.end - range.start))
+            journal
+                .ranges
+                .iter()
+                .map(move |range| (filesystem, range.start, range.end - range.start))
         });
         let pieces: Vec<_> = pieces.collect();
         let none = [(0, 0, 0)];

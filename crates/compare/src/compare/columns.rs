@@ -67,19 +67,27 @@ impl Column {
     /// Its description, in a sentence.
     pub fn about(self) -> &'static str {
         match self {
-            Self::Host => "fio on the host, on a file of the same file system as the images. No guest.",
-            Self::Vlane => {
-                "fio in the guest; its virtio disk is served by vlane over vhost-user, a lane per vCPU."
+            Self::Host => {
+                "fio on the host, on a file of the same file system as the images. No guest."
             }
-            Self::Virtio => "fio in the guest; QEMU serves its virtio-blk disk from one I/O thread.",
+            Self::Vlane => {
+                "fio in the guest; its virtio disk is served by vlane over vhost-user, a lane per \
+                 vCPU."
+            }
+            Self::Virtio => {
+                "fio in the guest; QEMU serves its virtio-blk disk from one I/O thread."
+            }
             Self::VirtioMapped => {
-                "fio in the guest; QEMU serves its virtio-blk disk from an I/O thread per queue (iothread-vq-mapping)."
+                "fio in the guest; QEMU serves its virtio-blk disk from an I/O thread per queue \
+                 (iothread-vq-mapping)."
             }
             Self::StorageDaemon => {
-                "fio in the guest; its virtio disk is served by qemu-storage-daemon over vhost-user, from one I/O thread."
+                "fio in the guest; its virtio disk is served by qemu-storage-daemon over \
+                 vhost-user, from one I/O thread."
             }
             Self::Ide => {
-                "fio in the guest; QEMU emulates an IDE disk (PIIX3 controller, bus-master DMA) in its main loop."
+                "fio in the guest; QEMU emulates an IDE disk (PIIX3 controller, bus-master DMA) in \
+                 its main loop."
             }
             Self::Nvme => "fio in the guest; QEMU emulates an NVMe drive in its main loop.",
         }
@@ -95,7 +103,9 @@ impl Column {
     pub fn controller(self, vcpus: u16) -> Option<Controller> {
         match self {
             Self::Virtio => Some(Controller::Virtio { queues: vcpus, iothreads: 1 }),
-            Self::VirtioMapped => Some(Controller::Virtio { queues: vcpus, iothreads: vcpus.max(2) }),
+            Self::VirtioMapped => {
+                Some(Controller::Virtio { queues: vcpus, iothreads: vcpus.max(2) })
+            }
             Self::Ide => Some(Controller::Ide),
             Self::Nvme => Some(Controller::Nvme),
             Self::Host | Self::Vlane | Self::StorageDaemon => None,

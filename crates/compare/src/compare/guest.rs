@@ -107,7 +107,8 @@ fi
 "#;
 
 /// The empty job, which shows fio's start-up time.
-const NOTHING: &str = "[global]\nthread=1\nioengine=null\nrw=read\nbs=4k\nsize=4k\ndisk_util=0\n[nothing]\n";
+const NOTHING: &str =
+    "[global]\nthread=1\nioengine=null\nrw=read\nbs=4k\nsize=4k\ndisk_util=0\n[nothing]\n";
 /// Its name.
 const NOTHING_ID: &str = "nothing";
 
@@ -127,7 +128,8 @@ pub struct DiskCounters {
 }
 
 impl DiskCounters {
-    /// From the gate's line: interrupts, then the fields of `/sys/block/*/stat` (the kernel's `Documentation/block/stat.rst`).
+    /// From the gate's line: interrupts, then the fields of `/sys/block/*/stat` (the kernel's
+    /// `Documentation/block/stat.rst`).
     fn parse(text: &str) -> Option<Self> {
         let fields: Vec<u64> =
             text.split_whitespace().map(|field| field.parse().ok()).collect::<Option<_>>()?;
@@ -231,13 +233,21 @@ impl Parts<'_> {
             .filter_map(|(column, image)| {
                 let controller = column.controller(VCPUS)?;
                 let image = image.clone();
-                Some(Drive { id: column.id().into(), image, direct, controller, slot: column.slot() })
+                Some(Drive {
+                    id: column.id().into(),
+                    image,
+                    direct,
+                    controller,
+                    slot: column.slot(),
+                })
             })
             .collect();
-        let warm = if direct { 0 } else { self.settings.old_bytes.max(self.settings.new_bytes) >> 20 };
+        let warm =
+            if direct { 0 } else { self.settings.old_bytes.max(self.settings.new_bytes) >> 20 };
         // An NVMe drive's own name has to lead to its PCI slot.
         let append = "nvme_core.multipath=N".to_string();
-        let boot = vlane_boot::Boot::Kernel { kernel: self.kernel.image.clone(), initramfs: None, append };
+        let boot =
+            vlane_boot::Boot::Kernel { kernel: self.kernel.image.clone(), initramfs: None, append };
         let mut qemu = Qemu::new(self.program.clone(), self.accel.accel, boot, Disk::at(""));
         qemu.disks = disks;
         qemu.drives = drives;
@@ -265,7 +275,8 @@ impl Parts<'_> {
             .file("gate", 0o755, GATE.replace("@PREPARE@", &prepare))
             .file(&format!("jobs/{NOTHING_ID}"), 0o644, NOTHING);
         for round in self.rounds {
-            guest = guest.file(&format!("jobs/{}", round.id()), 0o644, job_file(round, &self.settings));
+            guest =
+                guest.file(&format!("jobs/{}", round.id()), 0o644, job_file(round, &self.settings));
         }
         guest
     }
@@ -273,7 +284,8 @@ impl Parts<'_> {
     /// Boots it.
     ///
     /// # Errors
-    /// Those of starting QEMU; [`ErrorKind::Process`] with the console's end if the guest does not get ready.
+    /// Those of starting QEMU; [`ErrorKind::Process`] with the console's end if the guest does not
+    /// get ready.
     pub fn boot<'a>(&self, interrupt: &'a Interrupt) -> Result<Machine<'a>> {
         let qemu = self.qemu();
         let command = qemu.spec().shell_line();
@@ -285,10 +297,12 @@ impl Parts<'_> {
             return Err(machine.trouble("the guest did not find its disks"));
         }
         for column in self.columns() {
-            let seen = results.get(&format!("disk.{}", column.id())).and_then(|text| seen_disk(text));
-            machine
-                .disks
-                .insert(column, seen.ok_or_else(|| machine.trouble("the guest names a disk badly"))?);
+            let seen =
+                results.get(&format!("disk.{}", column.id())).and_then(|text| seen_disk(text));
+            machine.disks.insert(
+                column,
+                seen.ok_or_else(|| machine.trouble("the guest names a disk badly"))?,
+            );
         }
         Ok(machine)
     }
@@ -349,7 +363,8 @@ impl Machine<'_> {
     /// Waits until a column's job stands at its gate.
     ///
     /// # Errors
-    /// [`ErrorKind::Process`] if fio ends before, [`ErrorKind::Timeout`], [`ErrorKind::Interrupted`].
+    /// [`ErrorKind::Process`] if fio ends before, [`ErrorKind::Timeout`],
+    /// [`ErrorKind::Interrupted`].
     pub fn at_gate(&mut self, round: &Round, column: Column) -> Result<DiskCounters> {
         self.counters("begin", round, column, TURN)
     }
@@ -358,19 +373,31 @@ impl Machine<'_> {
     ///
     /// # Errors
     /// As [`Machine::at_gate`].
-    pub fn measure(&mut self, round: &Round, column: Column, runtime: Duration) -> Result<DiskCounters> {
+    pub fn measure(
+        &mut self,
+        round: &Round,
+        column: Column,
+        runtime: Duration,
+    ) -> Result<DiskCounters> {
         self.guest.send("go\n")?;
         self.counters("end", round, column, runtime + TURN)
     }
 
-    fn counters(&self, which: &str, round: &Round, column: Column, limit: Duration) -> Result<DiskCounters> {
+    fn counters(
+        &self,
+        which: &str,
+        round: &Round,
+        column: Column,
+        limit: Duration,
+    ) -> Result<DiskCounters> {
         let key = format!("{which}.{}.{}", round.id(), column.id());
         let done = format!("done.{}", round.id());
         self.wait(&[&key, &done], limit)?;
         let Some(text) = self.guest.results().remove(&key) else {
             return Err(self.trouble(&format!("fio ended before {} had its turn", column.name())));
         };
-        DiskCounters::parse(&text).ok_or_else(|| self.trouble(&format!("counters without a meaning: {text}")))
+        DiskCounters::parse(&text)
+            .ok_or_else(|| self.trouble(&format!("counters without a meaning: {text}")))
     }
 
     /// Waits for the end of a round; fio's lines, by job.
@@ -443,7 +470,8 @@ mod tests {
     fn counters_are_parsed_from_gate_line() {
         let text = "77 100 1 800 5 50 2 1600 6 0 7 8 0 0 0 0 9 3";
         let counters = DiskCounters::parse(text).unwrap();
-        let expected = DiskCounters { interrupts: 77, reads: 100, writes: 50, flushes: 9, bytes: 2400 * 512 };
+        let expected =
+            DiskCounters { interrupts: 77, reads: 100, writes: 50, flushes: 9, bytes: 2400 * 512 };
         assert_eq!(counters, expected);
         let later = DiskCounters { interrupts: 80, reads: 101, ..expected };
         let delta = later.since(&counters);
@@ -466,7 +494,8 @@ mod tests {
         let order = vec![Column::Ide, Column::Vlane, Column::Host];
         let round = Round { pass: 1, load: Load::iozone(Pattern::Read, 4), order };
         let cache = CacheState::Direct;
-        let settings = Settings { runtime_ms: 500, old_bytes: 64 << 20, new_bytes: 32 << 20, cache };
+        let settings =
+            Settings { runtime_ms: 500, old_bytes: 64 << 20, new_bytes: 32 << 20, cache };
         let text = job_file(&round, &settings);
         let (ide, vlane) = (text.find("[ide]").unwrap(), text.find("[vlane]").unwrap());
         assert!(ide < vlane && !text.contains("[host]"), "{text}");

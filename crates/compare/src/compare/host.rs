@@ -37,7 +37,8 @@ impl HostFio<'_> {
     /// Runs a load in `jobs` processes' worth of threads at once.
     ///
     /// # Errors
-    /// [`ErrorKind::Process`] if fio fails, [`ErrorKind::Format`] if its answer is not understood, [`ErrorKind::Interrupted`].
+    /// [`ErrorKind::Process`] if fio fails, [`ErrorKind::Format`] if its answer is not understood,
+    /// [`ErrorKind::Interrupted`].
     pub fn run(&self, load: &Load, jobs: u16) -> Result<Outcome> {
         match self.settings.cache {
             CacheState::Direct => {}
@@ -62,7 +63,10 @@ impl HostFio<'_> {
         let answer = run(&spec, limit, self.interrupt)?;
         let line = answer.lines().find(|line| line.starts_with("3;"));
         let line = line.ok_or_else(|| {
-            Error::new(ErrorKind::Format, format!("fio on the host printed no result: {}", answer.trim()))
+            Error::new(
+                ErrorKind::Format,
+                format!("fio on the host printed no result: {}", answer.trim()),
+            )
         })?;
         let (_, mut outcome) = fio::parse(line, load.record())?;
         // With several threads the percentages are of one.
@@ -79,7 +83,8 @@ pub fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     std::fs::write(DROP_CACHES, "3").context(ErrorKind::Io, || {
         format!(
-            "{DROP_CACHES}: cannot be written; emptying the page cache needs root, because it affects the whole host"
+            "{DROP_CACHES}: cannot be written; emptying the page cache needs root, because it \
+             affects the whole host"
         )
     })
 }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::loads::{Load, Pattern, Suite};
 
-/// Which page caches take part. Host and guest are treated alike, and a comparison has one state for all of its figures.
+/// Which page caches take part. Host and guest are treated alike, and a comparison has one state
+/// for all of its figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheState {
@@ -21,13 +22,18 @@ impl CacheState {
     pub fn about(self) -> &'static str {
         match self {
             Self::Direct => {
-                "Page caches: none. Direct I/O (O_DIRECT) on the host, in the guest, and by every back end."
+                "Page caches: none. Direct I/O (O_DIRECT) on the host, in the guest, and by every \
+                 back end."
             }
             Self::Warm => {
-                "Page caches: warm. Buffered I/O on the host, in the guest, and by every back end; the file was read whole before each measurement, so reads measure memory, not the disk. Writes end with a flush."
+                "Page caches: warm. Buffered I/O on the host, in the guest, and by every back end; \
+                 the file was read whole before each measurement, so reads measure memory, not the \
+                 disk. Writes end with a flush."
             }
             Self::Cold => {
-                "Page caches: cold. Buffered I/O on the host, in the guest, and by every back end; the caches of host and guest were written out and dropped before each measurement. Writes end with a flush."
+                "Page caches: cold. Buffered I/O on the host, in the guest, and by every back end; \
+                 the caches of host and guest were written out and dropped before each \
+                 measurement. Writes end with a flush."
             }
         }
     }
@@ -90,7 +96,8 @@ pub fn global(load: &Load, settings: &Settings) -> String {
     text
 }
 
-/// A job that begins when the one before it is done: on a file in `directory`, with commands that run before and after it.
+/// A job that begins when the one before it is done: on a file in `directory`, with commands that
+/// run before and after it.
 pub fn section(name: &str, load: &Load, directory: &str, commands: Option<(&str, &str)>) -> String {
     let file = if load.pattern == Pattern::Write { NEW } else { OLD };
     let mut text = format!("[{name}]\nstonewall\nfilename={directory}/{file}\n");
@@ -128,10 +135,14 @@ mod tests {
     #[test]
     fn only_first_write_creates_its_file() {
         for load in crate::compare::loads::all() {
-            let text = global(&load, &settings(CacheState::Direct)) + &section("x", &load, "/mnt/x", None);
+            let text =
+                global(&load, &settings(CacheState::Direct)) + &section("x", &load, "/mnt/x", None);
             let first = load.pattern == Pattern::Write;
             assert_eq!(text.contains("unlink=1") && text.contains("filename=/mnt/x/new\n"), first);
-            assert_eq!(text.contains("time_based=1") && text.contains("filename=/mnt/x/old\n"), !first);
+            assert_eq!(
+                text.contains("time_based=1") && text.contains("filename=/mnt/x/old\n"),
+                !first
+            );
         }
     }
 }

@@ -90,7 +90,8 @@ pub const PATTERNS: [Pattern; 6] = [
     Pattern::RandomRead,
     Pattern::RandomWrite,
 ];
-/// The depth of fio's table. Its source does not name one; this is that of the multi-queue measurements.
+/// The depth of fio's table. Its source does not name one; this is that of the multi-queue
+/// measurements.
 pub const FIO_DEPTH: u16 = 32;
 
 impl Load {
@@ -138,8 +139,9 @@ impl Load {
 
 /// Every load, in the order of the tables.
 pub fn all() -> Vec<Load> {
-    let iozone =
-        RECORDS.iter().flat_map(|record| PATTERNS.iter().map(|pattern| Load::iozone(*pattern, *record)));
+    let iozone = RECORDS
+        .iter()
+        .flat_map(|record| PATTERNS.iter().map(|pattern| Load::iozone(*pattern, *record)));
     iozone.chain(fio_table()).collect()
 }
 
@@ -165,8 +167,8 @@ pub struct Published {
     pub emulated: Option<f64>,
 }
 
-/// iozone's published table in KB/s: host, virtio-blk, emulated; by record size, then pattern. Its sixth column is headed "R/Reread"; with
-/// the options given, iozone prints random writes there.
+/// iozone's published table in KB/s: host, virtio-blk, emulated; by record size, then pattern. Its
+/// sixth column is headed "R/Reread"; with the options given, iozone prints random writes there.
 const PUBLISHED_IOZONE: [(u32, [[f64; 6]; 3]); 3] = [
     (
         4,
@@ -204,7 +206,8 @@ const PUBLISHED_FIO: [(Pattern, u32, f64); 6] = [
     (Pattern::RandomWrite, 512, 0.70),
 ];
 
-/// Times as many calls of virtio-blk functions for 4K as for 512K: random reads, random writes, as published.
+/// Times as many calls of virtio-blk functions for 4K as for 512K: random reads, random writes, as
+/// published.
 pub const PUBLISHED_CALLS: [f64; 2] = [10.87, 27.67];
 
 /// Figures published for a load.
@@ -214,7 +217,10 @@ pub fn published(load: &Load) -> Option<Published> {
             let (_, [host, virtio, emulated]) =
                 PUBLISHED_IOZONE.iter().find(|(record, _)| *record == load.record_kib)?;
             let at = PATTERNS.iter().position(|pattern| *pattern == load.pattern)?;
-            Some(Published { virtio: virtio[at] / host[at], emulated: Some(emulated[at] / host[at]) })
+            Some(Published {
+                virtio: virtio[at] / host[at],
+                emulated: Some(emulated[at] / host[at]),
+            })
         }
         Suite::Fio => PUBLISHED_FIO
             .iter()
@@ -234,7 +240,11 @@ mod tests {
         assert_eq!(all.len(), 24);
         for (i, load) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|other| other.id() != load.id()));
-            assert!(load.id().chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "{}", load.id());
+            assert!(
+                load.id().chars().all(|c| c.is_ascii_alphanumeric() || c == '-'),
+                "{}",
+                load.id()
+            );
             assert!(load.record() * u64::from(load.depth) <= 16 << 20);
         }
         assert_eq!(Load::fio(Pattern::Rewrite, 512).name(), "512K sequential write");
@@ -250,7 +260,10 @@ mod tests {
                 assert!((0.79..0.87).contains(&published.virtio), "{published:?}");
                 assert!((0.52..0.57).contains(&published.emulated.unwrap()), "{published:?}");
             }
-            if load.suite == Suite::Iozone && load.record_kib == 4 && load.pattern != Pattern::RandomRead {
+            if load.suite == Suite::Iozone
+                && load.record_kib == 4
+                && load.pattern != Pattern::RandomRead
+            {
                 assert!((0.08..0.17).contains(&published.emulated.unwrap()), "{published:?}");
             }
         }

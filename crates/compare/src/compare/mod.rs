@@ -73,7 +73,8 @@ pub struct Options {
     pub often: Often,
     /// True if sentences are concluded from it.
     pub concludes: bool,
-    /// The whole shall not take longer: fewer passes, then shorter measurements. `None` takes what it takes.
+    /// The whole shall not take longer: fewer passes, then shorter measurements. `None` takes what
+    /// it takes.
     pub limit: Option<Duration>,
     /// The page caches.
     pub cache: CacheState,
@@ -107,7 +108,8 @@ impl Found {
     /// Looks for everything that a comparison needs.
     ///
     /// # Errors
-    /// [`ErrorKind::Missing`] with the package to install; [`ErrorKind::Invalid`] if there is no room, or what was asked for needs root.
+    /// [`ErrorKind::Missing`] with the package to install; [`ErrorKind::Invalid`] if there is no
+    /// room, or what was asked for needs root.
     pub fn look(options: &Options, host: &Host) -> Result<Self> {
         if options.loads.is_empty() {
             return Err(Error::new(ErrorKind::Invalid, "no load is left to be measured"));
@@ -115,7 +117,8 @@ impl Found {
         if options.cache == CacheState::Cold && !host::can_drop_caches() {
             return Err(Error::new(
                 ErrorKind::Invalid,
-                "a cold page cache needs root: it empties the caches of the whole host; measure direct or warm, or run it as root",
+                "a cold page cache needs root: it empties the caches of the whole host; measure \
+                 direct or warm, or run it as root",
             ));
         }
         let sizes = Sizes::of(options.image_bytes)?;
@@ -130,7 +133,8 @@ impl Found {
         let mut columns = vec![Column::Host];
         let mut missing = Vec::new();
         let mut storage_daemon = None;
-        for column in ALL.into_iter().filter(|c| *c != Column::Host && options.columns.contains(c)) {
+        for column in ALL.into_iter().filter(|c| *c != Column::Host && options.columns.contains(c))
+        {
             let mut why = column.missing(VCPUS, &program, &kernel.modules);
             if column == Column::StorageDaemon {
                 match host.program("qemu-storage-daemon") {
@@ -144,7 +148,10 @@ impl Found {
             }
         }
         if columns.len() == 1 {
-            let why = missing.iter().map(|m| format!("{}: {}", m.column.name(), m.why)).collect::<Vec<_>>();
+            let why = missing
+                .iter()
+                .map(|m| format!("{}: {}", m.column.name(), m.why))
+                .collect::<Vec<_>>();
             let why = if why.is_empty() { "name at least one".into() } else { why.join("; ") };
             return Err(Error::new(
                 ErrorKind::Missing,
@@ -245,35 +252,25 @@ pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
 }
 
 /// Everything from the images to the last figure.
-fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Outcome> {
+fn measure(
+    options: &Options,
+    host: &Host,
+    found: &Found,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
     let begin = Instant::now();
-    let guests: Vec<&str> = found.columns.iter().filter(|c| **c != Column::Host).map(|c| c.id()).collect();
     let mut preparing = Progress::new(2);
-    preparing.step(format!("writing {} of {}", counted(guests.len(), "image"), show_size(found.sizes.image)));
-    let scratch = Scratch::new(&found.place, found.sizes)?;
-    scratch.fill(host, &guests, options.cache, interrupt)?;
+    let scratch = write_images(options, host, found, interrupt, &mut preparing)?;
 
     preparing.step("booting the guest");
     let servers = serve(options, found, &scratch)?;
-    let named =
-        |(column, server): &(Column, Server)| (column.name().to_string(), server.command().to_string());
+    let named = |(column, server): &(Column, Server)| {
+        (column.name().to_string(), server.command().to_string())
+    };
     let mut commands: Vec<(String, String)> = servers.iter().map(named).collect();
     let neutral = |line: &str| neutral(line, options, &scratch, host);
-    let own = found.columns.iter().filter(|c| c.controller(VCPUS).is_some());
     let mut planned = Planned::guess(options, found);
-    let all: Vec<Round> = planned.parts.iter().flatten().chain(&planned.counted).cloned().collect();
-    let parts = Parts {
-        host,
-        program: &found.program,
-        kernel: &found.kernel,
-        accel: &found.accel,
-        sockets: servers.iter().map(|(column, server)| (*column, server.socket().to_path_buf())).collect(),
-        images: own.map(|column| (*column, scratch.image(column.id()))).collect(),
-        rounds: &all,
-        settings: planned.settings,
-        limit: planned.costs.total(&all, planned.runtime) * 4 + Duration::from_secs(600),
-    };
-    let mut machine = parts.boot(interrupt)?;
+    let mut machine = boot(host, found, &scratch, &servers, &planned, interrupt)?;
     commands.push(("QEMU".into(), machine.command.clone()));
     let disks = machine.disks.iter().map(|(column, disk)| (*column, disk.clone())).collect();
     planned.correct(machine.time_start()?);
@@ -286,17 +283,25 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
         settings: planned.settings,
         interrupt,
     };
-    let native = options.native.then(|| native_part(options, found, &scratch, fio.clone(), planned.runtime));
+    let native =
+        options.native.then(|| native_part(options, found, &scratch, fio.clone(), planned.runtime));
     let mut progress = planned.progress(native.as_ref());
 
-    let pid = |wanted| servers.iter().find(|(column, _)| *column == wanted).map(|(_, server)| server.pid());
-    let pids =
-        Pids { qemu: machine.pid(), vlane: pid(Column::Vlane), storage_daemon: pid(Column::StorageDaemon) };
+    let pids = processes(machine.pid(), &servers);
     let control = Control::new(scratch.dir().join("control.sock"));
     let kvm = !found.emulated();
-    let mut bench =
-        Bench { machine, fio: &fio, pids, control, kvm, runtime: planned.runtime, interrupt, count: false };
-    let (results, broken) = bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
+    let mut bench = Bench {
+        machine,
+        fio: &fio,
+        pids,
+        control,
+        kvm,
+        runtime: planned.runtime,
+        interrupt,
+        count: false,
+    };
+    let (results, broken) =
+        bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
     let around = (bench, servers);
     let rest = Rest::after(broken, around, &planned, native.as_ref(), options.often, &mut progress);
     drop(progress);
@@ -320,6 +325,62 @@ fn measure(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     })
 }
 
+/// Makes the scratch directory with an image for each column of the guest.
+fn write_images(
+    options: &Options,
+    host: &Host,
+    found: &Found,
+    interrupt: &Interrupt,
+    preparing: &mut Progress,
+) -> Result<Scratch> {
+    let guests: Vec<&str> =
+        found.columns.iter().filter(|c| **c != Column::Host).map(|c| c.id()).collect();
+    preparing.step(format!(
+        "writing {} of {}",
+        counted(guests.len(), "image"),
+        show_size(found.sizes.image)
+    ));
+    let scratch = Scratch::new(&found.place, found.sizes)?;
+    scratch.fill(host, &guests, options.cache, interrupt)?;
+    Ok(scratch)
+}
+
+/// Boots the guest with the disks of all columns, and with the jobs of all rounds of the plan.
+fn boot<'a>(
+    host: &Host,
+    found: &Found,
+    scratch: &Scratch,
+    servers: &[(Column, Server)],
+    planned: &Planned,
+    interrupt: &'a Interrupt,
+) -> Result<Machine<'a>> {
+    let own = found.columns.iter().filter(|c| c.controller(VCPUS).is_some());
+    let all: Vec<Round> = planned.parts.iter().flatten().chain(&planned.counted).cloned().collect();
+    let parts = Parts {
+        host,
+        program: &found.program,
+        kernel: &found.kernel,
+        accel: &found.accel,
+        sockets: servers
+            .iter()
+            .map(|(column, server)| (*column, server.socket().to_path_buf()))
+            .collect(),
+        images: own.map(|column| (*column, scratch.image(column.id()))).collect(),
+        rounds: &all,
+        settings: planned.settings,
+        limit: planned.costs.total(&all, planned.runtime) * 4 + Duration::from_secs(600),
+    };
+    parts.boot(interrupt)
+}
+
+/// The processes that work for the guest: QEMU, and the servers of its disks.
+fn processes(qemu: u32, servers: &[(Column, Server)]) -> Pids {
+    let pid = |wanted: Column| {
+        servers.iter().find(|(column, _)| *column == wanted).map(|(_, server)| server.pid())
+    };
+    Pids { qemu, vlane: pid(Column::Vlane), storage_daemon: pid(Column::StorageDaemon) }
+}
+
 /// The measurements without a guest.
 fn native_part<'a>(
     options: &'a Options,
@@ -330,12 +391,21 @@ fn native_part<'a>(
 ) -> Native<'a> {
     let storage_daemon = found.storage_daemon.clone();
     let interrupt = fio.interrupt;
-    Native { vlane: &options.vlane, storage_daemon, scratch, fio, runtime, cache: options.cache, interrupt }
+    Native {
+        vlane: &options.vlane,
+        storage_daemon,
+        scratch,
+        fio,
+        runtime,
+        cache: options.cache,
+        interrupt,
+    }
 }
 
 /// The back ends that the columns need.
 fn serve(options: &Options, found: &Found, scratch: &Scratch) -> Result<Vec<(Column, Server)>> {
-    let wanted = [Column::Vlane, Column::StorageDaemon].into_iter().filter(|c| found.columns.contains(c));
+    let wanted =
+        [Column::Vlane, Column::StorageDaemon].into_iter().filter(|c| found.columns.contains(c));
     let start = |column: Column| {
         let image = scratch.image(column.id());
         let storage = Storage::File { path: &image, direct: options.cache == CacheState::Direct };
@@ -392,7 +462,8 @@ impl Planned {
             new_bytes: found.sizes.new,
             cache: options.cache,
         };
-        let counted = if options.count { counted_rounds(options, &found.columns) } else { Vec::new() };
+        let counted =
+            if options.count { counted_rounds(options, &found.columns) } else { Vec::new() };
         Self { costs, share, often: options.often, runtime, settings, deciding, parts, counted }
     }
 
@@ -403,7 +474,8 @@ impl Planned {
     }
 
     fn progress(&self, native: Option<&Native<'_>>) -> Progress {
-        let mut total = self.parts.iter().map(|part| steps(part)).sum::<usize>() + steps(&self.counted);
+        let mut total =
+            self.parts.iter().map(|part| steps(part)).sum::<usize>() + steps(&self.counted);
         let all = self.parts.iter().chain([&self.counted]);
         let mut expected = all.map(|part| self.costs.total(part, self.runtime)).sum::<Duration>();
         if let Some(native) = native {
@@ -426,11 +498,12 @@ impl Bench<'_> {
         progress: &mut Progress,
     ) -> Result<(Results, Option<Error>)> {
         let cost = |part: &[Round]| planned.costs.total(part, planned.runtime);
-        let after =
-            cost(&planned.counted) + native.map_or(Duration::ZERO, |native| native.estimate(planned.often));
+        let after = cost(&planned.counted)
+            + native.map_or(Duration::ZERO, |native| native.estimate(planned.often));
         let (first, mut made, mut results) = (Instant::now(), Duration::ZERO, Results::default());
         for part in &planned.parts {
-            // Other work on the machine makes everything take longer than planned: what was made so far tells.
+            // Other work on the machine makes everything take longer than planned: what was made so
+            // far tells.
             if let (Some(limit), false) = (limit, made.is_zero()) {
                 let slower = (first.elapsed().as_secs_f64() / made.as_secs_f64()).max(1.0);
                 if begin.elapsed() + (cost(part) + after).mul_f64(slower) > limit {
@@ -500,8 +573,8 @@ impl Rest {
         if broken.is_none() {
             broken = rest.measure(around, planned, native, often, progress).err();
         }
-        rest.partial =
-            broken.map(|error| format!("PARTIAL: it failed, and has the results before that: {error}"));
+        rest.partial = broken
+            .map(|error| format!("PARTIAL: it failed, and has the results before that: {error}"));
         rest
     }
 
@@ -530,11 +603,13 @@ fn neutral(command: &str, options: &Options, scratch: &Scratch, host: &Host) -> 
         (host.cache().path("").display().to_string().trim_end_matches('/').to_string(), "CACHE"),
         (options.vlane.display().to_string(), "vlane"),
     ];
-    places.iter().fold(command.to_string(), |text, (place, word)| text.replace(place.as_str(), word))
+    places
+        .iter()
+        .fold(command.to_string(), |text, (place, word)| text.replace(place.as_str(), word))
 }
 
-/// The rounds in which system calls are counted: random ones, 4K against 512K. They slow what they count a little, so their times
-/// are not used.
+/// The rounds in which system calls are counted: random ones, 4K against 512K. They slow what they
+/// count a little, so their times are not used.
 fn counted_rounds(options: &Options, columns: &[Column]) -> Vec<Round> {
     let random = |load: &Load| {
         load.suite == Suite::Fio
@@ -547,6 +622,26 @@ fn counted_rounds(options: &Options, columns: &[Column]) -> Vec<Round> {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The name of a measurement.
+fn label(round: &Round, column: Column) -> String {
+    format!("{}, {}", round.load.name(), column.name())
+}
+
+/// The result of a column, from the lines of the guest's fio.
+fn reported(lines: &[String], round: &Round, column: Column) -> Result<fio::Outcome> {
+    let mut outcome = None;
+    for line in lines {
+        let (name, parsed) = fio::parse(line, round.load.record())?;
+        if name == column.id() {
+            outcome = Some(parsed);
+        }
+    }
+    outcome.ok_or_else(|| {
+        let context = format!("fio in the guest did not report {}", label(round, column));
+        Error::new(ErrorKind::Format, context)
+    })
 }
 
 /// Measures rounds.
@@ -573,7 +668,8 @@ impl Told {
     fn since(&self, before: &Self) -> Self {
         let count = |now: Option<u64>, old: Option<u64>| Some(now?.saturating_sub(old?));
         let old = |name: &String| before.exits.get(name).copied().unwrap_or(0);
-        let exits = self.exits.iter().map(|(name, now)| (name.clone(), now.saturating_sub(old(name))));
+        let exits =
+            self.exits.iter().map(|(name, now)| (name.clone(), now.saturating_sub(old(name))));
         Self {
             kicks: count(self.kicks, before.kicks),
             signals: count(self.signals, before.signals),
@@ -596,20 +692,26 @@ impl Bench<'_> {
             && let Counted::Is(stats) = KvmStats::take(i32::try_from(self.pids.qemu).unwrap_or(-1))
         {
             told.exits.insert("exits".into(), stats.exits());
-            told.exits.extend(stats.reasons().into_iter().map(|(name, count)| (name.to_string(), count)));
+            told.exits
+                .extend(stats.reasons().into_iter().map(|(name, count)| (name.to_string(), count)));
         }
         told
     }
 
-    /// One load on every column, in the round's order: the host's fio has its turn while the guest's waits at a gate.
-    fn round(&mut self, round: &Round, results: &mut Results, progress: &mut Progress) -> Result<()> {
-        let label = |column: Column| format!("{}, {}", round.load.name(), column.name());
+    /// One load on every column, in the round's order: the host's fio has its turn while the
+    /// guest's waits at a gate.
+    fn round(
+        &mut self,
+        round: &Round,
+        results: &mut Results,
+        progress: &mut Progress,
+    ) -> Result<()> {
         // The host is first or last of a round; the guest's fio is loaded between measurements.
         let mut works = Vec::new();
         let (mut begun, mut lines) = (false, None);
         for column in &round.order {
             self.interrupt.check()?;
-            progress.step(label(*column));
+            progress.step(label(round, *column));
             if *column == Column::Host {
                 if begun {
                     lines = Some(self.machine.finish(round)?);
@@ -645,24 +747,18 @@ impl Bench<'_> {
             None => self.machine.finish(round)?,
         };
         for (column, used, disk, told) in works {
-            let mut outcome = None;
-            for line in &lines {
-                let (name, parsed) = fio::parse(line, round.load.record())?;
-                if name == column.id() {
-                    outcome = Some(parsed);
-                }
-            }
-            let Some(outcome) = outcome else {
-                let context = format!("fio in the guest did not report {}", label(column));
-                return Err(Error::new(ErrorKind::Format, context));
-            };
+            let outcome = reported(&lines, round, column)?;
             let per_io = |count: u64| count as f64 / outcome.ios;
             let work = Work {
                 requests: per_io(disk.requests()),
                 interrupts: per_io(disk.interrupts),
                 kicks: told.kicks.map(per_io),
                 signals: told.signals.map(per_io),
-                exits: told.exits.iter().map(|(name, count)| (name.clone(), per_io(*count))).collect(),
+                exits: told
+                    .exits
+                    .iter()
+                    .map(|(name, count)| (name.clone(), per_io(*count)))
+                    .collect(),
                 parts: parts::share(&used, self.pids, column, outcome.ios),
             };
             let (pass, load) = (round.pass, round.load);

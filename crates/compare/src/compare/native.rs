@@ -76,7 +76,12 @@ impl NativeLoad {
     /// For people.
     pub fn name(&self) -> String {
         let jobs = if self.jobs > 1 { format!(", {} jobs", self.jobs) } else { String::new() };
-        format!("{}K {}, depth {}{jobs}", self.load.record_kib, self.load.long_pattern(), self.load.depth)
+        format!(
+            "{}K {}, depth {}{jobs}",
+            self.load.record_kib,
+            self.load.long_pattern(),
+            self.load.depth
+        )
     }
 }
 
@@ -144,7 +149,8 @@ impl Native<'_> {
 
     fn measure(&self, pass: usize, load: NativeLoad, column: Column) -> Result<NativeMeasurement> {
         let storage_path = self.scratch.image(column.id());
-        let storage = Storage::File { path: &storage_path, direct: self.cache == CacheState::Direct };
+        let storage =
+            Storage::File { path: &storage_path, direct: self.cache == CacheState::Direct };
         let dir = self.scratch.dir();
         let mut server = match (column, &self.storage_daemon) {
             (Column::Vlane, _) => {
@@ -176,8 +182,12 @@ impl Native<'_> {
             ..SessionOptions::default()
         };
         let session = server.connect(&options)?;
-        let pattern: DriverPattern =
-            load.load.pattern.fio().parse().map_err(|why: String| Error::new(ErrorKind::Invalid, why))?;
+        let pattern: DriverPattern = load
+            .load
+            .pattern
+            .fio()
+            .parse()
+            .map_err(|why: String| Error::new(ErrorKind::Invalid, why))?;
         let workload = Workload {
             pattern,
             block,
@@ -186,10 +196,11 @@ impl Native<'_> {
             ramp: RAMP,
             ..Workload::default()
         };
-        let report = vlane_driver::run(session, &workload, &mut |_| match self.interrupt.is_raised() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        })?;
+        let report =
+            vlane_driver::run(session, &workload, &mut |_| match self.interrupt.is_raised() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            })?;
         self.interrupt.check()?;
         if report.errors.total() > 0 {
             let failed = format!(
@@ -220,24 +231,42 @@ pub fn spread(
     column: Column,
     figure: impl Fn(&NativeMeasurement) -> f64,
 ) -> Option<Spread> {
-    let values: Vec<f64> = all.iter().filter(|m| m.load == load && m.column == column).map(figure).collect();
+    let values: Vec<f64> =
+        all.iter().filter(|m| m.load == load && m.column == column).map(figure).collect();
     Spread::of(&values)
 }
 
 /// IOPS of `column` and of `base` in the same passes.
-fn pairs(all: &[NativeMeasurement], load: NativeLoad, column: Column, base: Column) -> Vec<(f64, f64)> {
+fn pairs(
+    all: &[NativeMeasurement],
+    load: NativeLoad,
+    column: Column,
+    base: Column,
+) -> Vec<(f64, f64)> {
     let of = |wanted: Column| all.iter().filter(move |m| m.load == load && m.column == wanted);
-    of(column).filter_map(|m| Some((m.iops, of(base).find(|other| other.pass == m.pass)?.iops))).collect()
+    of(column)
+        .filter_map(|m| Some((m.iops, of(base).find(|other| other.pass == m.pass)?.iops)))
+        .collect()
 }
 
 /// IOPS of `column` over those of `base` in the same pass.
-pub fn ratio(all: &[NativeMeasurement], load: NativeLoad, column: Column, base: Column) -> Option<Spread> {
+pub fn ratio(
+    all: &[NativeMeasurement],
+    load: NativeLoad,
+    column: Column,
+    base: Column,
+) -> Option<Spread> {
     let ratios: Vec<f64> = pairs(all, load, column, base).into_iter().map(|(a, b)| a / b).collect();
     Spread::of(&ratios)
 }
 
 /// The same with what is known of the noise.
-pub fn verdict(all: &[NativeMeasurement], load: NativeLoad, column: Column, base: Column) -> Verdict {
+pub fn verdict(
+    all: &[NativeMeasurement],
+    load: NativeLoad,
+    column: Column,
+    base: Column,
+) -> Verdict {
     let (a, b): (Vec<f64>, Vec<f64>) = pairs(all, load, column, base).into_iter().unzip();
     stats::paired(&a, &b, Better::Higher, stats::THRESHOLD)
 }
@@ -256,7 +285,9 @@ mod tests {
             // Rows that need a file system, and a flush at the end, cannot be compared with a bare
             // disk.
             assert!(row.load.pattern != Pattern::Write);
-            assert!(row.load.suite == super::super::loads::Suite::Fio || !row.load.pattern.writes());
+            assert!(
+                row.load.suite == super::super::loads::Suite::Fio || !row.load.pattern.writes()
+            );
         }
         assert!(all.iter().any(|row| row.jobs == 2));
     }

@@ -42,7 +42,13 @@ fn assignments(pids: Pids) -> Vec<Assignment> {
         &[Vlane, Virtio, VirtioMapped, StorageDaemon, Ide, Nvme],
     );
     add("QEMU's kernel workers", pids.qemu, ThreadFilter::named(&WORKERS), Part::Kernel, own);
-    add("QEMU's I/O thread", pids.qemu, ThreadFilter::named(&["IO virtio-"]), Part::Backend, &[Virtio]);
+    add(
+        "QEMU's I/O thread",
+        pids.qemu,
+        ThreadFilter::named(&["IO virtio-"]),
+        Part::Backend,
+        &[Virtio],
+    );
     add(
         "QEMU's I/O threads",
         pids.qemu,
@@ -111,7 +117,11 @@ mod tests {
             }
         }
         for (i, one) in all.iter().enumerate() {
-            assert!(all[..i].iter().all(|other| other.role.name != one.role.name), "{}", one.role.name);
+            assert!(
+                all[..i].iter().all(|other| other.role.name != one.role.name),
+                "{}",
+                one.role.name
+            );
         }
         let without = assignments(Pids { qemu: 1, vlane: None, storage_daemon: None });
         assert!(without.iter().all(|a| a.role.pid == 1));

@@ -47,7 +47,12 @@ pub struct Often {
 }
 
 /// One round of each of some loads in a pass.
-pub fn pass(loads: &[Load], columns: &[Column], pass: usize, wanted: impl Fn(&Load) -> bool) -> Vec<Round> {
+pub fn pass(
+    loads: &[Load],
+    columns: &[Column],
+    pass: usize,
+    wanted: impl Fn(&Load) -> bool,
+) -> Vec<Round> {
     let chosen = loads.iter().enumerate().filter(|(_, load)| wanted(load));
     let round = |(index, load): (usize, &Load)| {
         let mut order = columns.to_vec();
@@ -61,12 +66,18 @@ pub fn pass(loads: &[Load], columns: &[Column], pass: usize, wanted: impl Fn(&Lo
 }
 
 /// The parts of the plan, what matters most first.
-pub fn parts(loads: &[Load], columns: &[Column], deciding: &[Load], often: Often) -> Vec<Vec<Round>> {
+pub fn parts(
+    loads: &[Load],
+    columns: &[Column],
+    deciding: &[Load],
+    often: Often,
+) -> Vec<Vec<Round>> {
     let decides = |load: &Load| deciding.contains(load);
     let mut parts = vec![pass(loads, columns, 0, |_| true)];
     parts.extend((1..often.turns).map(|turn| pass(loads, columns, turn, decides)));
     // One by one: the time that is left is used, however little it is.
-    let others = (1..often.passes).flat_map(|again| pass(loads, columns, again, |load| !decides(load)));
+    let others =
+        (1..often.passes).flat_map(|again| pass(loads, columns, again, |load| !decides(load)));
     parts.extend(others.map(|round| vec![round]));
     parts.retain(|part| !part.is_empty());
     parts

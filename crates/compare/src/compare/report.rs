@@ -1,4 +1,5 @@
-//! The comparison as a report: tables with ratios to the host, charts beside the published figures, where requests go.
+//! The comparison as a report: tables with ratios to the host, charts beside the published figures,
+//! where requests go.
 //!
 //! Every column of [`ALL`] appears, also those that could not be measured: they say why.
 
@@ -35,7 +36,10 @@ pub fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
         samples: samples::all(outcome),
         ..begun.report(
             "compare",
-            format!("Host, virtio and emulated disks compared ({} I/O)", outcome.settings.cache.name()),
+            format!(
+                "Host, virtio and emulated disks compared ({} I/O)",
+                outcome.settings.cache.name()
+            ),
             programs,
         )
     }
@@ -84,7 +88,8 @@ fn picture(outcome: &Outcome) -> Section {
     let whose = if base == Way::Host { "the host's" } else { "QEMU virtio-blk's" };
     let chart = Chart::bars(
         format!(
-            "Throughput in per cent of {whose}: the medians of all turns, with the smallest and the largest"
+            "Throughput in per cent of {whose}: the medians of all turns, with the smallest and \
+             the largest"
         ),
         Axis::new("load", ""),
         Axis::new(format!("throughput, of {whose}"), "%"),
@@ -105,7 +110,8 @@ fn notes(outcome: &Outcome) -> Vec<Note> {
         add(
             Severity::Warning,
             format!(
-                "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and ratios to the host do not ({})",
+                "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and \
+                 ratios to the host do not ({})",
                 outcome.accel.why
             ),
         );
@@ -113,12 +119,14 @@ fn notes(outcome: &Outcome) -> Vec<Note> {
     match outcome.times() {
         (0 | 1, 0 | 1) => add(
             Severity::Warning,
-            "every figure was measured once: its spread is not known; --repeat measures more often".into(),
+            "every figure was measured once: its spread is not known; --repeat measures more often"
+                .into(),
         ),
         (0 | 1, most) => add(
             Severity::Info,
             format!(
-                "some figures were measured once and have no spread, others up to {most} times; --repeat or a longer --limit measures more often"
+                "some figures were measured once and have no spread, others up to {most} times; \
+                 --repeat or a longer --limit measures more often"
             ),
         ),
         _ => {}
@@ -143,7 +151,9 @@ fn notes(outcome: &Outcome) -> Vec<Note> {
     if outcome.results.loads().iter().any(|load| load.suite == Suite::Fio) {
         add(
             Severity::Info,
-            "the published reads of fio's table (7.7 GB/s at 4K from a SATA SSD) were evidently of the page cache; --cache warm measures that".into(),
+            "the published reads of fio's table (7.7 GB/s at 4K from a SATA SSD) were evidently \
+             of the page cache; --cache warm measures that"
+                .into(),
         );
     }
     if let Some(why) = &outcome.uncounted {
@@ -167,7 +177,8 @@ impl Outcome {
 
     /// Columns of the tables: every one that was asked for.
     fn shown(&self) -> Vec<Way> {
-        let asked = |way: &Way| self.columns.contains(way) || self.missing.iter().any(|m| m.column == *way);
+        let asked =
+            |way: &Way| self.columns.contains(way) || self.missing.iter().any(|m| m.column == *way);
         ALL.into_iter().filter(asked).collect()
     }
 
@@ -256,7 +267,12 @@ fn throughput(outcome: &Outcome, what: &str, loads: &[Load], names: Vec<String>)
     let ways = outcome.shown();
     let guests: Vec<Way> = ways.iter().copied().filter(|way| *way != Way::Host).collect();
     vec![
-        ratio_chart(outcome, &format!("{what}: throughput in per cent of the host's"), loads, names),
+        ratio_chart(
+            outcome,
+            &format!("{what}: throughput in per cent of the host's"),
+            loads,
+            names,
+        ),
         table(outcome, &format!("{what}: {OF_THE_HOST}"), loads, &guests, "%", |load, way| {
             times(results.ratio(load, way, Way::Host), 100.0)
         }),
@@ -271,8 +287,8 @@ fn throughput(outcome: &Outcome, what: &str, loads: &[Load], names: Vec<String>)
 /// are compared with QEMU's own here, never with vlane.
 fn beside(outcome: &Outcome, what: &str, loads: &[Load]) -> Table {
     let row = |load: &Load, name: &str, way: Way, published: f64| {
-        let here =
-            times(outcome.results.ratio(load, way, Way::Host), 100.0).map(|spread| Interval::of(&spread));
+        let here = times(outcome.results.ratio(load, way, Way::Host), 100.0)
+            .map(|spread| Interval::of(&spread));
         Row {
             figure: format!("{}, {name}: per cent of the host", load.name()),
             published: Published::percent(published * 100.0),
@@ -284,7 +300,8 @@ fn beside(outcome: &Outcome, what: &str, loads: &[Load]) -> Table {
         .filter_map(|load| Some((load, loads::published(load)?)))
         .flat_map(|(load, then)| {
             let virtio = row(load, "QEMU's virtio-blk", Way::Virtio, then.virtio);
-            let emulated = then.emulated.map(|ratio| row(load, "QEMU's emulated disk", Way::Ide, ratio));
+            let emulated =
+                then.emulated.map(|ratio| row(load, "QEMU's emulated disk", Way::Ide, ratio));
             std::iter::once(virtio).chain(emulated)
         })
         .collect();
@@ -293,7 +310,8 @@ fn beside(outcome: &Outcome, what: &str, loads: &[Load]) -> Table {
 
 fn fio_section(outcome: &Outcome) -> Section {
     let results = &outcome.results;
-    let loads: Vec<Load> = results.loads().into_iter().filter(|load| load.suite == Suite::Fio).collect();
+    let loads: Vec<Load> =
+        results.loads().into_iter().filter(|load| load.suite == Suite::Fio).collect();
     let names = loads.iter().map(Load::name).collect();
     let mut blocks = throughput(outcome, "fio", &loads, names);
     let ways = outcome.shown();
@@ -318,7 +336,8 @@ fn fio_section(outcome: &Outcome) -> Section {
         "fio",
         "Many requests at a time",
         vec![format!(
-            "4K random, 512K sequential and random, as people test storage: libaio, one job, {} ms each; requests out at once: {}.",
+            "4K random, 512K sequential and random, as people test storage: libaio, one job, {} \
+             ms each; requests out at once: {}.",
             outcome.settings.runtime_ms,
             depths_told.join(", ")
         )],
@@ -338,7 +357,9 @@ fn iozone_section(outcome: &Outcome, record: u32) -> Option<Section> {
     }
     let names = loads.iter().map(|load| load.pattern.name().to_string()).collect();
     let text = format!(
-        "iozone's table (-e -I), played by fio: one request of {record}K at a time (pread, pwrite) on a file; \"write\" fills a file that has no blocks yet, \"rewrite\" one that has; writes end with a flush, which is part of their time."
+        "iozone's table (-e -I), played by fio: one request of {record}K at a time (pread, \
+         pwrite) on a file; \"write\" fills a file that has no blocks yet, \"rewrite\" one that \
+         has; writes end with a flush, which is part of their time."
     );
     Some(Section::new(
         format!("iozone-{record}k"),
@@ -349,7 +370,8 @@ fn iozone_section(outcome: &Outcome, record: u32) -> Option<Section> {
 }
 
 /// The loads of "where it goes": 4K against 512K.
-const TOLD: [(Pattern, [u32; 2]); 2] = [(Pattern::RandomRead, [4, 512]), (Pattern::RandomWrite, [4, 512])];
+const TOLD: [(Pattern, [u32; 2]); 2] =
+    [(Pattern::RandomRead, [4, 512]), (Pattern::RandomWrite, [4, 512])];
 
 fn work_section(outcome: &Outcome) -> Option<Section> {
     let results = &outcome.results;
@@ -370,15 +392,27 @@ fn work_section(outcome: &Outcome) -> Option<Section> {
     blocks.extend(exits_table(outcome));
     blocks.extend(sizes_table(outcome));
     let mut text = vec![
-        "Average effects of one request of fio in the guest. Requests: those of the guest's block layer to the disk; interrupts: those of the disk, in the guest. CPU time and context switches are those of the host's threads, from the start of fio to the report of its end: about 0.1 s of starting and ending is in the guest's. Kicks (the guest wakes the back end) and signals (the back end interrupts the guest) are vlane's own count; other back ends tell neither.".to_string(),
+        "Average effects of one request of fio in the guest. Requests: those of the guest's block \
+         layer to the disk; interrupts: those of the disk, in the guest. CPU time and context \
+         switches are those of the host's threads, from the start of fio to the report of its \
+         end: about 0.1 s of starting and ending is in the guest's. Kicks (the guest wakes the \
+         back end) and signals (the back end interrupts the guest) are vlane's own count; other \
+         back ends tell neither."
+            .to_string(),
     ];
     if outcome.emulated() {
         text.push(
-            "The guest's CPU is emulated: its time is many times that of a real one, and contains QEMU's work for the vCPU, such as kicks.".into(),
+            "The guest's CPU is emulated: its time is many times that of a real one, and contains \
+             QEMU's work for the vCPU, such as kicks."
+                .into(),
         );
     }
     if outcome.uncounted.is_none() && !outcome.counted.all.is_empty() {
-        text.push("System calls were counted in a pass of their own, because counting slows them down. They are those of the threads that work for the column.".into());
+        text.push(
+            "System calls were counted in a pass of their own, because counting slows them down. \
+             They are those of the threads that work for the column."
+                .into(),
+        );
     }
     Some(Section::new("work", "Where it goes", text, blocks))
 }
@@ -391,7 +425,8 @@ fn cpu_chart(outcome: &Outcome, load: &Load) -> Block {
             let points = (0_u32..)
                 .zip(&ways)
                 .filter_map(|(x, way)| {
-                    let y = outcome.results.work(load, *way, |work| Some(work.part(*part).cpu_us))?;
+                    let y =
+                        outcome.results.work(load, *way, |work| Some(work.part(*part).cpu_us))?;
                     Some(Point { x: f64::from(x), y })
                 })
                 .collect();
@@ -418,10 +453,14 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
     columns.push(heading("kicks", ""));
     columns.push(heading("signals", ""));
     let row = |way: Way| {
-        let work =
-            |value: &dyn Fn(&super::results::Work) -> Option<f64>| figure(results.work(load, way, value));
-        let mut row =
-            vec![Cell::Text(way.name().into()), work(&|w| Some(w.requests)), work(&|w| Some(w.interrupts))];
+        let work = |value: &dyn Fn(&super::results::Work) -> Option<f64>| {
+            figure(results.work(load, way, value))
+        };
+        let mut row = vec![
+            Cell::Text(way.name().into()),
+            work(&|w| Some(w.requests)),
+            work(&|w| Some(w.interrupts)),
+        ];
         row.extend(PARTS.iter().map(|part| work(&|w| Some(w.part(*part).cpu_us))));
         row.push(work(&|w| Some(w.part(Part::Guest).switches)));
         row.push(work(&|w| Some(w.part(Part::Backend).switches + w.part(Part::Kernel).switches)));
@@ -432,11 +471,13 @@ fn work_table(outcome: &Outcome, load: &Load) -> Block {
         row
     };
     let mut rows: Vec<Vec<Cell>> = Vec::new();
-    // The host's own cost, to measure the others by: fio with everything that the kernel does in its name.
+    // The host's own cost, to measure the others by: fio with everything that the kernel does in
+    // its name.
     let host = |value: &dyn Fn(&vlane_host::fio::Outcome) -> f64| {
         figure(results.spread(load, Way::Host, |m| Some(value(&m.outcome))))
     };
-    let mut first = vec![Cell::Text("host (fio itself)".into()), Cell::Number(1.0), Cell::Empty, Cell::Empty];
+    let mut first =
+        vec![Cell::Text("host (fio itself)".into()), Cell::Number(1.0), Cell::Empty, Cell::Empty];
     first.push(host(&|o| o.cpu_us));
     first.extend([Cell::Empty, Cell::Empty]);
     first.push(host(&|o| o.switches));
@@ -452,10 +493,13 @@ fn exits_table(outcome: &Outcome) -> Option<Block> {
     let results = &outcome.results;
     let ways: Vec<Way> = outcome.guests().collect();
     let mut rows = Vec::new();
-    for load in TOLD.iter().flat_map(|(pattern, records)| records.map(|record| Load::fio(*pattern, record))) {
+    for load in
+        TOLD.iter().flat_map(|(pattern, records)| records.map(|record| Load::fio(*pattern, record)))
+    {
         let exits = |way: Way, reason: &str| {
             results.work(&load, way, |w| {
-                let found = w.exits.iter().find(|(name, _)| name == reason).map(|(_, count)| *count);
+                let found =
+                    w.exits.iter().find(|(name, _)| name == reason).map(|(_, count)| *count);
                 // KVM leaves out what did not happen; but it must have counted something.
                 (!w.exits.is_empty()).then_some(found.unwrap_or(0.0))
             })
@@ -478,11 +522,14 @@ fn exits_table(outcome: &Outcome) -> Option<Block> {
     Some(Block::Table(Table { caption: "KVM exits per request, by reason".into(), columns, rows }))
 }
 
-/// Times as many requests to the disk per second for 4K as for 512K: the published trace's count, and why small requests cost most.
+/// Times as many requests to the disk per second for 4K as for 512K: the published trace's count,
+/// and why small requests cost most.
 fn sizes_table(outcome: &Outcome) -> Option<Block> {
     let results = &outcome.results;
     let per_second = |load: &Load, way: Way| {
-        results.spread(load, way, |m| Some(m.work.as_ref()?.requests * m.outcome.iops)).map(|s| s.median)
+        results
+            .spread(load, way, |m| Some(m.work.as_ref()?.requests * m.outcome.iops))
+            .map(|s| s.median)
     };
     let ratio = |pattern, way| {
         let small = per_second(&Load::fio(pattern, 4), way)?;
@@ -514,29 +561,13 @@ fn sizes_table(outcome: &Outcome) -> Option<Block> {
 
 fn native_section(outcome: &Outcome) -> Option<Section> {
     let all = &outcome.native;
-    let ways: Vec<Way> = ALL.into_iter().filter(|way| all.iter().any(|m| m.column == *way)).collect();
+    let ways: Vec<Way> =
+        ALL.into_iter().filter(|way| all.iter().any(|m| m.column == *way)).collect();
     if ways.is_empty() {
         return None;
     }
     let rows = native::loads();
     let guests: Vec<Way> = ways.iter().copied().filter(|way| *way != Way::Host).collect();
-    let series = guests
-        .iter()
-        .map(|way| {
-            let points = (0_u32..).zip(&rows).filter_map(|(x, load)| {
-                let y = times(native::ratio(all, *load, *way, Way::Host), 100.0)?;
-                Some(Point { x: f64::from(x), y })
-            });
-            Series::measured(way.name(), points.collect())
-        })
-        .collect();
-    let chart = Chart::bars(
-        "Back ends without a guest: throughput in per cent of the host's",
-        Axis::new("load", ""),
-        Axis::new("throughput, of the host's", "%"),
-        rows.iter().map(native::NativeLoad::name).collect(),
-        series,
-    );
     let table = |caption: &str,
                  unit: &str,
                  ways: &[Way],
@@ -548,21 +579,70 @@ fn native_section(outcome: &Outcome) -> Option<Section> {
             row.extend(ways.iter().map(|way| figure(value(*load, *way))));
             row
         };
-        Block::Table(Table { caption: caption.into(), columns, rows: rows.iter().map(row).collect() })
+        Block::Table(Table {
+            caption: caption.into(),
+            columns,
+            rows: rows.iter().map(row).collect(),
+        })
     };
-    let figures =
-        |value: fn(&native::NativeMeasurement) -> f64| move |load, way| native::spread(all, load, way, value);
-    Some(Section::new("native", "The back ends alone, without a guest", vec![
-            "vlane's driver plays the guest's side at the CPU's own speed; the image is the same. The costs of a guest and of its emulation are missing: here ratios to the host mean something on any machine. The driver needs CPU time that the host's fio does not; 2 jobs are 2 threads with a queue each.".into(),
-        ], vec![
-            Block::Chart(chart),
+    let figures = |value: fn(&native::NativeMeasurement) -> f64| {
+        move |load, way| native::spread(all, load, way, value)
+    };
+    Some(Section::new(
+        "native",
+        "The back ends alone, without a guest",
+        vec![
+            "vlane's driver plays the guest's side at the CPU's own speed; the image is the same. \
+             The costs of a guest and of its emulation are missing: here ratios to the host mean \
+             something on any machine. The driver needs CPU time that the host's fio does not; 2 \
+             jobs are 2 threads with a queue each."
+                .into(),
+        ],
+        vec![
+            native_chart(all, &rows, &guests),
             table(&format!("Without a guest: {OF_THE_HOST}"), "%", &guests, &|load, way| {
                 times(native::ratio(all, load, way, Way::Host), 100.0)
             }),
             table("Without a guest: requests per second", "IOPS", &ways, &figures(|m| m.iops)),
-            table("Without a guest: CPU time of back end (host: fio) per request", "us", &ways, &figures(|m| m.cpu_us)),
-            table("Without a guest: context switches of back end (host: fio) per request", "", &ways, &figures(|m| m.switches)),
-        ]))
+            table(
+                "Without a guest: CPU time of back end (host: fio) per request",
+                "us",
+                &ways,
+                &figures(|m| m.cpu_us),
+            ),
+            table(
+                "Without a guest: context switches of back end (host: fio) per request",
+                "",
+                &ways,
+                &figures(|m| m.switches),
+            ),
+        ],
+    ))
+}
+
+/// Throughput without a guest, in per cent of the host's.
+fn native_chart(
+    all: &[native::NativeMeasurement],
+    loads: &[native::NativeLoad],
+    ways: &[Way],
+) -> Block {
+    let series = ways
+        .iter()
+        .map(|way| {
+            let points = (0_u32..).zip(loads).filter_map(|(x, load)| {
+                let y = times(native::ratio(all, *load, *way, Way::Host), 100.0)?;
+                Some(Point { x: f64::from(x), y })
+            });
+            Series::measured(way.name(), points.collect())
+        })
+        .collect();
+    Block::Chart(Chart::bars(
+        "Back ends without a guest: throughput in per cent of the host's",
+        Axis::new("load", ""),
+        Axis::new("throughput, of the host's", "%"),
+        loads.iter().map(native::NativeLoad::name).collect(),
+        series,
+    ))
 }
 
 /// Descriptions of the columns, and missing measurements.
@@ -582,13 +662,20 @@ fn columns_section(outcome: &Outcome) -> Section {
                     disk.device, disk.queues, disk.scheduler, disk.cache
                 )
             });
-            vec![Cell::Text(way.name().into()), Cell::Text(about), disk.map_or(Cell::Empty, Cell::Text)]
+            vec![
+                Cell::Text(way.name().into()),
+                Cell::Text(about),
+                disk.map_or(Cell::Empty, Cell::Text),
+            ]
         })
         .collect();
     let sizes = outcome.settings;
     let mut text = vec![
         format!(
-            "One guest has all disks at once, so that measurements of one load follow each other within seconds, in an order that turns round from load to load and from time to time. Each load was measured {}. Images of {} MiB, each with an ext4 file system of its own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
+            "One guest has all disks at once, so that measurements of one load follow each other \
+             within seconds, in an order that turns round from load to load and from time to \
+             time. Each load was measured {}. Images of {} MiB, each with an ext4 file system of \
+             its own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
             match outcome.times() {
                 (few, most) if few == most => counted(most, "time"),
                 (few, most) => format!("{few} to {}", counted(most, "time")),
@@ -598,11 +685,13 @@ fn columns_section(outcome: &Outcome) -> Section {
             sizes.new_bytes >> 20
         ),
         match sizes.cache {
-            CacheState::Direct => "fio: direct=1; QEMU and qemu-storage-daemon: aio=io_uring, cache.direct=on; vlane: --cache none.".into(),
-            CacheState::Warm | CacheState::Cold => {
-                "fio: direct=0; QEMU and qemu-storage-daemon: aio=io_uring, cache.direct=off; vlane: --cache writeback."
-                    .to_string()
-            }
+            CacheState::Direct => "fio: direct=1; QEMU and qemu-storage-daemon: aio=io_uring, \
+                                   cache.direct=on; vlane: --cache none."
+                .into(),
+            CacheState::Warm | CacheState::Cold => "fio: direct=0; QEMU and qemu-storage-daemon: \
+                                                    aio=io_uring, cache.direct=off; vlane: \
+                                                    --cache writeback."
+                .to_string(),
         },
     ];
     text.extend(outcome.commands.iter().map(|(name, command)| format!("{name}: {command}")));
@@ -610,7 +699,11 @@ fn columns_section(outcome: &Outcome) -> Section {
         "columns",
         "Compared disks",
         text,
-        vec![Block::Table(Table::new("The columns", "column | description | as the guest sees it", rows))],
+        vec![Block::Table(Table::new(
+            "The columns",
+            "column | description | as the guest sees it",
+            rows,
+        ))],
     )
 }
 

@@ -56,7 +56,8 @@ pub struct Work {
     pub kicks: Option<f64>,
     /// Times that vlane signalled the guest.
     pub signals: Option<f64>,
-    /// Exits of the vCPUs to the host, by KVM's reasons, `exits` being all of them; empty where KVM does not count.
+    /// Exits of the vCPUs to the host, by KVM's reasons, `exits` being all of them; empty where KVM
+    /// does not count.
     pub exits: Vec<(String, f64)>,
     /// By part.
     pub parts: Vec<(Part, PartWork)>,
@@ -124,7 +125,8 @@ impl Results {
 
     /// Throughput of `column` over that of `base`, in the same pass.
     pub fn ratio(&self, load: &Load, column: Column, base: Column) -> Option<Spread> {
-        let ratios: Vec<f64> = self.pairs(load, column, base).into_iter().map(|(a, b)| a / b).collect();
+        let ratios: Vec<f64> =
+            self.pairs(load, column, base).into_iter().map(|(a, b)| a / b).collect();
         Spread::of(&ratios)
     }
 
@@ -135,7 +137,12 @@ impl Results {
     }
 
     /// Cost of a request, on the median.
-    pub fn work(&self, load: &Load, column: Column, figure: impl Fn(&Work) -> Option<f64>) -> Option<Spread> {
+    pub fn work(
+        &self,
+        load: &Load,
+        column: Column,
+        figure: impl Fn(&Work) -> Option<f64>,
+    ) -> Option<Spread> {
         self.spread(load, column, |m| figure(m.work.as_ref()?))
     }
 

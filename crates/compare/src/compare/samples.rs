@@ -18,13 +18,17 @@ pub(super) fn all(outcome: &Outcome) -> Vec<Samples> {
 
 /// Figures of work are per request of fio's.
 fn of(id: &str, caption: &str, measured: &[Measurement]) -> Samples {
-    let columns = "Turn | Load | Disk | Throughput [IOPS] | Data [MB/s] | Mean latency [us] | p50 [us] | p99 [us] | fio's CPU [us] | \
-        fio's switches | Requests | Interrupts | Kicks | Signals | CPU, guest [us] | CPU, back end [us] | CPU, kernel workers [us] | \
-        Switches, guest | Switches, back end | Switches, kernel workers | Calls, guest | Calls, back end | Calls, kernel workers";
+    let columns = "Turn | Load | Disk | Throughput [IOPS] | Data [MB/s] | Mean latency [us] | p50 \
+                   [us] | p99 [us] | fio's CPU [us] | fio's switches | Requests | Interrupts | \
+                   Kicks | Signals | CPU, guest [us] | CPU, back end [us] | CPU, kernel workers \
+                   [us] | Switches, guest | Switches, back end | Switches, kernel workers | \
+                   Calls, guest | Calls, back end | Calls, kernel workers";
     let row = |m: &Measurement| {
         let (told, work) = (&m.outcome, m.work.as_ref());
         let mut row = vec![turn(m.pass), m.load.id().into(), m.column.id().into()];
-        row.extend([told.iops, told.mb_per_second, told.mean_us, told.p50_us, told.p99_us].map(Cell::from));
+        row.extend(
+            [told.iops, told.mb_per_second, told.mean_us, told.p50_us, told.p99_us].map(Cell::from),
+        );
         row.extend([told.cpu_us, told.switches].map(Cell::from));
         row.extend([work.map(|w| w.requests), work.map(|w| w.interrupts)].map(Cell::from));
         row.extend([work.and_then(|w| w.kicks), work.and_then(|w| w.signals)].map(Cell::from));
@@ -38,7 +42,8 @@ fn of(id: &str, caption: &str, measured: &[Measurement]) -> Samples {
 }
 
 fn native(measured: &[NativeMeasurement]) -> Samples {
-    let columns = "Turn | Load | Jobs | Back end | Throughput [IOPS] | Data [MB/s] | CPU [us] | Switches";
+    let columns =
+        "Turn | Load | Jobs | Back end | Throughput [IOPS] | Data [MB/s] | CPU [us] | Switches";
     let row = |m: &NativeMeasurement| {
         let mut row = vec![turn(m.pass), m.load.load.id().into()];
         row.extend([Cell::Number(f64::from(m.load.jobs)), m.column.id().into()]);

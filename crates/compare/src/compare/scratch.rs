@@ -20,7 +20,8 @@ use vlane_host::image::fill_random;
 use vlane_host::image::{Medium, Place};
 use vlane_host::interrupt::Interrupt;
 
-/// The smallest image: its file system must hold both files, and each of them several of the largest records.
+/// The smallest image: its file system must hold both files, and each of them several of the
+/// largest records.
 pub const LEAST: u64 = 128 << 20;
 /// Longest that making the file system may take.
 const MKFS: Duration = Duration::from_secs(300);
@@ -53,7 +54,8 @@ impl Target {
             return Err(Error::new(
                 ErrorKind::Invalid,
                 format!(
-                    "{}: not a file; a comparison writes, so it uses scratch images only: name a directory on the storage to be measured",
+                    "{}: not a file; a comparison writes, so it uses scratch images only: name a \
+                     directory on the storage to be measured",
                     path.display()
                 ),
             ));
@@ -92,8 +94,11 @@ impl Sizes {
     /// [`ErrorKind::Invalid`] below [`LEAST`].
     pub fn of(image: u64) -> Result<Self> {
         if image < LEAST {
-            let context =
-                format!("images of {} are too small; {} are the least", show_size(image), show_size(LEAST));
+            let context = format!(
+                "images of {} are too small; {} are the least",
+                show_size(image),
+                show_size(LEAST)
+            );
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         // Whole largest records.
@@ -108,7 +113,8 @@ impl Sizes {
     }
 }
 
-/// Where scratch files will be. Finding it checks the room, the rights and, for direct measurements, that direct I/O works.
+/// Where scratch files will be. Finding it checks the room, the rights and, for direct
+/// measurements, that direct I/O works.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] with what to do.
@@ -132,7 +138,9 @@ impl Scratch {
     /// [`ErrorKind::Io`].
     pub fn new(place: &Path, sizes: Sizes) -> Result<Self> {
         let dir = TempDir::with_prefix_in("vlane-compare-", place)
-            .context(ErrorKind::Io, || format!("{}: no directory can be made there", place.display()))?;
+            .context(ErrorKind::Io, || {
+                format!("{}: no directory can be made there", place.display())
+            })?;
         let scratch = Self { dir, sizes };
         std::fs::create_dir(scratch.files())
             .context(ErrorKind::Io, || format!("{}: cannot be made", scratch.files().display()))?;
@@ -157,8 +165,15 @@ impl Scratch {
     /// Writes the host's file, and the images of `ids`.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], [`ErrorKind::Process`] if there is no making a file system, [`ErrorKind::Interrupted`].
-    pub fn fill(&self, host: &Host, ids: &[&str], cache: CacheState, interrupt: &Interrupt) -> Result<()> {
+    /// [`ErrorKind::Io`], [`ErrorKind::Process`] if there is no making a file system,
+    /// [`ErrorKind::Interrupted`].
+    pub fn fill(
+        &self,
+        host: &Host,
+        ids: &[&str],
+        cache: CacheState,
+        interrupt: &Interrupt,
+    ) -> Result<()> {
         let old = self.files().join(OLD);
         random_file(&old, self.sizes.old, interrupt)?;
         if !ids.is_empty() {
@@ -265,8 +280,8 @@ fn random_file(path: &Path, bytes: u64, interrupt: &Interrupt) -> Result<()> {
 /// measurement.
 fn copy_whole(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<()> {
     let failed = || format!("{}: cannot be written", to.display());
-    let mut source =
-        File::open(from).context(ErrorKind::Io, || format!("{}: cannot be read", from.display()))?;
+    let mut source = File::open(from)
+        .context(ErrorKind::Io, || format!("{}: cannot be read", from.display()))?;
     let mut target = File::create_new(to).context(ErrorKind::Io, failed)?;
     let mut chunk = vec![0; 1 << 20];
     loop {
@@ -280,7 +295,8 @@ fn copy_whole(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<()> {
     target.sync_all().context(ErrorKind::Io, failed)
 }
 
-/// Drops a file's pages from the page cache: direct I/O to a file that is cached has to look after the cached pages too.
+/// Drops a file's pages from the page cache: direct I/O to a file that is cached has to look after
+/// the cached pages too.
 pub(super) fn forget_pages(path: &Path) {
     if let Ok(file) = OpenOptions::new().read(true).open(path) {
         let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
@@ -323,7 +339,10 @@ mod tests {
         assert_eq!(target.directory().unwrap(), dir.path());
         assert_eq!(Target::of(dir.path()).unwrap(), Target::Directory(dir.path().to_path_buf()));
         let error = Target::of(Path::new("/dev/null")).unwrap_err();
-        assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("directory"), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Invalid && error.to_string().contains("directory"),
+            "{error}"
+        );
         assert_eq!(Target::of(Path::new("/nowhere/x")).unwrap_err().kind(), ErrorKind::Io);
         assert_eq!(std::fs::read(&image).unwrap(), b"precious");
     }
@@ -350,7 +369,11 @@ mod tests {
         let (one, two) = (scratch.image("one"), scratch.image("two"));
         for image in [&one, &two] {
             let meta = std::fs::metadata(image).unwrap();
-            assert!(meta.len() == LEAST && meta.blocks() * 512 >= LEAST, "{}: it has holes", image.display());
+            assert!(
+                meta.len() == LEAST && meta.blocks() * 512 >= LEAST,
+                "{}: it has holes",
+                image.display()
+            );
         }
         assert!(std::fs::read(&one).unwrap() == std::fs::read(&two).unwrap());
         assert!(!scratch.dir().join("template.img").exists());
@@ -369,10 +392,14 @@ mod tests {
         let error = run(&spec, Duration::from_secs(60), &interrupt).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Interrupted);
         interrupt.flag().store(false, std::sync::atomic::Ordering::Relaxed);
-        let out = run(&Spec::new("/bin/sh", ["-c", "echo fine"]), Duration::from_secs(60), &interrupt);
+        let out =
+            run(&Spec::new("/bin/sh", ["-c", "echo fine"]), Duration::from_secs(60), &interrupt);
         assert_eq!(out.unwrap(), "fine\n");
-        let bad =
-            run(&Spec::new("/bin/sh", ["-c", "echo why >&2; exit 3"]), Duration::from_secs(60), &interrupt);
+        let bad = run(
+            &Spec::new("/bin/sh", ["-c", "echo why >&2; exit 3"]),
+            Duration::from_secs(60),
+            &interrupt,
+        );
         assert!(bad.unwrap_err().to_string().contains("why"));
     }
 }

@@ -10,7 +10,8 @@ use super::loads::{Load, Pattern};
 use super::native;
 use vlane_report::stats::{LEAST_PAIRS, Verdict};
 
-/// The loads that conclusions are about: random requests of 4K, where a guest's disk costs most; where they are not measured, the first two.
+/// The loads that conclusions are about: random requests of 4K, where a guest's disk costs most;
+/// where they are not measured, the first two.
 pub fn deciding(loads: &[Load]) -> Vec<Load> {
     let small = [Pattern::RandomRead, Pattern::RandomWrite].map(|pattern| Load::fio(pattern, 4));
     let found: Vec<Load> = small.into_iter().filter(|load| loads.contains(load)).collect();
@@ -21,10 +22,13 @@ pub fn deciding(loads: &[Load]) -> Vec<Load> {
 pub fn sentences(outcome: &Outcome) -> Vec<String> {
     if !outcome.concludes {
         return vec![
-            "No conclusion is drawn from --quick: its runs are single and short. `vlane-lab compare host` without it draws some.".into(),
+            "No conclusion is drawn from --quick: its runs are single and short. `vlane-lab \
+             compare host` without it draws some."
+                .into(),
         ];
     }
-    let told: Vec<String> = [cost(outcome), lanes(outcome), alone(outcome)].into_iter().flatten().collect();
+    let told: Vec<String> =
+        [cost(outcome), lanes(outcome), alone(outcome)].into_iter().flatten().collect();
     if told.is_empty() { vec![nothing(outcome)] } else { told }
 }
 
@@ -33,7 +37,8 @@ fn nothing(outcome: &Outcome) -> String {
     let turns = |load: &Load| outcome.results.of(load, Column::Host).count();
     match outcome.deciding.iter().map(turns).max().unwrap_or(0) {
         made @ 0..LEAST_PAIRS => format!(
-            "No conclusion is drawn: it takes {LEAST_PAIRS} turns of a load, and there were {made}. --repeat {LEAST_PAIRS} or a longer --limit makes them."
+            "No conclusion is drawn: it takes {LEAST_PAIRS} turns of a load, and there were \
+             {made}. --repeat {LEAST_PAIRS} or a longer --limit makes them."
         ),
         _ => "No conclusion is drawn: the columns that would be compared were not measured.".into(),
     }
@@ -42,8 +47,10 @@ fn nothing(outcome: &Outcome) -> String {
 /// "`about`: first 1.31x (1.22x-1.40x); second no difference seen (0.77x-1.03x)."; `None` if none
 /// of them is known.
 fn sentence(about: &str, parts: impl IntoIterator<Item = (String, Verdict)>) -> Option<String> {
-    let told: Vec<String> =
-        parts.into_iter().filter_map(|(name, verdict)| Some(format!("{name} {}", verdict.told()?))).collect();
+    let told: Vec<String> = parts
+        .into_iter()
+        .filter_map(|(name, verdict)| Some(format!("{name} {}", verdict.told()?)))
+        .collect();
     (!told.is_empty()).then(|| format!("{about}: {}.", told.join("; ")))
 }
 
@@ -63,10 +70,13 @@ fn cost(outcome: &Outcome) -> Option<String> {
         ),
         false => (Column::Host, "the host's"),
     };
-    let columns = [Column::Vlane, Column::Virtio, Column::Ide].into_iter().filter(|column| *column != base);
+    let columns =
+        [Column::Vlane, Column::Virtio, Column::Ide].into_iter().filter(|column| *column != base);
     sentence(
         &format!("{} of a guest, over {whose}", named(load)),
-        columns.map(|column| (format!("on {}", column.name()), outcome.results.verdict(load, column, base))),
+        columns.map(|column| {
+            (format!("on {}", column.name()), outcome.results.verdict(load, column, base))
+        }),
     )
 }
 
@@ -87,5 +97,8 @@ fn alone(outcome: &Outcome) -> Option<String> {
         1 => named(&row.load),
         jobs => format!("by {jobs} jobs on {jobs} queues"),
     };
-    sentence("Without a guest, vlane over qemu-storage-daemon", rows.map(|row| (name(&row), verdict(row))))
+    sentence(
+        "Without a guest, vlane over qemu-storage-daemon",
+        rows.map(|row| (name(&row), verdict(row))),
+    )
 }

@@ -16,8 +16,14 @@ use vlane_host::error::{Context, Error, ErrorKind, Result};
 use vlane_host::interrupt::Interrupt;
 use vlane_host::server::on_cpus;
 
-/// pread or pwrite, one after the other, at the load's addresses, on one CPU; a tenth of the time is not counted.
-pub(super) fn plain_loop(image: &Path, load: &Load, cpus: &[usize], time: Duration) -> Result<Figures> {
+/// pread or pwrite, one after the other, at the load's addresses, on one CPU; a tenth of the time
+/// is not counted.
+pub(super) fn plain_loop(
+    image: &Path,
+    load: &Load,
+    cpus: &[usize],
+    time: Duration,
+) -> Result<Figures> {
     let writes = load.pattern.ends_with("write");
     let file = File::options()
         .read(true)
@@ -53,13 +59,17 @@ pub(super) fn plain_loop(image: &Path, load: &Load, cpus: &[usize], time: Durati
                 _ => {}
             }
             for i in 0..64 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 let at = (state >> 20) % blocks * u64::from(load.block);
                 let one = (i == 0 && latency.len() < latency.capacity()).then(Instant::now);
                 if writes {
-                    file.write_all_at(&buffer, at).context(ErrorKind::Io, || "cannot write the image")?;
+                    file.write_all_at(&buffer, at)
+                        .context(ErrorKind::Io, || "cannot write the image")?;
                 } else {
-                    file.read_exact_at(&mut buffer, at).context(ErrorKind::Io, || "cannot read the image")?;
+                    file.read_exact_at(&mut buffer, at)
+                        .context(ErrorKind::Io, || "cannot read the image")?;
                 }
                 if let Some(one) = one {
                     latency.push(one.elapsed().as_secs_f64() * 1e6);
@@ -72,7 +82,8 @@ pub(super) fn plain_loop(image: &Path, load: &Load, cpus: &[usize], time: Durati
     std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(panicked)
 }
 
-/// fio on the same file: io_uring, O_DIRECT, the load's depth; for the second of two times, after the first.
+/// fio on the same file: io_uring, O_DIRECT, the load's depth; for the second of two times, after
+/// the first.
 pub(super) fn fio(
     program: &Path,
     dir: &Path,
@@ -136,13 +147,22 @@ impl Drop for Running {
 /// fio's JSON result of its first job. (Notes may stand before it.)
 fn parse_fio(output: &[u8]) -> Result<Figures> {
     let none = |what: &str| Error::new(ErrorKind::Process, what);
-    let start = output.iter().position(|byte| *byte == b'{').ok_or_else(|| none("fio printed no results"))?;
-    let all: serde_json::Value =
-        serde_json::from_slice(&output[start..]).context(ErrorKind::Process, || "fio printed no JSON")?;
+    let start = output
+        .iter()
+        .position(|byte| *byte == b'{')
+        .ok_or_else(|| none("fio printed no results"))?;
+    let all: serde_json::Value = serde_json::from_slice(&output[start..])
+        .context(ErrorKind::Process, || "fio printed no JSON")?;
     let job = &all["jobs"][0];
-    let side = if job["read"]["iops"].as_f64().unwrap_or(0.0) > 0.0 { &job["read"] } else { &job["write"] };
-    let iops =
-        side["iops"].as_f64().filter(|iops| *iops > 0.0).ok_or_else(|| none("fio's results name no IOPS"))?;
+    let side = if job["read"]["iops"].as_f64().unwrap_or(0.0) > 0.0 {
+        &job["read"]
+    } else {
+        &job["write"]
+    };
+    let iops = side["iops"]
+        .as_f64()
+        .filter(|iops| *iops > 0.0)
+        .ok_or_else(|| none("fio's results name no IOPS"))?;
     let busy = job["usr_cpu"].as_f64().unwrap_or(0.0) + job["sys_cpu"].as_f64().unwrap_or(0.0);
     Ok(Figures {
         iops,
@@ -164,7 +184,9 @@ mod tests {
             {"jobs": [{"read": {"iops": 50000.0, "bw_bytes": 204800000, "clat_ns": {"percentile": {"50.000000": 61000}}},
             "write": {"iops": 0.0}, "usr_cpu": 10.0, "sys_cpu": 40.0}]}"#;
         let figures = parse_fio(text).unwrap();
-        assert!((figures.cpu_us_per_io - 10.0).abs() < 1e-9 && (figures.p50_us - 61.0).abs() < 1e-9);
+        assert!(
+            (figures.cpu_us_per_io - 10.0).abs() < 1e-9 && (figures.p50_us - 61.0).abs() < 1e-9
+        );
         assert!(parse_fio(b"nothing").is_err() && parse_fio(b"{}").is_err());
     }
 

@@ -15,7 +15,8 @@ pub(super) struct BlkioClient {
     fio: BlkioFio,
 }
 
-/// One measurement: what the client says, and what the back end used, looked at from outside in the middle of the time.
+/// One measurement: what the client says, and what the back end used, looked at from outside in the
+/// middle of the time.
 pub(super) struct Seen {
     pub(super) run: Run,
     /// CPU time per request in us.
@@ -36,7 +37,8 @@ impl BlkioClient {
         self.fio.version()
     }
 
-    /// One measurement of a back end that runs; `more` are further options of fio's. The client is on a CPU of its own.
+    /// One measurement of a back end that runs; `more` are further options of fio's. The client is
+    /// on a CPU of its own.
     pub(super) fn measure(
         &self,
         server: &Server,
@@ -56,14 +58,18 @@ impl BlkioClient {
         };
         let mut sampler = Sampler::new(roles);
         let mut looks = Vec::new();
-        let mut look = || looks.push((sampler.take(), instructions.as_mut().map(Instructions::read)));
+        let mut look =
+            || looks.push((sampler.take(), instructions.as_mut().map(Instructions::read)));
         let run = blkio::measure(&self.fio, words, times, &[cpu], &mut look, interrupt)?;
         let [(before, counted), (after, counted_after)] = &looks[..] else {
             return Err(Error::new(ErrorKind::Process, "fio ended before its time"));
         };
         let used = after.since(before);
         if used.roles.iter().any(|role| role.lost) {
-            return Err(Error::new(ErrorKind::Process, "the back end's process cannot be looked at"));
+            return Err(Error::new(
+                ErrorKind::Process,
+                "the back end's process cannot be looked at",
+            ));
         }
         let (cpu_us, switches) = per_request(&used, 0, run.iops);
         let requests = run.iops * used.wall.as_secs_f64();

@@ -43,7 +43,8 @@ pub(super) struct Ground<'a> {
 }
 
 impl<'a> Ground<'a> {
-    /// Makes ready what measurements on these media need; everything that can be missing is looked for before the images are written.
+    /// Makes ready what measurements on these media need; everything that can be missing is looked
+    /// for before the images are written.
     pub(super) fn new(
         options: &'a Options,
         host: &Host,
@@ -93,7 +94,9 @@ impl<'a> Ground<'a> {
             Medium::Ram => (&self.ram, false),
             Medium::Disk => (&self.disk, true),
         };
-        let image = image.as_ref().ok_or_else(|| Error::new(ErrorKind::Invalid, "the image is not there"))?;
+        let image = image
+            .as_ref()
+            .ok_or_else(|| Error::new(ErrorKind::Invalid, "the image is not there"))?;
         Ok(Storage::File { path: image.path(), direct })
     }
 
@@ -109,11 +112,19 @@ impl<'a> Ground<'a> {
     }
 
     /// Starts qemu-storage-daemon on a medium; where that is a file, it reaches it by `aio`.
-    pub(super) fn qsd(&self, medium: Medium, cpus: &[usize], queues: u16, aio: Aio) -> Result<Server> {
+    pub(super) fn qsd(
+        &self,
+        medium: Medium,
+        cpus: &[usize],
+        queues: u16,
+        aio: Aio,
+    ) -> Result<Server> {
         let missing = || Error::new(ErrorKind::Missing, "qemu-storage-daemon is not there");
         let program = self.qsd.as_deref().ok_or_else(missing)?;
         let storage = self.storage(medium)?;
-        when_free(|| Server::qemu_storage_daemon_by(aio, program, self.dir.path(), storage, cpus, queues))
+        when_free(|| {
+            Server::qemu_storage_daemon_by(aio, program, self.dir.path(), storage, cpus, queues)
+        })
     }
 }
 
@@ -124,7 +135,9 @@ fn when_free(start: impl Fn() -> Result<Server>) -> Result<Server> {
     let begin = Instant::now();
     loop {
         match start() {
-            Err(error) if is_about_a_lock(&error) && begin.elapsed() < FREE => std::thread::sleep(AGAIN),
+            Err(error) if is_about_a_lock(&error) && begin.elapsed() < FREE => {
+                std::thread::sleep(AGAIN)
+            }
             result => return result,
         }
     }
@@ -154,7 +167,9 @@ fn cpus(options: &Options) -> Result<(usize, usize)> {
         }
     }
     if server == driver {
-        return invalid(format!("back end and driver need a CPU each; this process has only CPU {server}"));
+        return invalid(format!(
+            "back end and driver need a CPU each; this process has only CPU {server}"
+        ));
     }
     Ok((server, driver))
 }

@@ -98,15 +98,17 @@ pub(super) fn resolve(row: &Row, measured: &Measured, over: usize) -> usize {
     if !is_daemon(over) {
         return over;
     }
-    let does = |who: usize| median(&measured.rounds[who].iter().map(|f| f.iops).collect::<Vec<_>>());
+    let does =
+        |who: usize| median(&measured.rounds[who].iter().map(|f| f.iops).collect::<Vec<_>>());
     let daemons = (0..row.contenders.len()).filter(|who| is_daemon(*who));
     daemons.reduce(|best, who| if does(who) > does(best) { who } else { best }).unwrap_or(over)
 }
 
 /// Judges a claim by its rounds.
 pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
-    let figures =
-        |who: usize| -> Vec<f64> { measured.rounds[who].iter().map(|f| claim.metric.of(f)).collect() };
+    let figures = |who: usize| -> Vec<f64> {
+        measured.rounds[who].iter().map(|f| claim.metric.of(f)).collect()
+    };
     let of = figures(claim.of);
     let against = claim.over.map(|over| resolve(row, measured, over));
     let over = against.map(&figures);
@@ -121,12 +123,14 @@ pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
         (Bound::AtLeast(b), None) => format!(">= {}", claim.metric.show(b)),
         (Bound::AtMost(b), None) => format!("<= {}", claim.metric.show(b)),
     };
-    let difference = over.as_deref().map(|over| stats::paired(&of, over, claim.metric.better(), THRESHOLD));
+    let difference =
+        over.as_deref().map(|over| stats::paired(&of, over, claim.metric.better(), THRESHOLD));
     let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let ends = match difference {
         Some(known) if known.confidence > 0.0 => Some((known.low, known.high)),
-        // A figure that is nothing has no ratio, so no interval: all pairs must agree, and be enough. A count of nothing is exact.
+        // A figure that is nothing has no ratio, so no interval: all pairs must agree, and be
+        // enough. A count of nothing is exact.
         Some(_) if ratios.len() < LEAST_PAIRS => None,
         _ => Some((lowest, highest)),
     };
@@ -175,12 +179,14 @@ fn limited(result: &RowResult, v: &Verdict) -> String {
 /// The cells of a verdict: vlane, other, ratio, and what vlane is.
 fn cells(claim: &Claim, v: &Verdict) -> [String; 4] {
     let show = |value| claim.metric.show(value);
-    let vlane = if v.of == "vlane" { show(v.value) } else { format!("{} ({})", show(v.value), v.of) };
+    let vlane =
+        if v.of == "vlane" { show(v.value) } else { format!("{} ({})", show(v.value), v.of) };
     let (other, ratio) = match (&v.over, v.other) {
         (Some(over), Some(other)) => (format!("{} ({over})", show(other)), told_ratio(v)),
         _ => (String::new(), String::new()),
     };
-    let is = v.difference.map_or_else(String::new, |difference| difference.outcome.word().to_owned());
+    let is =
+        v.difference.map_or_else(String::new, |difference| difference.outcome.word().to_owned());
     [vlane, other, ratio, is]
 }
 
@@ -196,7 +202,8 @@ pub fn lines(result: &RowResult) -> String {
     let mut out = String::new();
     for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
         let [vlane, other, ratio, is] = cells(claim, verdict);
-        let against = if other.is_empty() { String::new() } else { format!(", {other}: {ratio}, {is}") };
+        let against =
+            if other.is_empty() { String::new() } else { format!(", {other}: {ratio}, {is}") };
         out += &format!("  {} {vlane}{against}{}\n", verdict.metric, limited(result, verdict));
     }
     out
@@ -227,7 +234,13 @@ pub fn targets(results: &[RowResult]) -> String {
             Met::No => "NOT MET",
             Met::Unclear => "unclear",
         };
-        out += &format!("  {met:<8} {}: {}, target {}: {}\n", v.row, v.metric, v.target, told_ratio(v));
+        out += &format!(
+            "  {met:<8} {}: {}, target {}: {}\n",
+            v.row,
+            v.metric,
+            v.target,
+            told_ratio(v)
+        );
     }
     let count = |wanted: Met| verdicts().filter(|v| v.met == wanted).count();
     let (met, unclear) = (count(Met::Yes), count(Met::Unclear));
@@ -236,12 +249,15 @@ pub fn targets(results: &[RowResult]) -> String {
 
 /// In how many comparisons vlane is better, worse, the same, and in how many that is not known.
 pub(super) fn summary(results: &[RowResult]) -> String {
-    let differences = || results.iter().flat_map(|result| &result.verdicts).filter_map(|v| v.difference);
+    let differences =
+        || results.iter().flat_map(|result| &result.verdicts).filter_map(|v| v.difference);
     let count = |outcome: Outcome| differences().filter(|d| d.outcome == outcome).count();
-    let (better, worse, same) = (count(Outcome::Better), count(Outcome::Worse), count(Outcome::Same));
+    let (better, worse, same) =
+        (count(Outcome::Better), count(Outcome::Worse), count(Outcome::Same));
     let all = differences().count();
     format!(
-        "Of {all} comparisons, vlane is better in {better}, worse in {worse}, the same in {same}; {} are undecided.",
+        "Of {all} comparisons, vlane is better in {better}, worse in {worse}, the same in {same}; \
+         {} are undecided.",
         all - better - worse - same
     )
 }
@@ -265,7 +281,8 @@ mod tests {
         // The median is 6.5 times, which is the target; one pair of five was at 1.
         let vlane = [700.0, 650.0, 650.0, 660.0, 100.0].map(|iops| figures(iops, 1.0)).to_vec();
         let measured = Measured { rounds: vec![vlane, vec![figures(100.0, 8.0); 5]] };
-        let verdicts: Vec<_> = row.claims.iter().map(|claim| judge(row, claim, &measured)).collect();
+        let verdicts: Vec<_> =
+            row.claims.iter().map(|claim| judge(row, claim, &measured)).collect();
         let v = &verdicts[0];
         assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.5, 1.0, 7.0, Met::Unclear));
         assert_eq!(verdicts[1].met, Met::Yes);
@@ -292,7 +309,8 @@ mod tests {
     #[test]
     fn too_few_pairs_meet_no_target() {
         let rows = rows();
-        let measured = Measured { rounds: vec![vec![figures(900.0, 1.0); 4], vec![figures(100.0, 9.0); 4]] };
+        let measured =
+            Measured { rounds: vec![vec![figures(900.0, 1.0); 4], vec![figures(100.0, 9.0); 4]] };
         let v = judge(&rows[0], &rows[0].claims[0], &measured);
         assert_eq!((v.met, told_ratio(&v).as_str()), (Met::Unclear, "9.00"));
     }
@@ -301,13 +319,17 @@ mod tests {
     fn zero_switches_beat_some_without_pairs() {
         let all = rows();
         let row = |id: &str| all.iter().find(|row| row.id == id).unwrap_or(&all[0]);
-        let switches = |switches_per_io| Figures { iops: 1.0, switches_per_io, ..Figures::default() };
+        let switches =
+            |switches_per_io| Figures { iops: 1.0, switches_per_io, ..Figures::default() };
         let lanes = row("lanes-null");
-        let measured =
-            Measured { rounds: vec![vec![switches(0.0); 5], vec![switches(0.1); 5], vec![switches(0.2); 5]] };
+        let measured = Measured {
+            rounds: vec![vec![switches(0.0); 5], vec![switches(0.1); 5], vec![switches(0.2); 5]],
+        };
         assert_eq!(judge(lanes, &lanes.claims[2], &measured).met, Met::Yes);
         let idle = row("idle");
-        let one = |cpu_ms| Measured { rounds: vec![vec![Figures { cpu_ms, ..Figures::default() }], vec![]] };
+        let one = |cpu_ms| Measured {
+            rounds: vec![vec![Figures { cpu_ms, ..Figures::default() }], vec![]],
+        };
         assert_eq!(judge(idle, &idle.claims[0], &one(0.0)).met, Met::Yes);
         assert_eq!(judge(idle, &idle.claims[0], &one(0.1)).met, Met::No);
     }

@@ -28,11 +28,13 @@ pub(super) fn is_client(row: &Row, rounds: &[Figures]) -> bool {
 /// A sentence on the rows in which it was, if there are any.
 pub(super) fn sentence(results: &[RowResult]) -> Option<String> {
     let rows = results.iter().filter(|result| !result.client_limited.is_empty());
-    let told: Vec<String> =
-        rows.map(|result| format!("{}: {}", result.row, result.client_limited.join(" and "))).collect();
+    let told: Vec<String> = rows
+        .map(|result| format!("{}: {}", result.row, result.client_limited.join(" and ")))
+        .collect();
     (!told.is_empty()).then(|| {
         format!(
-            "The client was the limit (more than {:.0} % of its CPU used), so the back end may be able to do more than is shown: {}.",
+            "The client was the limit (more than {:.0} % of its CPU used), so the back end may be \
+             able to do more than is shown: {}.",
             CLIENT_BOUND * 100.0,
             told.join("; ")
         )
@@ -53,7 +55,9 @@ mod tests {
         let all = rows();
         let row = |id: &str| all.iter().find(|row| row.id == id);
         let is = |id: &str, cpus: &[f64]| {
-            row(id).is_some_and(|row| is_client(row, &cpus.iter().map(|cpus| at(*cpus)).collect::<Vec<_>>()))
+            row(id).is_some_and(|row| {
+                is_client(row, &cpus.iter().map(|cpus| at(*cpus)).collect::<Vec<_>>())
+            })
         };
         assert!(is("null", &[0.99, 0.97, 0.2]) && !is("null", &[0.99, 0.8, 0.2]));
         assert!(!is("null-poll", &[1.0; 3]) && !is("idle", &[1.0; 3]) && !is("null", &[]));

@@ -134,7 +134,11 @@ pub struct Outcome {
 /// [`ErrorKind::Usage`] and [`ErrorKind::Missing`], before the first measurement;
 /// [`ErrorKind::Interrupted`]; and obstacles to a measurement. A second client that cannot be had
 /// is named in the outcome, unless its rows were requested.
-pub fn run(options: &Options, interrupt: &Interrupt, mut done: impl FnMut(&RowResult)) -> Result<Outcome> {
+pub fn run(
+    options: &Options,
+    interrupt: &Interrupt,
+    mut done: impl FnMut(&RowResult),
+) -> Result<Outcome> {
     let mut rows = chosen(options)?;
     let mut missing = Vec::new();
     let host = Host::new(options.install)?;
@@ -150,18 +154,26 @@ pub fn run(options: &Options, interrupt: &Interrupt, mut done: impl FnMut(&RowRe
             }
             Err(error) if results.is_empty() => return Err(error),
             Err(error) => {
-                partial = Some(vlane_host::rounds::missing("row", results.len(), rows.len(), &error));
+                partial =
+                    Some(vlane_host::rounds::missing("row", results.len(), rows.len(), &error));
                 break;
             }
         };
-        let verdicts: Vec<_> = row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
+        let verdicts: Vec<_> =
+            row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
         let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
         let named = row.contenders.iter().zip(&measured.rounds);
         let client_limited =
             named.filter(|(_, rounds)| limit::is_client(row, rounds)).map(|((name, _), _)| *name);
         let client_limited = client_limited.collect();
-        let result =
-            RowResult { row: row.id, title: row.title, contenders, measured, verdicts, client_limited };
+        let result = RowResult {
+            row: row.id,
+            title: row.title,
+            contenders,
+            measured,
+            verdicts,
+            client_limited,
+        };
         bench.progress.clear();
         done(&result);
         results.push(result);
@@ -169,7 +181,12 @@ pub fn run(options: &Options, interrupt: &Interrupt, mut done: impl FnMut(&RowRe
             break;
         }
     }
-    Ok(Outcome { rows: results, partial, missing, fio: bench.blkio.as_ref().and_then(BlkioClient::version) })
+    Ok(Outcome {
+        rows: results,
+        partial,
+        missing,
+        fio: bench.blkio.as_ref().and_then(BlkioClient::version),
+    })
 }
 
 /// The sentence on the rounds that a row lacks, which is the one after `whole` others.
@@ -201,19 +218,23 @@ fn second_client(
 /// Name and version of the JSON of single measurements.
 const SCHEMA: &str = "vlane-peers/1";
 
-/// Writes every single measurement to a file, as JSON: an object with `schema` (`vlane-peers/1`) and `rows`.
+/// Writes every single measurement to a file, as JSON: an object with `schema` (`vlane-peers/1`)
+/// and `rows`.
 ///
 /// # Errors
 /// As [`Output::write`].
 pub fn write_json(output: &Output, results: &[impl Serialize]) -> Result<()> {
     let all = serde_json::json!({ "schema": SCHEMA, "rows": results });
-    let text = serde_json::to_string_pretty(&all).context(ErrorKind::Format, || "the measurements")?;
+    let text =
+        serde_json::to_string_pretty(&all).context(ErrorKind::Format, || "the measurements")?;
     output.write((text + "\n").as_bytes())
 }
 
 /// A file for the measurements: it may replace one of an earlier run.
 pub fn json_output(path: &Path, force: bool) -> Output {
-    Output::new(path).replacing(|content| vlane_report::is_json_of(content, "vlane-peers")).force(force)
+    Output::new(path)
+        .replacing(|content| vlane_report::is_json_of(content, "vlane-peers"))
+        .force(force)
 }
 
 /// The rows that are wanted.
@@ -241,7 +262,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// Makes ready what the rows need; everything that can be missing is looked for before the images are written.
+    /// Makes ready what the rows need; everything that can be missing is looked for before the
+    /// images are written.
     fn new(
         options: &'a Options,
         host: &Host,
@@ -252,7 +274,8 @@ impl<'a> Bench<'a> {
         let needs = |wanted: fn(&Contender) -> bool| {
             rows.iter().any(|row| row.contenders.iter().any(|(_, c)| wanted(c)))
         };
-        let fio = needs(|c| matches!(c, Contender::Fio)).then(|| host.program("fio")).transpose()?;
+        let fio =
+            needs(|c| matches!(c, Contender::Fio)).then(|| host.program("fio")).transpose()?;
         let media: Vec<_> = rows.iter().map(|row| row.medium).collect();
         let qsd = needs(|c| matches!(c, Contender::Qsd(_)));
         let ground = Ground::new(options, host, qsd, &media, interrupt)?;
@@ -301,8 +324,11 @@ impl<'a> Bench<'a> {
     /// One measurement.
     fn measure(&mut self, row: &Row, contender: Contender) -> Result<Figures> {
         let load = row.load.as_ref();
-        let cpus: Vec<usize> =
-            load.is_none_or(|load| load.pinned).then_some(self.ground.server_cpu).into_iter().collect();
+        let cpus: Vec<usize> = load
+            .is_none_or(|load| load.pinned)
+            .then_some(self.ground.server_cpu)
+            .into_iter()
+            .collect();
         let server = match contender {
             Contender::Vlane(arguments) => self.ground.vlane(row.medium, &cpus, arguments)?,
             Contender::Qsd(aio) => {
@@ -318,8 +344,13 @@ impl<'a> Bench<'a> {
 
     /// Figures of the host itself.
     fn on_host(&self, row: &Row, contender: Contender, cpus: &[usize]) -> Result<Figures> {
-        let (Some(load), Storage::File { path, .. }) = (&row.load, self.ground.storage(row.medium)?) else {
-            return Err(Error::new(ErrorKind::Invalid, "only a back end can be idle, or have no medium"));
+        let (Some(load), Storage::File { path, .. }) =
+            (&row.load, self.ground.storage(row.medium)?)
+        else {
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                "only a back end can be idle, or have no medium",
+            ));
         };
         if contender == Contender::Loop {
             return baseline::plain_loop(path, load, cpus, self.options.time);
@@ -364,7 +395,8 @@ impl<'a> Bench<'a> {
         };
         let session = server.connect(&session_options)?;
         let Some(load) = load else { return self.idle(session) };
-        let pattern = load.pattern.parse::<Pattern>().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
+        let pattern =
+            load.pattern.parse::<Pattern>().map_err(|e| Error::new(ErrorKind::Invalid, e))?;
         let workload = Workload {
             pattern,
             block: load.block,
@@ -380,10 +412,12 @@ impl<'a> Bench<'a> {
             if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })?;
         if report.errors.total() > 0 {
-            let context = format!("{} of {} failed", report.errors.total(), counted(report.ios, "request"));
+            let context =
+                format!("{} of {} failed", report.errors.total(), counted(report.ios, "request"));
             return Err(Error::new(ErrorKind::Process, context));
         }
-        let unseen = || Error::new(ErrorKind::Process, "the back end's process cannot be looked at");
+        let unseen =
+            || Error::new(ErrorKind::Process, "the back end's process cannot be looked at");
         let used = report.backend.ok_or_else(unseen)?;
         let switches = used.switches as f64;
         Ok(Figures {
@@ -412,12 +446,23 @@ mod tests {
         let measured = Measured { rounds: Vec::new() };
         let (contenders, verdicts) = (Vec::new(), Vec::new());
         let client_limited = Vec::new();
-        let row = RowResult { row: "null-poll", title: "", contenders, measured, verdicts, client_limited };
+        let row = RowResult {
+            row: "null-poll",
+            title: "",
+            contenders,
+            measured,
+            verdicts,
+            client_limited,
+        };
         for _ in 0..2 {
             write_json(&json_output(&path, false), std::slice::from_ref(&row)).unwrap();
         }
-        let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        assert_eq!((&written["schema"], &written["rows"][0]["row"]), (&SCHEMA.into(), &"null-poll".into()));
+        let written: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert_eq!(
+            (&written["schema"], &written["rows"][0]["row"]),
+            (&SCHEMA.into(), &"null-poll".into())
+        );
         std::fs::write(&path, "[1, 2]").unwrap();
         assert!(write_json(&json_output(&path, false), std::slice::from_ref(&row)).is_err());
     }

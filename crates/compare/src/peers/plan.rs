@@ -70,7 +70,8 @@ pub(super) struct Claim {
     pub(super) metric: Metric,
     /// Place in the row's contenders.
     pub(super) of: usize,
-    /// Likewise; qemu-storage-daemon's first place stands for the better of its settings ([`super::judge::resolve`]).
+    /// Likewise; qemu-storage-daemon's first place stands for the better of its settings
+    /// ([`super::judge::resolve`]).
     pub(super) over: Option<usize>,
     pub(super) bound: Bound,
     /// Its subject, for a reader who sees only this line. Claims that have it make the table of
@@ -100,8 +101,14 @@ pub struct Row {
     pub(super) claims: Vec<Claim>,
 }
 
-const RANDOM_READ: Load =
-    Load { pattern: "randread", block: 4096, depth: 32, jobs: 1, wait: Wait::Interrupt, pinned: true };
+const RANDOM_READ: Load = Load {
+    pattern: "randread",
+    block: 4096,
+    depth: 32,
+    jobs: 1,
+    wait: Wait::Interrupt,
+    pinned: true,
+};
 
 const VLANE: (&str, Contender) = ("vlane", Contender::Vlane(&[]));
 const QSD: (&str, Contender) = ("qemu-storage-daemon", Contender::Qsd(Aio::IoUring));
@@ -132,13 +139,24 @@ fn absolute(metric: Metric, bound: Bound) -> Claim {
 }
 
 /// A row of vlane and qemu-storage-daemon.
-fn pair(id: &'static str, title: &'static str, medium: Medium, load: Load, claims: Vec<Claim>) -> Row {
+fn pair(
+    id: &'static str,
+    title: &'static str,
+    medium: Medium,
+    load: Load,
+    claims: Vec<Claim>,
+) -> Row {
     let contenders = std::iter::once(VLANE).chain(storage_daemons(medium)).collect();
     Row { id, title, medium, client: Client::Driver, load: Some(load), contenders, claims }
 }
 
 /// A row on a RAM disk, also against a loop of system calls on the host.
-fn ram(id: &'static str, title: &'static str, pattern: &'static str, headline: &'static str) -> Row {
+fn ram(
+    id: &'static str,
+    title: &'static str,
+    pattern: &'static str,
+    headline: &'static str,
+) -> Row {
     let claims = vec![
         against(Metric::Iops, 1, Bound::AtLeast(3.5)).told(headline),
         against(Metric::Iops, 3, Bound::AtLeast(0.85)),
@@ -180,8 +198,16 @@ fn second_client() -> Vec<Row> {
     };
     vec![
         row("null-fio", "null, 4K random read, depth 32, by fio with libblkio", Medium::Null),
-        row("ram-read-fio", "RAM disk, 4K random read, depth 32, by fio with libblkio", Medium::Ram),
-        row("disk-read-fio", "disk, direct, 4K random read, depth 32, by fio with libblkio", Medium::Disk),
+        row(
+            "ram-read-fio",
+            "RAM disk, 4K random read, depth 32, by fio with libblkio",
+            Medium::Ram,
+        ),
+        row(
+            "disk-read-fio",
+            "disk, direct, 4K random read, depth 32, by fio with libblkio",
+            Medium::Disk,
+        ),
     ]
 }
 
@@ -197,8 +223,10 @@ fn small() -> Vec<Row> {
             Medium::Null,
             RANDOM_READ,
             vec![
-                against(Iops, 1, AtLeast(6.0)).told("no medium, random reads of 4K, 32 at once: IOPS"),
-                against(CpuPerIo, 1, AtMost(1.0 / 6.0)).told("the same: back end's CPU time per request"),
+                against(Iops, 1, AtLeast(6.0))
+                    .told("no medium, random reads of 4K, 32 at once: IOPS"),
+                against(CpuPerIo, 1, AtMost(1.0 / 6.0))
+                    .told("the same: back end's CPU time per request"),
             ],
         ),
         pair(
@@ -253,8 +281,13 @@ fn disk_read() -> Row {
         against(Iops, 1, Bound::AtLeast(1.0)).told("disk, random reads of 4K, 32 at once: IOPS"),
         against(CpuPerIo, 1, Bound::AtMost(1.0)),
     ];
-    let mut row =
-        pair("disk-read", "disk, direct, 4K random read, depth 32", Medium::Disk, RANDOM_READ, claims);
+    let mut row = pair(
+        "disk-read",
+        "disk, direct, 4K random read, depth 32",
+        Medium::Disk,
+        RANDOM_READ,
+        claims,
+    );
     row.contenders.push(("fio on the host", Contender::Fio));
     row
 }
@@ -270,7 +303,10 @@ fn others() -> Vec<Row> {
             "RAM disk, 32K sequential read, depth 32",
             Medium::Ram,
             large("read"),
-            vec![against(Iops, 1, AtLeast(1.7)).told("RAM disk, sequential reads of 32K, 32 at once: IOPS")],
+            vec![
+                against(Iops, 1, AtLeast(1.7))
+                    .told("RAM disk, sequential reads of 32K, 32 at once: IOPS"),
+            ],
         ),
         pair(
             "ram-write-32k",
@@ -314,19 +350,25 @@ mod tests {
         for (i, row) in rows.iter().enumerate() {
             assert!(rows[..i].iter().all(|other| other.id != row.id), "{}", row.id);
             assert!(row.claims.iter().all(|c| c.of < row.contenders.len()));
-            assert!(row.claims.iter().all(|c| c.over.is_none_or(|over| over < row.contenders.len())));
-            assert!(row.load.is_none_or(|load| load.pattern.parse::<vlane_driver::Pattern>().is_ok()));
+            assert!(
+                row.claims.iter().all(|c| c.over.is_none_or(|over| over < row.contenders.len()))
+            );
+            assert!(
+                row.load.is_none_or(|load| load.pattern.parse::<vlane_driver::Pattern>().is_ok())
+            );
         }
         // The second client gets the first's load, as far as it can express it.
         assert!(rows.iter().filter(|row| row.client == Client::Blkio).all(|row| {
-            row.load.is_some_and(|load| (load.pattern, load.block, load.jobs) == ("randread", 4096, 1))
+            row.load
+                .is_some_and(|load| (load.pattern, load.block, load.jobs) == ("randread", 4096, 1))
                 && row
                     .contenders
                     .iter()
                     .all(|(_, who)| matches!(who, Contender::Vlane(_) | Contender::Qsd(_)))
         }));
         for row in &rows {
-            let settings = row.contenders.iter().filter(|(_, who)| matches!(who, Contender::Qsd(_))).count();
+            let settings =
+                row.contenders.iter().filter(|(_, who)| matches!(who, Contender::Qsd(_))).count();
             let has_file = matches!(row.medium, Medium::Ram | Medium::Disk);
             assert_eq!(settings, if has_file { 2 } else { 1 }, "{}", row.id);
         }

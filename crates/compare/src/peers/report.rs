@@ -5,7 +5,8 @@ use super::{Figures, Outcome, RowResult, judge, limit};
 use vlane_error::counted;
 use vlane_report::build::Begun;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
+    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread,
+    Table,
 };
 
 /// The report of some rows.
@@ -16,8 +17,16 @@ pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
         .filter_map(|result| Some((result, plan.iter().find(|row| row.id == result.row)?)))
         .collect();
     let rounds = results.iter().flat_map(|r| &r.measured.rounds).map(Vec::len).max().unwrap_or(0);
-    let mut sections = vec![Section::new("compared", "Compared", vec!["Ratios are taken pair by pair: the median of a row's pairs, with the smallest and the largest. The last column shows if the difference is more than noise."
-            .into()], vec![Block::Table(compared(&planned))])];
+    let mut sections = vec![Section::new(
+        "compared",
+        "Compared",
+        vec![
+            "Ratios are taken pair by pair: the median of a row's pairs, with the smallest and \
+             the largest. The last column shows if the difference is more than noise."
+                .into(),
+        ],
+        vec![Block::Table(compared(&planned))],
+    )];
     sections.extend(pictures(&planned));
     sections.push(Section::new(
         "figures",
@@ -27,15 +36,17 @@ pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
     ));
     let mut notes = vec![Note {
         severity: Severity::Info,
-        text: "The driver plays the guest: there is no virtual machine in these figures. \
-               Back end and driver have a CPU each unless a row says that they share. On a file qemu-storage-daemon is measured with aio=io_uring and with \
-               aio=threads, and each row takes the one that does more there."
+        text: "The driver plays the guest: there is no virtual machine in these figures. Back end \
+               and driver have a CPU each unless a row says that they share. On a file \
+               qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each \
+               row takes the one that does more there."
             .into(),
     }];
     notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))));
     if rounds < 5 {
         let text = format!(
-            "Measured {} each: five pairs are the least that tell a difference from noise (--repeat 5).",
+            "Measured {} each: five pairs are the least that tell a difference from noise \
+             (--repeat 5).",
             counted(rounds, "time")
         );
         notes.push(Note { severity: Severity::Warning, text });
@@ -59,21 +70,32 @@ pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
 
 /// Every single measurement.
 fn samples(results: &[RowResult]) -> Samples {
-    let columns = "Row | Back end | Round | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O [us] | Switches per I/O | \
-        Client's CPU per I/O [us] | CPU [ms] | Switches";
+    let columns = "Row | Back end | Round | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] \
+                   | CPU per I/O [us] | Switches per I/O | Client's CPU per I/O [us] | CPU [ms] | \
+                   Switches";
     let mut rows = Vec::new();
     for result in results {
         for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
             for (figures, round) in rounds.iter().zip(0_u32..) {
                 let mut row = vec![result.row.into(), (*name).into(), Cell::Number(round.into())];
                 let f = figures;
-                row.extend([f.iops, f.mb_per_second, f.p50_us, f.p99_us, f.cpu_us_per_io].map(Cell::from));
-                row.extend([f.switches_per_io, f.driver_cpu_us_per_io, f.cpu_ms, f.switches].map(Cell::from));
+                row.extend(
+                    [f.iops, f.mb_per_second, f.p50_us, f.p99_us, f.cpu_us_per_io].map(Cell::from),
+                );
+                row.extend(
+                    [f.switches_per_io, f.driver_cpu_us_per_io, f.cpu_ms, f.switches]
+                        .map(Cell::from),
+                );
                 rows.push(row);
             }
         }
     }
-    Samples::new("rounds", "Every round of every back end; a value that does not apply is 0", columns, rows)
+    Samples::new(
+        "rounds",
+        "Every round of every back end; a value that does not apply is 0",
+        columns,
+        rows,
+    )
 }
 
 fn compared(planned: &[(&RowResult, &Row)]) -> Table {
@@ -160,8 +182,8 @@ fn pictures(planned: &[(&RowResult, &Row)]) -> Vec<Section> {
 fn figures(planned: &[(&RowResult, &Row)]) -> Table {
     let mut table = Table::new(
         "Every contender: median of its rounds (smallest-largest)",
-        "Row | Back end | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O [us] | \
-            Switches per I/O | Client's CPU per I/O [us] | Client CPUs",
+        "Row | Back end | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O \
+         [us] | Switches per I/O | Client's CPU per I/O [us] | Client CPUs",
         Vec::new(),
     );
     let of: [fn(&Figures) -> f64; 7] = [
@@ -211,44 +233,71 @@ mod tests {
                     cpu_us_per_io: 1.0,
                     ..Figures::default()
                 };
-                let measured =
-                    Measured { rounds: row.contenders.iter().map(|_| (0..5).map(one).collect()).collect() };
-                let verdicts = row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
+                let measured = Measured {
+                    rounds: row.contenders.iter().map(|_| (0..5).map(one).collect()).collect(),
+                };
+                let verdicts =
+                    row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
                 let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
                 let client_limited = if row.id == "null" { vec!["vlane"] } else { Vec::new() };
-                RowResult { row: row.id, title: row.title, contenders, measured, verdicts, client_limited }
+                RowResult {
+                    row: row.id,
+                    title: row.title,
+                    contenders,
+                    measured,
+                    verdicts,
+                    client_limited,
+                }
             })
             .collect();
         let missing = vec!["fio with libblkio as a second client: made up".to_owned()];
         let outcome = Outcome { rows: results, partial: None, missing, fio: None };
         let report = report(&outcome, &Begun::now("vlane-lab compare peers"));
         assert!(report.notes.iter().any(|note| note.text.contains("second client: made up")));
-        let limit =
-            format!("The client was the limit (more than {:.0} % of its CPU used)", CLIENT_BOUND * 100.0);
+        let limit = format!(
+            "The client was the limit (more than {:.0} % of its CPU used)",
+            CLIENT_BOUND * 100.0
+        );
         assert!(
             report.summary[1].starts_with(&limit) && report.summary[1].contains("null: vlane"),
             "{:?}",
             report.summary
         );
         let claims: usize = rows().iter().map(|row| row.claims.len()).sum();
-        let Some(Block::Table(table)) = report.sections[0].blocks.first() else { panic!("a table") };
+        let Some(Block::Table(table)) = report.sections[0].blocks.first() else {
+            panic!("a table")
+        };
         assert_eq!(table.rows.len(), claims);
         assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
-        let compared =
-            rows().iter().flat_map(|row| row.claims.clone()).filter(|claim| claim.over.is_some()).count();
-        assert!(report.summary[0].contains(&format!("Of {compared} comparisons")), "{:?}", report.summary);
-        assert!(report.notes.iter().all(|note| note.severity == Severity::Info), "five pairs are enough");
+        let compared = rows()
+            .iter()
+            .flat_map(|row| row.claims.clone())
+            .filter(|claim| claim.over.is_some())
+            .count();
+        assert!(
+            report.summary[0].contains(&format!("Of {compared} comparisons")),
+            "{:?}",
+            report.summary
+        );
+        assert!(
+            report.notes.iter().all(|note| note.severity == Severity::Info),
+            "five pairs are enough"
+        );
         // Comparisons, three pictures, all figures; every load and its contenders in the last.
         assert_eq!(report.sections.len(), 5);
         // The pictures are made of the samples.
         let rounds = &report.samples[0].rows;
-        let Some(Block::Chart(chart)) = report.sections[1].blocks.first() else { panic!("a picture") };
+        let Some(Block::Chart(chart)) = report.sections[1].blocks.first() else {
+            panic!("a picture")
+        };
         let vlane = &chart.series[0];
         assert!(chart.categories.len() > 10 && vlane.points.len() == chart.categories.len());
         for (point, title) in vlane.points.iter().zip(&chart.categories) {
             let plan = rows();
             let row = plan.iter().find(|row| row.title == title).unwrap_or(&plan[0]);
-            let is = |cells: &&Vec<Cell>| cells[0] == row.id.into() && cells[1] == row.contenders[0].0.into();
+            let is = |cells: &&Vec<Cell>| {
+                cells[0] == row.id.into() && cells[1] == row.contenders[0].0.into()
+            };
             let iops: Vec<f64> = rounds
                 .iter()
                 .filter(is)

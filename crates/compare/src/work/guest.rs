@@ -1,4 +1,5 @@
-//! QEMU's own virtio-blk in a guest: how often its functions are called for the same bytes in small and in large requests.
+//! QEMU's own virtio-blk in a guest: how often its functions are called for the same bytes in small
+//! and in large requests.
 //!
 //! The guest runs fio on the bare disk, once per case. Before and after the job proper fio runs
 //! `/gate`, which prints the guest's interrupts. The first waits for a line on the console, so that
@@ -8,7 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use vlane_boot::{Choice, Disk, Drive, Host, Initramfs, Kernel, Qemu, QemuProgram};
+use vlane_boot::{Choice, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram};
 
 use super::{BLOCKS, Direction};
 use vlane_client::progress::Progress;
@@ -105,7 +106,8 @@ pub struct GuestMeasured {
 }
 
 impl GuestMeasured {
-    /// Requests that arrived in QEMU: the guest's block layer splits large ones and merges small ones.
+    /// Requests that arrived in QEMU: the guest's block layer splits large ones and merges small
+    /// ones.
     pub fn requests(&self) -> u64 {
         self.calls.of("virtio_blk_handle_read") + self.calls.of("virtio_blk_handle_write")
     }
@@ -114,8 +116,8 @@ impl GuestMeasured {
 /// Boots the guest and measures every case.
 ///
 /// # Errors
-/// Those of starting QEMU; [`ErrorKind::Process`] with the console's end if the guest does not do what it should;
-/// [`ErrorKind::Interrupted`].
+/// Those of starting QEMU; [`ErrorKind::Process`] with the console's end if the guest does not do
+/// what it should; [`ErrorKind::Interrupted`].
 pub fn measure(
     parts: &Parts<'_>,
     image: &Path,
@@ -131,13 +133,21 @@ pub fn measure(
     let mut machine = Qemu::new(parts.program.clone(), parts.accel.accel, boot, Disk::at(""));
     machine.disks = Vec::new();
     let controller = vlane_boot::Controller::Virtio { queues: 1, iothreads: 1 };
-    machine.drives =
-        vec![Drive { id: "disk".into(), image: image.to_path_buf(), direct: false, controller, slot: SLOT }];
+    machine.drives = vec![Drive {
+        id: "disk".into(),
+        image: image.to_path_buf(),
+        direct: false,
+        controller,
+        slot: SLOT,
+    }];
     machine.vcpus = 1;
     machine.extra = ["-name", "work,debug-threads=on"].map(String::from).to_vec();
     for word in qemu::arguments(&log) {
         machine.extra.push(word.into_string().map_err(|word| {
-            Error::new(ErrorKind::Invalid, format!("{}: not a path that can be passed on", word.display()))
+            Error::new(
+                ErrorKind::Invalid,
+                format!("{}: not a path that can be passed on", word.display()),
+            )
         })?);
     }
     let initramfs = Initramfs::new(SCRIPT).programs(["fio"]).file("gate", 0o755, GATE);
@@ -146,42 +156,15 @@ pub fn measure(
     wait(&mut guest, "ready", BOOT, interrupt)?;
     let mut all = Vec::new();
     let rounds = Rounds::measure(passes, |pass| {
-        let cases = Direction::ALL.into_iter().flat_map(|direction| BLOCKS.map(|block| (direction, block)));
+        let cases =
+            Direction::ALL.into_iter().flat_map(|direction| BLOCKS.map(|block| (direction, block)));
         let mut cases: Vec<_> = cases.collect();
         if pass % 2 == 1 {
             cases.reverse();
         }
         for (direction, block) in cases {
             progress.step(format!("in the guest: {}K {}", block >> 10, direction.name()));
-            let id = format!("{}-{block}-{pass}", direction.pattern());
-            guest.send(&format!("run {id} {} {block} {BYTES} {DEPTH}\n", direction.pattern()))?;
-            let begin = wait(&mut guest, &format!("begin.{id}"), CASE, interrupt)?;
-            let pid = i32::try_from(guest.id()).unwrap_or(i32::MAX);
-            let mut sampler = Sampler::new(Role::qemu(pid));
-            let (log_before, exits_before) = (length(&log)?, KvmStats::take(pid));
-            let (before, start) = (sampler.take(), Instant::now());
-            guest.send("go\n")?;
-            let end = wait(&mut guest, &format!("end.{id}"), CASE, interrupt)?;
-            let seconds = start.elapsed().as_secs_f64();
-            let used = sampler.take().since(&before);
-            let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
-            let calls = read_log(&log, log_before)?;
-            if wait(&mut guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
-                return Err(trouble(&guest, "fio failed in the guest"));
-            }
-            let parse = |text: &str| Interrupts::parse(&text.replace('|', "\n"));
-            let interrupts = parse(&end).since(&parse(&begin)).of_device("virtio");
-            all.push(GuestMeasured {
-                direction,
-                block,
-                pass,
-                bytes: BYTES,
-                seconds,
-                calls,
-                interrupts,
-                used,
-                exits,
-            });
+            all.push(measure_case(&mut guest, &log, (direction, block), pass, interrupt)?);
         }
         Ok(())
     })?;
@@ -191,10 +174,51 @@ pub fn measure(
     Ok((all, rounds))
 }
 
+/// Measures one case in the guest: fio's job between its gates.
+fn measure_case(
+    guest: &mut Guest,
+    log: &Path,
+    (direction, block): (Direction, u32),
+    pass: usize,
+    interrupt: &Interrupt,
+) -> Result<GuestMeasured> {
+    let id = format!("{}-{block}-{pass}", direction.pattern());
+    guest.send(&format!("run {id} {} {block} {BYTES} {DEPTH}\n", direction.pattern()))?;
+    let begin = wait(guest, &format!("begin.{id}"), CASE, interrupt)?;
+    let pid = i32::try_from(guest.id()).unwrap_or(i32::MAX);
+    let mut sampler = Sampler::new(Role::qemu(pid));
+    let (log_before, exits_before) = (length(log)?, KvmStats::take(pid));
+    let (before, start) = (sampler.take(), Instant::now());
+    guest.send("go\n")?;
+    let end = wait(guest, &format!("end.{id}"), CASE, interrupt)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let used = sampler.take().since(&before);
+    let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
+    let calls = read_log(log, log_before)?;
+    if wait(guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
+        return Err(trouble(guest, "fio failed in the guest"));
+    }
+    let parse = |text: &str| Interrupts::parse(&text.replace('|', "\n"));
+    let interrupts = parse(&end).since(&parse(&begin)).of_device("virtio");
+    Ok(GuestMeasured {
+        direction,
+        block,
+        pass,
+        bytes: BYTES,
+        seconds,
+        calls,
+        interrupts,
+        used,
+        exits,
+    })
+}
+
 /// How long QEMU's log is.
 fn length(log: &Path) -> Result<u64> {
     let meta = std::fs::metadata(log);
-    Ok(meta.context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?.len())
+    Ok(meta
+        .context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?
+        .len())
 }
 
 /// The events in QEMU's log from a place on.
@@ -206,6 +230,7 @@ fn read_log(log: &Path, from: u64) -> Result<Tally> {
         file.read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let bytes = read().context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
+    let bytes =
+        read().context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
     Ok(qemu::events(&String::from_utf8_lossy(&bytes), "virtio_blk_"))
 }

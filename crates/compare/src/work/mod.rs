@@ -2,8 +2,8 @@
 //! 512 KiB, in a guest. `vlane-lab compare host --work` is this measurement.
 //!
 //! A published measurement found 10.9 times (reads) and 27.7 times (writes) as many calls with 4K
-//! as with 512K. It does not say if that was for the same bytes or the same time, so both ratios are
-//! given here.
+//! as with 512K. It does not say if that was for the same bytes or the same time, so both ratios
+//! are given here.
 
 mod guest;
 mod report;
@@ -78,8 +78,8 @@ pub struct Options {
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Invalid`] if there is no
-/// room, [`ErrorKind::Interrupted`], and those of the guest. No file or process is left behind in any
-/// case.
+/// room, [`ErrorKind::Interrupted`], and those of the guest. No file or process is left behind in
+/// any case.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
     let parts = find_guest(options, host)?;

@@ -5,14 +5,17 @@ use super::{Direction, LARGE, SMALL};
 use vlane_boot::Accel;
 use vlane_report::build::{Begun, table};
 use vlane_report::published::{self, Interval, Published, Row};
-use vlane_report::{Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Spread,
+};
 
 /// Makes it.
 pub(super) fn fill(all: &[GuestMeasured], accel: Accel, begun: &Begun) -> Report {
     let mut notes = Vec::new();
     if accel == Accel::Tcg {
         notes.push(Note::warning(
-            "Guest CPU emulated: counts and their ratios hold, times and CPU times in the guest's table do not.",
+            "Guest CPU emulated: counts and their ratios hold, times and CPU times in the guest's \
+             table do not.",
         ));
     }
     if let Some(reason) = all.iter().find_map(|m| m.exits.reason()) {
@@ -34,8 +37,8 @@ fn summary(all: &[GuestMeasured]) -> Vec<String> {
     let sentence = |direction: Direction| {
         let (bytes, time) = calls_ratios(all, direction)?;
         Some(format!(
-            "Calls of QEMU's virtio-blk functions in a guest, {}, 4K : 512K: {:.1} : 1 for the same bytes, {:.1} : 1 in the same \
-             time; published: {:.1} : 1.",
+            "Calls of QEMU's virtio-blk functions in a guest, {}, 4K : 512K: {:.1} : 1 for the \
+             same bytes, {:.1} : 1 in the same time; published: {:.1} : 1.",
             direction.name(),
             bytes.median,
             time.median,
@@ -61,7 +64,9 @@ fn small_over_large(
     of: impl Fn(&GuestMeasured) -> f64,
 ) -> Option<Spread> {
     let find = |block, pass| {
-        all.iter().find(move |m| (m.direction, m.block, m.pass) == (direction, block, pass)).map(&of)
+        all.iter()
+            .find(move |m| (m.direction, m.block, m.pass) == (direction, block, pass))
+            .map(&of)
     };
     let passes = all.iter().map(|m| m.pass).max()? + 1;
     let ratio = |pass| Some(find(SMALL, pass)? / find(LARGE, pass).filter(|over| *over > 0.0)?);
@@ -70,7 +75,8 @@ fn small_over_large(
 
 /// Calls for the same bytes, and in the same time.
 fn calls_ratios(all: &[GuestMeasured], direction: Direction) -> Option<(Spread, Spread)> {
-    small_over_large(all, direction, |m| count(m.calls.total())).zip(small_over_large(all, direction, rate))
+    small_over_large(all, direction, |m| count(m.calls.total()))
+        .zip(small_over_large(all, direction, rate))
 }
 
 /// 4K : 512K, beside what was published.
@@ -94,11 +100,16 @@ fn ratios(all: &[GuestMeasured]) -> Section {
         )));
         blocks.push(calls_chart(&chart));
     }
-    Section::new("ratios", "4K against 512K", vec![
-            "How many times as much a load of 4K requests takes as one of 512K requests: for the same bytes, and in the same time (a load of \
-             4K requests moves fewer bytes in it)."
+    Section::new(
+        "ratios",
+        "4K against 512K",
+        vec![
+            "How many times as much a load of 4K requests takes as one of 512K requests: for the \
+             same bytes, and in the same time (a load of 4K requests moves fewer bytes in it)."
                 .into(),
-        ], blocks)
+        ],
+        blocks,
+    )
 }
 
 /// The publication does not say whether it means the same bytes or the same time.
@@ -128,7 +139,10 @@ fn calls_chart(all: &[(Direction, Spread, Spread)]) -> Block {
         vec![
             series("same bytes", &|one| one.1),
             series("same time", &|one| one.2),
-            Series { published: true, ..series("published", &|one| Spread::exact(one.0.published())) },
+            Series {
+                published: true,
+                ..series("published", &|one| Spread::exact(one.0.published()))
+            },
         ],
     ))
 }
@@ -139,7 +153,9 @@ fn guest(all: &[GuestMeasured]) -> Section {
     let cases: Vec<(Direction, u32)> =
         all.iter().filter(|m| m.pass == 0).map(|m| (m.direction, m.block)).collect();
     columns.extend(
-        cases.iter().map(|(way, block)| Column::new(&format!("{}, {}K", way.name(), block >> 10), "")),
+        cases
+            .iter()
+            .map(|(way, block)| Column::new(&format!("{}, {}K", way.name(), block >> 10), "")),
     );
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     let mut row = |name: String, figure: &dyn Fn(&GuestMeasured) -> Option<f64>| {
@@ -165,21 +181,31 @@ fn guest(all: &[GuestMeasured]) -> Section {
     row("Function calls per request".into(), &|m| Some(count(m.calls.total()) / requests(m)));
     row("Function calls per second".into(), &|m| Some(rate(m)));
     row("Interrupts in the guest per request".into(), &|m| Some(count(m.interrupts) / requests(m)));
-    row("Context switches of QEMU per request".into(), &|m| Some(count(m.used.switches()) / requests(m)));
-    let names: Vec<String> =
-        all.first().map(|m| m.used.roles.iter().map(|role| role.name.clone()).collect()).unwrap_or_default();
+    row("Context switches of QEMU per request".into(), &|m| {
+        Some(count(m.used.switches()) / requests(m))
+    });
+    let names: Vec<String> = all
+        .first()
+        .map(|m| m.used.roles.iter().map(|role| role.name.clone()).collect())
+        .unwrap_or_default();
     for name in names {
         row(format!("CPU time per request, {name}, us"), &|m| {
             Some(m.used.role(&name)?.cpu.as_secs_f64() * 1e6 / requests(m))
         });
     }
     row("KVM exits per request".into(), &|m| Some(count(m.exits.get()?.exits()) / requests(m)));
-    Section::new("guest", "In a guest: QEMU's own virtio-blk", vec![
-            "fio in the guest on the bare disk, direct I/O. Function calls are QEMU's trace events virtio_blk_*, as in the published count. The \
-             guest's block layer splits requests that are too large for the device (126 segments, when their pages lie apart), and \
-             QEMU's log makes each call dearer than it is without."
+    Section::new(
+        "guest",
+        "In a guest: QEMU's own virtio-blk",
+        vec![
+            "fio in the guest on the bare disk, direct I/O. Function calls are QEMU's trace \
+             events virtio_blk_*, as in the published count. The guest's block layer splits \
+             requests that are too large for the device (126 segments, when their pages lie \
+             apart), and QEMU's log makes each call dearer than it is without."
                 .into(),
-        ], vec![table("Requests after merging", columns, rows)])
+        ],
+        vec![table("Requests after merging", columns, rows)],
+    )
 }
 
 #[cfg(test)]

@@ -101,7 +101,8 @@ pub struct ReplayReport {
     pub driver_cpu_us_per_io: f64,
 }
 
-/// Replays a trace on a session, which must not have been started; ends the session and returns the results.
+/// Replays a trace on a session, which must not have been started; ends the session and returns the
+/// results.
 ///
 /// `progress` is called about four times a second; `Break` ends the replay early.
 ///
@@ -125,10 +126,13 @@ pub fn replay(
         Timing::AsFast => None,
     };
     let time = Plan::open_end(total);
-    let work = |shared: &Shared, clock: &Clock| Replay::new(&mut queues, plan, options, shared, clock)?.run();
+    let work = |shared: &Shared, clock: &Clock| {
+        Replay::new(&mut queues, plan, options, shared, clock)?.run()
+    };
     let driven = drive(&mut session, &waker, &cpus, &time, vec![Box::new(work)], progress);
     let mut stats = driven.results.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let stats = stats.pop().ok_or_else(|| Error::new(ErrorKind::System, "the replay's thread is gone"))?;
+    let stats =
+        stats.pop().ok_or_else(|| Error::new(ErrorKind::System, "the replay's thread is gone"))?;
     session.stop()?;
     let usage = driven.usage.map(|(pid, usage)| BackendUse::of(pid, &usage, stats.ios()));
     Ok(stats.report(&session, plan, options, usage))
@@ -148,7 +152,11 @@ fn check(session: &Session, plan: &ReplayPlan, options: &ReplayOptions) -> Resul
         return invalid(format!("a speed of {speed} is impossible; it must be above 0"));
     }
     if plan.queues() > negotiated.queues {
-        return invalid(format!("the trace has {} queues, the session {}", plan.queues(), negotiated.queues));
+        return invalid(format!(
+            "the trace has {} queues, the session {}",
+            plan.queues(),
+            negotiated.queues
+        ));
     }
     if plan.largest() > session.data().into() {
         return invalid(format!(
@@ -160,7 +168,8 @@ fn check(session: &Session, plan: &ReplayPlan, options: &ReplayOptions) -> Resul
     let sectors = config.capacity / 512;
     if plan.end_sector() > sectors {
         return invalid(format!(
-            "the trace reaches to sector {}, the device ends at {sectors}; replay it on a device that is as large as the recorded one",
+            "the trace reaches to sector {}, the device ends at {sectors}; replay it on a device \
+             that is as large as the recorded one",
             plan.end_sector()
         ));
     }
@@ -287,7 +296,17 @@ impl<'a> Replay<'a> {
             last: 0,
         };
         let lanes = queues.iter_mut().enumerate().map(lane).collect();
-        Ok(Self { lanes, calls, plan, state: plan.state(), options, shared, clock, stats, written: 0 })
+        Ok(Self {
+            lanes,
+            calls,
+            plan,
+            state: plan.state(),
+            options,
+            shared,
+            clock,
+            stats,
+            written: 0,
+        })
     }
 
     /// Submits all requests and waits until they have come back.
@@ -338,13 +357,17 @@ impl<'a> Replay<'a> {
             Timing::Original { .. } => u32::MAX,
             Timing::AsFast => {
                 let first = self.lanes.iter().filter_map(|lane| lane.left.first()).min();
-                first.map_or(u32::MAX, |first| first.saturating_add(u32::try_from(AHEAD).unwrap_or(u32::MAX)))
+                first.map_or(u32::MAX, |first| {
+                    first.saturating_add(u32::try_from(AHEAD).unwrap_or(u32::MAX))
+                })
             }
         };
         let mut next = None;
         for index in 0..self.lanes.len() {
             let mut submitted = false;
-            while let Some(place) = self.lanes[index].left.first().copied().filter(|place| *place < limit) {
+            while let Some(place) =
+                self.lanes[index].left.first().copied().filter(|place| *place < limit)
+            {
                 let due = self.due(place);
                 if due > now {
                     next = Some(next.map_or(due, |next: u64| next.min(due)));
@@ -405,12 +428,17 @@ impl<'a> Replay<'a> {
                 if let Some(data) = lane.queue.blk.data_mut(slot) {
                     data.copy_in(0, &range)?;
                 }
-                let kind =
-                    if request.kind == ReplayKind::Discard { Kind::Discard } else { Kind::WriteZeroes };
+                let kind = if request.kind == ReplayKind::Discard {
+                    Kind::Discard
+                } else {
+                    Kind::WriteZeroes
+                };
                 (kind, 0, 16)
             }
         };
-        lane.queue.blk.submit(slot, Request { kind, sector, len, ioprio: request.ioprio.into() })?;
+        lane.queue
+            .blk
+            .submit(slot, Request { kind, sector, len, ioprio: request.ioprio.into() })?;
         lane.out[usize::from(slot)] = Out { place, since: now };
         Ok(())
     }
@@ -488,7 +516,10 @@ impl<'a> Replay<'a> {
     fn aborted(&self) -> Error {
         let held: u32 = self.lanes.iter().map(|lane| u32::from(lane.queue.blk.held())).sum();
         if self.shared.gone.load(std::sync::atomic::Ordering::Relaxed) {
-            Error::new(ErrorKind::Gone, format!("the back end hung up with {} out", counted(held, "request")))
+            Error::new(
+                ErrorKind::Gone,
+                format!("the back end hung up with {} out", counted(held, "request")),
+            )
         } else {
             Error::new(ErrorKind::Timeout, format!("{} never came back", counted(held, "request")))
         }
@@ -539,7 +570,11 @@ impl Stats {
             held_by_depth: self.held_by_depth,
             errors: self.errors,
             backend,
-            driver_cpu_us_per_io: if ios == 0 { 0.0 } else { self.cpu.as_secs_f64() * 1e6 / ios as f64 },
+            driver_cpu_us_per_io: if ios == 0 {
+                0.0
+            } else {
+                self.cpu.as_secs_f64() * 1e6 / ios as f64
+            },
         }
     }
 }

@@ -50,7 +50,8 @@ pub struct ReplayPlan {
 }
 
 impl ReplayPlan {
-    /// Sorts requests by their time of submission (those of equal time keep their order) and finds out what waits for what.
+    /// Sorts requests by their time of submission (those of equal time keep their order) and finds
+    /// out what waits for what.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for a request that no device can have had: completed before it was
@@ -64,12 +65,17 @@ impl ReplayPlan {
             return invalid("the trace has no requests".into());
         }
         if u32::try_from(requests.len()).is_err() {
-            return invalid(format!("{} requests are more than can be replayed at once", requests.len()));
+            return invalid(format!(
+                "{} requests are more than can be replayed at once",
+                requests.len()
+            ));
         }
         for (place, request) in requests.iter().enumerate() {
             let end = request.sector.checked_add(request.sectors.into());
             if request.done_ns.is_some_and(|done| done < request.at_ns) {
-                return invalid(format!("request {place} of the trace completed before it was submitted"));
+                return invalid(format!(
+                    "request {place} of the trace completed before it was submitted"
+                ));
             }
             if request.kind != ReplayKind::Flush && request.sectors == 0 {
                 return invalid(format!("request {place} of the trace has no sectors"));
@@ -79,7 +85,10 @@ impl ReplayPlan {
             }
         }
         let mut plan = Self {
-            waits: vec![Waits { writes: 0, flushes: 0, earlier: (0, 0), rank: NO_RANK }; requests.len()],
+            waits: vec![
+                Waits { writes: 0, flushes: 0, earlier: (0, 0), rank: NO_RANK };
+                requests.len()
+            ],
             earlier: Vec::new(),
             queues: Vec::new(),
             writes: 0,
@@ -100,7 +109,8 @@ impl ReplayPlan {
 
     /// Rules 1 and 2.
     fn order_flushes(&mut self) {
-        // Completion times of what is waited for, in order; places for those that complete at the same time, too.
+        // Completion times of what is waited for, in order; places for those that complete at the
+        // same time, too.
         let by_completion = |wanted: fn(ReplayKind) -> bool| {
             let mut all: Vec<(u64, u32)> = (0_u32..)
                 .zip(&self.requests)
@@ -130,11 +140,17 @@ impl ReplayPlan {
                 after += 1;
             }
             let waits = &mut self.waits[place as usize];
-            #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 2^32 requests")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "there are fewer than 2^32 requests"
+            )]
             if request.kind == ReplayKind::Flush {
                 waits.writes = covered as u32;
             }
-            #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 2^32 requests")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "there are fewer than 2^32 requests"
+            )]
             {
                 waits.flushes = after as u32;
             }
@@ -175,7 +191,10 @@ impl ReplayPlan {
                 }
             }
             self.earlier.truncate(kept);
-            #[expect(clippy::cast_possible_truncation, reason = "a list that long does not fit into memory")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a list that long does not fit into memory"
+            )]
             {
                 self.waits[place as usize].earlier = (begin as u32, (kept - begin) as u32);
             }
@@ -210,18 +229,23 @@ impl ReplayPlan {
         sizes.map(|request| u64::from(request.sectors) * 512).max().unwrap_or(0)
     }
 
-    /// A session that the trace fits into: its queues, its largest request, and `depth` slots per queue.
+    /// A session that the trace fits into: its queues, its largest request, and `depth` slots per
+    /// queue.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if a request is larger than a session can have (1 GiB).
     pub fn session_options(&self, depth: u16) -> Result<SessionOptions, Error> {
         let largest = self.largest().max(512);
         match u32::try_from(largest) {
-            Ok(data) if data <= 1 << 30 => {
-                Ok(SessionOptions { queues: self.queues(), depth, data, ..SessionOptions::default() })
-            }
+            Ok(data) if data <= 1 << 30 => Ok(SessionOptions {
+                queues: self.queues(),
+                depth,
+                data,
+                ..SessionOptions::default()
+            }),
             _ => {
-                let context = format!("the trace has a request of {largest} bytes; 1 GiB is the most");
+                let context =
+                    format!("the trace has a request of {largest} bytes; 1 GiB is the most");
                 Err(Error::new(ErrorKind::Invalid, context))
             }
         }

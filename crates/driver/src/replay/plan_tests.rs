@@ -5,20 +5,21 @@ use proptest::prelude::*;
 
 /// Any trace: times, queues, kinds, places; now and then without a completion.
 fn traces() -> impl Strategy<Value = Vec<ReplayRequest>> {
-    let one = (0_u64..400, 0_u64..200, 0_u16..3, 0_usize..10, 0_u64..64, 1_u32..40, 0_u8..10).prop_map(
-        |(at_ns, took, queue, kind, sector, sectors, done)| {
+    let one = (0_u64..400, 0_u64..200, 0_u16..3, 0_usize..10, 0_u64..64, 1_u32..40, 0_u8..10)
+        .prop_map(|(at_ns, took, queue, kind, sector, sectors, done)| {
             use ReplayKind::{Discard, Flush, Read, Write, WriteZeroes};
-            let kind = [Read, Read, Read, Write, Write, Write, Write, Flush, Discard, WriteZeroes][kind];
+            let kind =
+                [Read, Read, Read, Write, Write, Write, Write, Flush, Discard, WriteZeroes][kind];
             let done_ns = (done > 0).then_some(at_ns + took);
             // Now and then a range that is too large to be taken apart.
             let sectors = if kind == Discard && took > 150 { 1 << 20 } else { sectors };
             ReplayRequest { at_ns, done_ns, queue, kind, sector, sectors, ioprio: 0, data: None }
-        },
-    );
+        });
     prop::collection::vec(one, 1..80)
 }
 
-/// A replay without a device: what may go out is chosen by `pick`, and so is what completes. Returns what happened, in order.
+/// A replay without a device: what may go out is chosen by `pick`, and so is what completes.
+/// Returns what happened, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Submitted(u32),
@@ -27,7 +28,8 @@ enum Event {
 
 fn play(plan: &ReplayPlan, depth: usize, mut pick: impl FnMut(usize) -> usize) -> Vec<Event> {
     let mut state = plan.state();
-    let mut left: Vec<&[u32]> = (0..usize::from(plan.queues())).map(|queue| plan.queue(queue)).collect();
+    let mut left: Vec<&[u32]> =
+        (0..usize::from(plan.queues())).map(|queue| plan.queue(queue)).collect();
     let mut out: Vec<Vec<u32>> = vec![Vec::new(); left.len()];
     let mut events = Vec::new();
     loop {
@@ -127,7 +129,8 @@ proptest! {
         });
         let plan = ReplayPlan::new(trace).unwrap();
         let events = play(&plan, n as usize, |_| 0);
-        // Choice 0 is a submission as long as queue 0 has one; so count what is free at the start instead.
+        // Choice 0 is a submission as long as queue 0 has one; so count what is free at the start
+        // instead.
         let state = plan.state();
         prop_assert!((0..n).all(|place| state.is_free(place)));
         prop_assert_eq!(events.len(), 2 * n as usize);

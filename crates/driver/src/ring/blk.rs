@@ -13,11 +13,13 @@ use super::layout::{Format, Layout, Segment};
 use super::memory::{Arena, Buf};
 use super::queue::Queue;
 
-/// The header at 0, the status byte behind it: one cache line per slot, which the guest's kernel has as well.
+/// The header at 0, the status byte behind it: one cache line per slot, which the guest's kernel
+/// has as well.
 const SLOT_BYTES: usize = 64;
 const STATUS_AT: usize = 16;
 
-/// Status of a request that the device completed without writing a status (the byte holds it beforehand).
+/// Status of a request that the device completed without writing a status (the byte holds it
+/// beforehand).
 pub const STATUS_NONE: u8 = 0xff;
 
 /// The kind of a request (virtio 1.2, 5.2.6).
@@ -31,7 +33,8 @@ pub enum Kind {
     Flush,
     /// VIRTIO_BLK_T_GET_ID: 20 bytes of serial number.
     GetId,
-    /// VIRTIO_BLK_T_DISCARD; the data are ranges of 16 bytes: sector, sectors (32 bits), flags (32 bits).
+    /// VIRTIO_BLK_T_DISCARD; the data are ranges of 16 bytes: sector, sectors (32 bits), flags (32
+    /// bits).
     Discard,
     /// VIRTIO_BLK_T_WRITE_ZEROES; the data as for discard, flag 1 is "unmap".
     WriteZeroes,
@@ -68,7 +71,8 @@ pub struct Request {
     pub sector: u64,
     /// Bytes of data, from the start of the slot's buffer; 0 for a flush.
     pub len: u32,
-    /// The header's ioprio field, as Linux fills it: class in bits 13 to 15, level below; 0 is "none".
+    /// The header's ioprio field, as Linux fills it: class in bits 13 to 15, level below; 0 is
+    /// "none".
     pub ioprio: u32,
 }
 
@@ -88,13 +92,15 @@ pub struct Completion {
 pub struct BlkOptions {
     /// Split or packed.
     pub format: Format,
-    /// Queue size in entries; `None` takes the smallest power of two that the slots need, at least 128 (what QEMU gives a guest).
+    /// Queue size in entries; `None` takes the smallest power of two that the slots need, at least
+    /// 128 (what QEMU gives a guest).
     pub size: Option<u16>,
     /// Slots: requests that can be out at once.
     pub depth: u16,
     /// Bytes of data buffer per slot (a multiple of 512; at least 512 is taken).
     pub data: u32,
-    /// Segments that the data is cut into; as many as a scattered page list of a guest would have. At least 1 is taken.
+    /// Segments that the data is cut into; as many as a scattered page list of a guest would have.
+    /// At least 1 is taken.
     pub segments: u16,
     /// True if chains are indirect (VIRTIO_F_INDIRECT_DESC must be negotiated).
     pub indirect: bool,
@@ -178,8 +184,8 @@ impl BlkQueue {
     /// A new queue in `arena`, every slot idle.
     ///
     /// # Errors
-    /// [`Error::QueueSize`] if the options do not fit together, [`Error::Exhausted`] if the arena is too small
-    /// (see [`BlkOptions::arena_bytes`]).
+    /// [`Error::QueueSize`] if the options do not fit together, [`Error::Exhausted`] if the arena
+    /// is too small (see [`BlkOptions::arena_bytes`]).
     pub fn new(arena: &Arena, options: BlkOptions) -> Result<Self, Error> {
         let depth = options.depth.max(1);
         let size = options.data.max(512);
@@ -188,7 +194,8 @@ impl BlkQueue {
         let queue = Queue::new(arena, options.format, options.queue_size()?, options.event_idx)?;
         let headers = arena.alloc(SLOT_BYTES * usize::from(depth), 4096)?;
         let tables = arena.alloc(table_bytes * usize::from(depth), 4096)?;
-        let data = (0..depth).map(|_| arena.alloc(size as usize, 4096)).collect::<Result<Vec<_>, _>>()?;
+        let data =
+            (0..depth).map(|_| arena.alloc(size as usize, 4096)).collect::<Result<Vec<_>, _>>()?;
         let mut new = Self {
             slot_of: vec![0; usize::from(queue.layout().size)].into(),
             queue,
@@ -242,7 +249,8 @@ impl BlkQueue {
         self.data.get_mut(usize::from(slot))
     }
 
-    /// Makes `scratch` the chain of a slot for a shape, and writes its indirect table if it has one.
+    /// Makes `scratch` the chain of a slot for a shape, and writes its indirect table if it has
+    /// one.
     fn build(&mut self, slot: u16, shape: Shape) -> Result<(), Error> {
         let index = usize::from(slot);
         let header = self.headers.addr() + (index * SLOT_BYTES) as u64;
@@ -251,7 +259,8 @@ impl BlkQueue {
         // Pieces of whole sectors, as a guest's pages are; the last takes what is left.
         let pieces = u32::from(self.options.segments.max(1)).min(shape.len.div_ceil(512)).max(1);
         let piece = (shape.len / pieces).next_multiple_of(512);
-        let (mut at, end) = (self.data[index].addr(), self.data[index].addr() + u64::from(shape.len));
+        let (mut at, end) =
+            (self.data[index].addr(), self.data[index].addr() + u64::from(shape.len));
         while at < end {
             let len = (end - at).min(u64::from(piece.max(512)));
             #[expect(clippy::cast_possible_truncation, reason = "at most `piece`")]
@@ -281,17 +290,20 @@ impl BlkQueue {
     /// Puts a request into an idle slot; the device sees it after [`BlkQueue::publish`].
     ///
     /// # Errors
-    /// [`Error::NotIdle`] if the slot is unknown or its request is out, [`Error::RequestSize`] if the data exceeds it.
+    /// [`Error::NotIdle`] if the slot is unknown or its request is out, [`Error::RequestSize`] if
+    /// the data exceeds it.
     #[inline]
     pub fn submit(&mut self, slot: u16, request: Request) -> Result<(), Error> {
-        let Some(state) = self.slots.get(usize::from(slot)) else { return Err(Error::NotIdle(slot)) };
+        let Some(state) = self.slots.get(usize::from(slot)) else {
+            return Err(Error::NotIdle(slot));
+        };
         let shape = Shape { device_writes: request.kind.device_writes(), len: request.len };
         if shape != state.shape {
             self.reshape(slot, shape)?;
         }
         let state = &self.slots[usize::from(slot)];
-        // SAFETY: the pointers were made in `new`, by `Buf::at`, which checked them; `headers` keeps the memory. The header is two
-        // words long.
+        // SAFETY: the pointers were made in `new`, by `Buf::at`, which checked them; `headers`
+        // keeps the memory. The header is two words long.
         unsafe {
             let first = u64::from(request.kind.code()) | u64::from(request.ioprio) << 32;
             state.header.as_ref().store(first, Ordering::Relaxed);
@@ -306,7 +318,8 @@ impl BlkQueue {
             return Err(Error::RequestSize { len: shape.len, capacity: self.size });
         }
         let id = self.slots[usize::from(slot)].id;
-        // The old chain again, if the device still holds it: `rebind` says so before anything is changed for an indirect chain too.
+        // The old chain again, if the device still holds it: `rebind` says so before anything is
+        // changed for an indirect chain too.
         if self.options.indirect {
             let table = self.tables.addr() + (usize::from(slot) * self.table_bytes) as u64;
             self.queue.rebind(id, &[Segment::indirect(table, 0)])?;

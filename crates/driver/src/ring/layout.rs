@@ -26,14 +26,16 @@ impl Segment {
         Self { addr, len, flags: F_WRITE }
     }
 
-    /// A table of `entries` descriptors at guest physical address `addr` (see [`super::Queue::write_table`]).
+    /// A table of `entries` descriptors at guest physical address `addr` (see
+    /// [`super::Queue::write_table`]).
     ///
     /// Legal as the only segment of a chain; the tests of a device use it otherwise too.
     pub fn indirect(addr: u64, entries: u16) -> Self {
         Self { addr, len: u32::from(entries) * 16, flags: F_INDIRECT }
     }
 
-    /// Any address, length and descriptor flags (NEXT excepted, which the queue sets): for hostile tests.
+    /// Any address, length and descriptor flags (NEXT excepted, which the queue sets): for hostile
+    /// tests.
     pub fn raw(addr: u64, len: u32, flags: u16) -> Self {
         Self { addr, len, flags: flags & !F_NEXT }
     }

@@ -22,7 +22,8 @@ struct Mapping {
     fd: Option<OwnedFd>,
 }
 
-// SAFETY: the mapping is plain memory that stays valid and in place until drop; every access to it goes through atomics.
+// SAFETY: the mapping is plain memory that stays valid and in place until drop; every access to it
+// goes through atomics.
 unsafe impl Send for Mapping {}
 // SAFETY: as above: shared access is by atomics only.
 unsafe impl Sync for Mapping {}
@@ -33,11 +34,13 @@ impl Mapping {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
         use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-        let err = |what| move |e: rustix::io::Errno| Error::Memory { what, size: len, source: e.into() };
+        let err =
+            |what| move |e: rustix::io::Errno| Error::Memory { what, size: len, source: e.into() };
         let fd = memfd_create("vlane-guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(err("create the file"))?;
         ftruncate(&fd, len as u64).map_err(err("size the file"))?;
-        // A back end that maps a file which later shrinks dies of SIGBUS: some refuse memory that is not sealed.
+        // A back end that maps a file which later shrinks dies of SIGBUS: some refuse memory that
+        // is not sealed.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(err("seal the file"))?;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing object.
@@ -100,8 +103,10 @@ impl Arena {
     /// # Errors
     /// [`Error::Memory`] if the system refuses the file or the mapping.
     pub fn new(base: u64, size: usize) -> Result<Self, Error> {
-        let size =
-            size.max(1).checked_next_multiple_of(PAGE).ok_or(Error::Exhausted { wanted: size, left: 0 })?;
+        let size = size
+            .max(1)
+            .checked_next_multiple_of(PAGE)
+            .ok_or(Error::Exhausted { wanted: size, left: 0 })?;
         Ok(Self { map: Arc::new(Mapping::new(size)?), base, next: AtomicUsize::new(0) })
     }
 
@@ -120,7 +125,8 @@ impl Arena {
         self.map.start.as_ptr() as u64
     }
 
-    /// The file behind the memory, to hand to a back end (offset 0 is [`Arena::base`]). `None` only under Miri.
+    /// The file behind the memory, to hand to a back end (offset 0 is [`Arena::base`]). `None` only
+    /// under Miri.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.map.fd.as_ref().map(AsFd::as_fd)
     }
@@ -137,12 +143,14 @@ impl Arena {
         if offset.checked_add(2)? > self.map.len || !offset.is_multiple_of(2) {
             return None;
         }
-        // SAFETY: two bytes inside the mapping, which begins at a page, aligned as just checked; shared memory is accessed by atomics only.
+        // SAFETY: two bytes inside the mapping, which begins at a page, aligned as just checked;
+        // shared memory is accessed by atomics only.
         let word = unsafe { self.map.start.add(offset).cast::<AtomicU16>().as_ref() };
         Some(u16::from_le(word.load(Ordering::Acquire)))
     }
 
-    /// The next `len` bytes, zeroed, aligned to `align` bytes (a power of two up to 4096; others are rounded up).
+    /// The next `len` bytes, zeroed, aligned to `align` bytes (a power of two up to 4096; others
+    /// are rounded up).
     ///
     /// # Errors
     /// [`Error::Exhausted`] if they do not fit.
@@ -153,7 +161,10 @@ impl Arena {
             let start = seen.next_multiple_of(align);
             let end = start.checked_add(len).filter(|end| *end <= self.map.len);
             let Some(end) = end else {
-                return Err(Error::Exhausted { wanted: len, left: self.map.len.saturating_sub(start) });
+                return Err(Error::Exhausted {
+                    wanted: len,
+                    left: self.map.len.saturating_sub(start),
+                });
             };
             match self.next.compare_exchange_weak(seen, end, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => {
@@ -197,7 +208,8 @@ impl Buf {
 
     /// A pointer to the `T` at byte `at`, valid as long as the buffer is.
     ///
-    /// `T` must be an atomic (or an array of atomics): that is what makes the accesses of several parties well defined.
+    /// `T` must be an atomic (or an array of atomics): that is what makes the accesses of several
+    /// parties well defined.
     pub(super) fn at<T>(&self, at: usize) -> Result<NonNull<T>, Error> {
         let size = size_of::<T>();
         self.check(at, size)?;
@@ -220,12 +232,18 @@ impl Buf {
         self.check(at, len)?;
         // SAFETY: the range lies within the mapping (checked), which lives as long as `self`.
         // AtomicU8 has the layout of u8, and concurrent writes from outside are allowed.
-        Ok(unsafe { std::slice::from_raw_parts(self.map.start.add(self.offset + at).cast().as_ptr(), len) })
+        Ok(unsafe {
+            std::slice::from_raw_parts(self.map.start.add(self.offset + at).cast().as_ptr(), len)
+        })
     }
 
     /// The range as single bytes, words, single bytes.
     #[expect(clippy::type_complexity, reason = "three slices are what it is")]
-    fn words(&self, at: usize, len: usize) -> Result<(&[AtomicU8], &[AtomicU64], &[AtomicU8]), Error> {
+    fn words(
+        &self,
+        at: usize,
+        len: usize,
+    ) -> Result<(&[AtomicU8], &[AtomicU64], &[AtomicU8]), Error> {
         let bytes = self.bytes(at, len)?;
         // SAFETY: AtomicU64 is valid for any bytes, and `align_to` hands out only aligned ones.
         Ok(unsafe { bytes.align_to::<AtomicU64>() })
@@ -283,12 +301,15 @@ impl Buf {
         let mut state = seed;
         if let Ok((head, words, tail)) = self.words(0, len.min(self.len)) {
             #[expect(clippy::cast_possible_truncation, reason = "the low byte is wanted")]
-            head.iter().chain(tail).for_each(|to| to.store(splitmix(&mut state) as u8, Ordering::Relaxed));
+            head.iter()
+                .chain(tail)
+                .for_each(|to| to.store(splitmix(&mut state) as u8, Ordering::Relaxed));
             words.iter().for_each(|to| to.store(splitmix(&mut state), Ordering::Relaxed));
         }
     }
 
-    /// A 64-bit sum over `len` bytes from byte `at` on: equal contents have equal sums; not a cryptographic one.
+    /// A 64-bit sum over `len` bytes from byte `at` on: equal contents have equal sums; not a
+    /// cryptographic one.
     ///
     /// # Errors
     /// [`Error::Bounds`] if the range reaches beyond the buffer.
@@ -300,7 +321,9 @@ impl Buf {
             let n = (len - done).min(8);
             word[n..].fill(0);
             self.copy_out(at + done, &mut word[..n])?;
-            sum = (sum ^ u64::from_ne_bytes(word)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29);
+            sum = (sum ^ u64::from_ne_bytes(word))
+                .wrapping_mul(0x0000_0100_0000_01b3)
+                .rotate_left(29);
             done += n;
         }
         Ok(sum)

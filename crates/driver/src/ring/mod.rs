@@ -13,7 +13,8 @@
 //! through atomics in the shared memory, so a device that misbehaves yields an [`Error`], never
 //! undefined behaviour.
 //!
-//! Source: virtio 1.2, sections 2.7 (split virtqueues), 2.8 (packed virtqueues) and 5.2 (block device).
+//! Source: virtio 1.2, sections 2.7 (split virtqueues), 2.8 (packed virtqueues) and 5.2 (block
+//! device).
 
 mod blk;
 mod error;
@@ -36,7 +37,8 @@ pub use split::SplitQueue;
 #[cfg(target_endian = "big")]
 compile_error!("the driver writes little-endian rings with native stores");
 
-/// The largest queue that the specification allows (2.7: "32768"; 2.8.10.1 the same for packed queues).
+/// The largest queue that the specification allows (2.7: "32768"; 2.8.10.1 the same for packed
+/// queues).
 pub const MAX_QUEUE_SIZE: u16 = 32768;
 
 /// Returns true if an index that moved from `old` to `new` passed `event` (virtio 1.2, 2.7.10:

@@ -76,10 +76,14 @@ impl PackedQueue {
     /// A new queue of `size` entries, all free.
     ///
     /// # Errors
-    /// [`Error::QueueSize`] if `size` is 0 or above 32768, [`Error::Exhausted`] if the arena is full.
+    /// [`Error::QueueSize`] if `size` is 0 or above 32768, [`Error::Exhausted`] if the arena is
+    /// full.
     pub fn new(arena: &Arena, size: u16, event_idx: bool) -> Result<Self, Error> {
         if size == 0 || size > MAX_QUEUE_SIZE {
-            return Err(Error::QueueSize { size: size.into(), why: "a packed queue has 1 to 32768 entries" });
+            return Err(Error::QueueSize {
+                size: size.into(),
+                why: "a packed queue has 1 to 32768 entries",
+            });
         }
         let desc = arena.alloc(16 * usize::from(size), 64)?;
         let driver = arena.alloc(4, 128)?;
@@ -144,7 +148,8 @@ impl PackedQueue {
         Ok(id)
     }
 
-    /// See [`Queue::bind`](super::Queue::bind). A bound chain takes ring entries only while the device holds it.
+    /// See [`Queue::bind`](super::Queue::bind). A bound chain takes ring entries only while the
+    /// device holds it.
     ///
     /// # Errors
     /// As there.
@@ -238,7 +243,8 @@ impl PackedQueue {
     pub fn publish(&mut self) -> bool {
         let Some((at, word)) = self.first.take() else { return false };
         let batch = std::mem::take(&mut self.batch);
-        // SAFETY: `at` < size. Release: the device that sees this descriptor sees the batch behind it.
+        // SAFETY: `at` < size. Release: the device that sees this descriptor sees the batch behind
+        // it.
         unsafe { self.desc.add(2 * usize::from(at) + 1).as_ref() }.store(word, Ordering::Release);
         // 2.8.21.3.1: the descriptor before the look at the device's wish.
         fence(Ordering::SeqCst);
@@ -278,7 +284,10 @@ impl PackedQueue {
                 slot.owner = Owner::Nobody;
                 self.ids.push(id);
             }
-            #[expect(clippy::cast_possible_truncation, reason = "at most 32768 segments fit the ring")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "at most 32768 segments fit the ring"
+            )]
             let n = slot.segments.len() as u16;
             self.free += n;
             self.held -= 1;
@@ -302,8 +311,8 @@ impl PackedQueue {
             return None;
         }
         // SAFETY: `last_used` < size. Acquire: the data before the flags.
-        let word =
-            unsafe { self.desc.add(2 * usize::from(self.last_used) + 1).as_ref() }.load(Ordering::Acquire);
+        let word = unsafe { self.desc.add(2 * usize::from(self.last_used) + 1).as_ref() }
+            .load(Ordering::Acquire);
         let flags = (word >> 48) as u16;
         // 2.8.1: used is AVAIL = USED = the device's wrap counter.
         let (avail, used) = (flags & F_AVAIL != 0, flags & F_USED != 0);

@@ -7,9 +7,10 @@ use super::{PackedQueue, SplitQueue};
 
 /// A virtqueue of either format.
 ///
-/// Chains are built in two ways. [`Queue::add`] takes a chain, gives it to the device and forgets it when it comes back.
-/// [`Queue::bind`] builds one that stays: [`Queue::submit`] gives it to the device again and again, which for a split queue is one
-/// store into the avail ring. Either becomes visible to the device with [`Queue::publish`] and comes back by [`Queue::reap`].
+/// Chains are built in two ways. [`Queue::add`] takes a chain, gives it to the device and forgets
+/// it when it comes back. [`Queue::bind`] builds one that stays: [`Queue::submit`] gives it to the
+/// device again and again, which for a split queue is one store into the avail ring. Either becomes
+/// visible to the device with [`Queue::publish`] and comes back by [`Queue::reap`].
 #[derive(Debug)]
 pub enum Queue {
     /// Split.
@@ -31,7 +32,8 @@ impl Queue {
     /// A new queue of `size` entries in `arena`; `event_idx` if VIRTIO_F_EVENT_IDX is negotiated.
     ///
     /// # Errors
-    /// [`Error::QueueSize`] for a size the format does not allow, [`Error::Exhausted`] if the arena is full.
+    /// [`Error::QueueSize`] for a size the format does not allow, [`Error::Exhausted`] if the arena
+    /// is full.
     pub fn new(arena: &Arena, format: Format, size: u16, event_idx: bool) -> Result<Self, Error> {
         Ok(match format {
             Format::Split => Self::Split(SplitQueue::new(arena, size, event_idx)?),
@@ -57,7 +59,8 @@ impl Queue {
     /// Gives the device a chain; returns its id, free again once reaped.
     ///
     /// # Errors
-    /// [`Error::ChainLength`] if it is empty or longer than the queue, [`Error::Full`] if it does not fit now.
+    /// [`Error::ChainLength`] if it is empty or longer than the queue, [`Error::Full`] if it does
+    /// not fit now.
     pub fn add(&mut self, chain: &[Segment]) -> Result<u16, Error> {
         either!(self, q => q.add(chain))
     }
@@ -70,10 +73,12 @@ impl Queue {
         either!(self, q => q.bind(chain))
     }
 
-    /// Changes a bound chain, which the device must not hold, to another of at most as many segments as it was bound with.
+    /// Changes a bound chain, which the device must not hold, to another of at most as many
+    /// segments as it was bound with.
     ///
     /// # Errors
-    /// [`Error::NotIdle`] if the device holds it or `id` is not bound; [`Error::ChainLength`] if it became longer.
+    /// [`Error::NotIdle`] if the device holds it or `id` is not bound; [`Error::ChainLength`] if it
+    /// became longer.
     pub fn rebind(&mut self, id: u16, chain: &[Segment]) -> Result<(), Error> {
         either!(self, q => q.rebind(id, chain))
     }
@@ -81,7 +86,8 @@ impl Queue {
     /// Gives the device a bound chain.
     ///
     /// # Errors
-    /// [`Error::NotIdle`] if the device holds it already or `id` is not bound; [`Error::Full`] (packed only) if the ring is.
+    /// [`Error::NotIdle`] if the device holds it already or `id` is not bound; [`Error::Full`]
+    /// (packed only) if the ring is.
     #[inline]
     pub fn submit(&mut self, id: u16) -> Result<(), Error> {
         either!(self, q => q.submit(id))
@@ -120,8 +126,8 @@ impl Queue {
         either!(self, q => q.disable_interrupts());
     }
 
-    /// Writes an indirect table of this queue's format into `table`, from byte `at` (a multiple of 16) on, for
-    /// [`Segment::indirect`].
+    /// Writes an indirect table of this queue's format into `table`, from byte `at` on
+    /// (a multiple of 16), for [`Segment::indirect`].
     ///
     /// # Errors
     /// [`Error::Bounds`] if it does not fit.
@@ -135,7 +141,10 @@ impl Queue {
                 // 2.8.8: the order is the chain, only WRITE counts, the id has no meaning.
                 (0, segment.flags)
             } else if i + 1 < chain.len() {
-                #[expect(clippy::cast_possible_truncation, reason = "a table has at most 32768 entries")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "a table has at most 32768 entries"
+                )]
                 (segment.flags | F_NEXT, i as u16 + 1)
             } else {
                 (segment.flags, 0)

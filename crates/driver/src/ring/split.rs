@@ -73,7 +73,8 @@ impl SplitQueue {
     /// A new queue of `size` entries, all free.
     ///
     /// # Errors
-    /// [`Error::QueueSize`] if `size` is not a power of two up to 32768, [`Error::Exhausted`] if the arena is full.
+    /// [`Error::QueueSize`] if `size` is not a power of two up to 32768, [`Error::Exhausted`] if
+    /// the arena is full.
     pub fn new(arena: &Arena, size: u16, event_idx: bool) -> Result<Self, Error> {
         if !size.is_power_of_two() || size > MAX_QUEUE_SIZE {
             let why = "a split queue's size is a power of two from 1 to 32768";
@@ -85,7 +86,11 @@ impl SplitQueue {
         let used = arena.alloc(6 + 8 * n, 128)?;
         // The used ring's last cache line is not shared with another queue.
         arena.alloc(0, 128)?;
-        let shadow = (0..size).map(|i| Shadow { owner: Owner::Nobody, capacity: 0, next: i.wrapping_add(1) });
+        let shadow = (0..size).map(|i| Shadow {
+            owner: Owner::Nobody,
+            capacity: 0,
+            next: i.wrapping_add(1),
+        });
         Ok(Self {
             layout: Layout {
                 format: Format::Split,
@@ -206,12 +211,18 @@ impl SplitQueue {
         let mut index = head;
         for (i, segment) in chain.iter().enumerate() {
             let next = self.shadow[usize::from(index)].next;
-            let (flags, link) =
-                if i + 1 < chain.len() { (segment.flags | F_NEXT, next) } else { (segment.flags, 0) };
+            let (flags, link) = if i + 1 < chain.len() {
+                (segment.flags | F_NEXT, next)
+            } else {
+                (segment.flags, 0)
+            };
             let word = u64::from(segment.len) | u64::from(flags) << 32 | u64::from(link) << 48;
             // SAFETY: `index` < size: it indexed `shadow`; the table has `size` pairs of words.
             unsafe {
-                self.desc.add(2 * usize::from(index)).as_ref().store(segment.addr, Ordering::Relaxed);
+                self.desc
+                    .add(2 * usize::from(index))
+                    .as_ref()
+                    .store(segment.addr, Ordering::Relaxed);
                 self.desc.add(2 * usize::from(index) + 1).as_ref().store(word, Ordering::Relaxed);
             }
             index = next;
@@ -237,7 +248,8 @@ impl SplitQueue {
             return false;
         }
         self.published = new;
-        // SAFETY: the areas live as long as `self`. Release: the device that sees the index sees the entries before it.
+        // SAFETY: the areas live as long as `self`. Release: the device that sees the index sees
+        // the entries before it.
         unsafe { self.avail_idx.as_ref() }.store(new, Ordering::Release);
         // 2.7.13.4.1: the index before the look at the device's wish.
         fence(Ordering::SeqCst);
@@ -319,7 +331,8 @@ impl SplitQueue {
                 self.avail_flags.as_ref().store(0, Ordering::Relaxed);
             }
         }
-        // The wish before the look (2.7.10): else an entry between the two would go unnoticed by both.
+        // The wish before the look (2.7.10): else an entry between the two would go unnoticed by
+        // both.
         fence(Ordering::SeqCst);
         self.has_used()
     }

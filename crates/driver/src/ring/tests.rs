@@ -11,7 +11,8 @@ struct Rng(u64);
 
 impl Rng {
     fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }
 }
@@ -22,15 +23,19 @@ struct Mem<'a>(&'a Arena);
 impl Mem<'_> {
     fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
         assert!(addr >= self.0.base() && addr + N as u64 <= self.0.base() + self.0.size());
-        let from =
-            std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU8>(self.0.to_user(addr) as usize);
+        let from = std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU8>(
+            self.0.to_user(addr) as usize,
+        );
         // SAFETY: within the arena (asserted), by atomics, as every access to it.
         std::array::from_fn(|i| unsafe { &*from.add(i) }.load(std::sync::atomic::Ordering::Relaxed))
     }
     fn write(&self, addr: u64, bytes: &[u8]) {
-        assert!(addr >= self.0.base() && addr + bytes.len() as u64 <= self.0.base() + self.0.size());
-        let to =
-            std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU8>(self.0.to_user(addr) as usize);
+        assert!(
+            addr >= self.0.base() && addr + bytes.len() as u64 <= self.0.base() + self.0.size()
+        );
+        let to = std::ptr::with_exposed_provenance::<std::sync::atomic::AtomicU8>(
+            self.0.to_user(addr) as usize,
+        );
         for (i, byte) in bytes.iter().enumerate() {
             // SAFETY: as above.
             unsafe { &*to.add(i) }.store(*byte, std::sync::atomic::Ordering::Relaxed);
@@ -125,8 +130,8 @@ impl<'a> Device<'a> {
         let (mut segments, mut entries) = (Vec::new(), 0);
         loop {
             let (addr, len, id, flags) = self.entry(self.layout.desc + 16 * u64::from(self.avail));
-            let available =
-                (flags >> 7 & 1 == 1) == self.avail_wrap && (flags >> 15 & 1 == 1) != self.avail_wrap;
+            let available = (flags >> 7 & 1 == 1) == self.avail_wrap
+                && (flags >> 15 & 1 == 1) != self.avail_wrap;
             if !available {
                 assert_eq!(entries, 0, "the rest of a chain is available with its head");
                 return None;
@@ -178,7 +183,8 @@ impl<'a> Device<'a> {
         match flags {
             1 => false,
             2 => {
-                // The chain lay at `from`, of length `entries`: is the wanted place among them, in the same turn?
+                // The chain lay at `from`, of length `entries`: is the wanted place among them, in
+                // the same turn?
                 (0..chain.entries).any(|i| {
                     let mut place = (from + i, wrap);
                     if place.0 >= size {
@@ -223,7 +229,8 @@ fn one_queue(format: Format, size: u16, event_idx: bool, rounds: u32) {
     let bound = queue.bind(&[Segment::readable(0x77, 7)]).unwrap();
     let mut bound_out = false;
     // The added chains, in order; the device's; the returned ones.
-    let (mut added, mut taken, mut returned) = (VecDeque::new(), Vec::<Seen>::new(), VecDeque::new());
+    let (mut added, mut taken, mut returned) =
+        (VecDeque::new(), Vec::<Seen>::new(), VecDeque::new());
     // True if the other side may sleep, and was woken since.
     let (mut kicked, mut called) = (true, true);
     let mut out: HashSet<u16> = HashSet::new();
@@ -282,7 +289,10 @@ fn one_queue(format: Format, size: u16, event_idx: bool, rounds: u32) {
             let layout = queue.layout();
             match (format, event_idx) {
                 (Format::Split, true) => {
-                    device.mem.write(layout.device + 4 + 8 * u64::from(size), &device.avail.to_le_bytes());
+                    device.mem.write(
+                        layout.device + 4 + 8 * u64::from(size),
+                        &device.avail.to_le_bytes(),
+                    );
                 }
                 (Format::Packed, true) => {
                     let off = device.avail | u16::from(device.avail_wrap) << 15;
@@ -340,7 +350,10 @@ fn rule_breaking_device_is_detected() {
     let mut queue = Queue::new(&arena, Format::Split, 8, false).unwrap();
     let mem = Mem(&arena);
     mem.write(queue.layout().device + 2, &3_u16.to_le_bytes());
-    assert!(matches!(queue.reap(|_| ()), Err(Error::Device(Violation::TooMany { returned: 3, held: 0 }))));
+    assert!(matches!(
+        queue.reap(|_| ()),
+        Err(Error::Device(Violation::TooMany { returned: 3, held: 0 }))
+    ));
 }
 
 #[test]
@@ -399,7 +412,10 @@ fn block_requests_have_right_descriptors() {
                 wanted[..4].copy_from_slice(&kind.code().to_le_bytes());
                 wanted[4..8].copy_from_slice(&16388_u32.to_le_bytes());
                 wanted[8..].copy_from_slice(&77_u64.to_le_bytes());
-                assert_eq!((header.1, header.2, device.mem.read::<16>(header.0)), (16, false, wanted));
+                assert_eq!(
+                    (header.1, header.2, device.mem.read::<16>(header.0)),
+                    (16, false, wanted)
+                );
                 assert_eq!((status.1, status.2), (1, true));
                 assert_eq!(data.iter().map(|d| d.1).sum::<u32>(), len);
                 assert!(data.len() <= 4 && data.iter().all(|d| d.2 == kind.device_writes()));

@@ -14,7 +14,8 @@ use crate::error::{Error, ErrorKind};
 /// Between two looks for another back end.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Has the back end mark what is in flight in memory that stays with us: its own, or what one before it made.
+/// Has the back end mark what is in flight in memory that stays with us: its own, or what one
+/// before it made.
 pub(super) fn share_marks(
     frontend: &mut Frontend,
     inflight: &mut Option<(VhostUserInflight, File)>,
@@ -59,7 +60,8 @@ impl Session {
                 Err(error) => error,
             };
             if begin.elapsed() > limit {
-                let context = format!("{}: no back end came back within {limit:?}", self.socket.display());
+                let context =
+                    format!("{}: no back end came back within {limit:?}", self.socket.display());
                 return Err(Error::caused_by(ErrorKind::Gone, context, why));
             }
             std::thread::sleep(PAUSE);
@@ -68,9 +70,13 @@ impl Session {
 
     fn try_again(&mut self) -> Result<(), Error> {
         let mut next = Session::connect(&self.socket, &self.wanted)?;
-        if next.negotiated.bits != self.negotiated.bits || next.config.capacity != self.config.capacity {
-            let context =
-                format!("{}: the back end that came back has another device", self.socket.display());
+        if next.negotiated.bits != self.negotiated.bits
+            || next.config.capacity != self.config.capacity
+        {
+            let context = format!(
+                "{}: the back end that came back has another device",
+                self.socket.display()
+            );
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         next.inflight = self.inflight.take();

@@ -100,7 +100,8 @@ impl<'a> VerifyJob<'a> {
         count: u64,
     ) -> Result<VerifyReport, Error> {
         let mut done = Vec::with_capacity(self.out.len());
-        let mut left = if matches!(self.mode, Mode::Check) { self.blocks.len() as u64 } else { count };
+        let mut left =
+            if matches!(self.mode, Mode::Check) { self.blocks.len() as u64 } else { count };
         let mut final_flush = matches!(self.mode, Mode::Load(_)) && self.can_flush;
         self.queue.blk.disable_interrupts();
         loop {
@@ -127,7 +128,8 @@ impl<'a> VerifyJob<'a> {
                         self.report.backend_gone = true;
                         return Ok(self.report);
                     }
-                    let context = format!("{} never came back", counted(self.queue.blk.held(), "request"));
+                    let context =
+                        format!("{} never came back", counted(self.queue.blk.held(), "request"));
                     return Err(Error::new(ErrorKind::Timeout, context));
                 }
                 self.queue.blk.reap(&mut done)?;
@@ -187,7 +189,8 @@ impl<'a> VerifyJob<'a> {
     }
 
     fn begin_read(&mut self, slot: u16, index: usize) -> Result<(), Error> {
-        let request = Request { kind: Kind::Read, sector: self.sector(index), len: self.block, ioprio: 0 };
+        let request =
+            Request { kind: Kind::Read, sector: self.sector(index), len: self.block, ioprio: 0 };
         self.queue.blk.submit(slot, request)?;
         self.busy[index] = true;
         self.out[usize::from(slot)] = Out::Read(index);

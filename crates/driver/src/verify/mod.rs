@@ -12,7 +12,8 @@
 //! load it again with the same state, and so on:
 //!
 //! ```no_run
-//! # use vlane_driver::{Session, SessionOptions, VerifyOptions, VerifyState, verify_load, verify_check};
+//! # use vlane_driver::{Session, SessionOptions, VerifyOptions, VerifyState};
+//! # use vlane_driver::{verify_check, verify_load};
 //! # fn start_back_end() {} fn kill_it_some_time_later() {}
 //! # fn main() -> Result<(), vlane_driver::Error> {
 //! # let socket = std::path::Path::new("/run/disk.sock");
@@ -55,7 +56,8 @@ pub use model::Mismatch;
 /// A verified load.
 #[derive(Debug, Clone)]
 pub struct VerifyOptions {
-    /// Bytes per request: a multiple of 512, at most the session's `data`. Fixed for the life of a state.
+    /// Bytes per request: a multiple of 512, at most the session's `data`. Fixed for the life of a
+    /// state.
     pub block: u32,
     /// Start of the region that is used, in bytes.
     pub offset: u64,
@@ -110,17 +112,23 @@ impl VerifyState {
     /// [`ErrorKind::Invalid`] if the region does not fit the device.
     pub fn new(session: &Session, options: &VerifyOptions) -> Result<Self, Error> {
         if options.block == 0 || !options.block.is_multiple_of(512) {
-            let context = format!("a block size of {} bytes is not a multiple of 512", options.block);
+            let context =
+                format!("a block size of {} bytes is not a multiple of 512", options.block);
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         let config = session.config();
         let most = config.capacity.saturating_sub(options.offset);
         let size = options.size.unwrap_or(most.min(64 << 20));
         let region = region(options.offset, Some(size), options.block, config)?;
-        let count = usize::try_from(region.blocks).ok().filter(|n| *n <= 1 << 30).ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, "the region has too many blocks to keep account of; give a size")
-        })?;
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let count =
+            usize::try_from(region.blocks).ok().filter(|n| *n <= 1 << 30).ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Invalid,
+                    "the region has too many blocks to keep account of; give a size",
+                )
+            })?;
+        let now =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let run = twox_hash::XxHash3_64::oneshot_with_seed(
             u64::from(std::process::id()),
             &now.as_nanos().to_le_bytes(),
@@ -180,7 +188,10 @@ impl VerifyState {
         }
         let queues = usize::from(session.negotiated().queues);
         if self.blocks.len() < queues * usize::from(session.depth()) * 2 {
-            return fail(format!("{} blocks are too few for {queues} jobs of that depth", self.blocks.len()));
+            return fail(format!(
+                "{} blocks are too few for {queues} jobs of that depth",
+                self.blocks.len()
+            ));
         }
         Ok(())
     }
@@ -199,13 +210,15 @@ pub struct VerifyReport {
     pub mismatches: u64,
     /// The first of them.
     pub first: Vec<Mismatch>,
-    /// Blocks whose last acknowledged write was gone after a crash, having never been flushed: a device may do that.
+    /// Blocks whose last acknowledged write was gone after a crash, having never been flushed: a
+    /// device may do that.
     pub unflushed_lost: u64,
     /// Requests that failed.
     pub errors: Errors,
     /// True if the back end hung up before the end.
     pub backend_gone: bool,
-    /// Back ends that came after others which had hung up ([`SessionOptions::reconnect`](crate::SessionOptions::reconnect)).
+    /// Back ends that came after others which had hung up
+    /// ([`SessionOptions::reconnect`](crate::SessionOptions::reconnect)).
     pub reconnects: u64,
     /// The elapsed time, in seconds.
     pub seconds: f64,
@@ -221,7 +234,8 @@ impl VerifyReport {
 /// Most mismatches that are kept in words.
 const FIRST: usize = 16;
 
-/// Writes, reads and flushes a session's device at random, checking every read; ends by a flush if the back end lives.
+/// Writes, reads and flushes a session's device at random, checking every read; ends by a flush if
+/// the back end lives.
 ///
 /// The state is always good for a following [`verify_check`] or load. The session must not have
 /// been started; it is ended.
@@ -236,7 +250,10 @@ pub fn verify_load(
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
     if session.config().read_only {
-        return Err(Error::new(ErrorKind::Invalid, "the device is read-only; a verified load writes"));
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            "the device is read-only; a verified load writes",
+        ));
     }
     if options.read_percent >= 100 {
         return Err(Error::new(ErrorKind::Invalid, "a verified load needs writes"));
@@ -300,7 +317,9 @@ fn go(
             Ok(one) => report.add(one),
             // The error of a job that was stopped by another's failure is less useful than that
             // failure.
-            Err(error) if failure.as_ref().is_none_or(|f: &Error| f.kind() == ErrorKind::Timeout) => {
+            Err(error)
+                if failure.as_ref().is_none_or(|f: &Error| f.kind() == ErrorKind::Timeout) =>
+            {
                 failure = Some(error);
             }
             Err(_) => {}

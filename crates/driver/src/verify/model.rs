@@ -84,9 +84,13 @@ pub struct Mismatch {
 impl Mismatch {
     pub(super) fn new(sector: u64, block: &Block, found: Found) -> Self {
         let found = match found {
-            Found::Generation(g) if g < block.floor => format!("generation {g}: older, a write was lost"),
+            Found::Generation(g) if g < block.floor => {
+                format!("generation {g}: older, a write was lost")
+            }
             Found::Generation(g) => format!("generation {g}: newer than any that may be there"),
-            Found::Foreign => "data never written here: writes were lost, or another program wrote".into(),
+            Found::Foreign => {
+                "data never written here: writes were lost, or another program wrote".into()
+            }
             Found::Misplaced { sector, generation } => {
                 format!("the data of offset {}, generation {generation}", sector * 512)
             }
@@ -114,7 +118,10 @@ mod tests {
         assert_eq!(block.accept(Found::Foreign), Some(0));
         assert_eq!(block.issue(), 1);
         block.acknowledge(false);
-        assert_eq!((block.accept(Found::Foreign), block.accept(Found::Generation(1))), (None, Some(1)));
+        assert_eq!(
+            (block.accept(Found::Foreign), block.accept(Found::Generation(1))),
+            (None, Some(1))
+        );
         block.flushed(1);
         assert_eq!(block.issue(), 2);
         block.acknowledge(false);
@@ -149,6 +156,9 @@ mod tests {
         block.issue();
         block.acknowledge(true);
         block.crash();
-        assert_eq!((block.accept(Found::Foreign), block.accept(Found::Generation(1))), (None, Some(1)));
+        assert_eq!(
+            (block.accept(Found::Foreign), block.accept(Found::Generation(1))),
+            (None, Some(1))
+        );
     }
 }

@@ -61,7 +61,8 @@ pub(super) fn load(path: &Path) -> Result<VerifyState, Error> {
 fn parse(bytes: &[u8]) -> Option<VerifyState> {
     let (body, sum) = bytes.split_last_chunk::<8>()?;
     let (header, entries) = body.split_at_checked(HEADER)?;
-    let words: Vec<u64> = header.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let words: Vec<u64> =
+        header.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     if header[..8] != MAGIC
         || words[1] != VERSION
         || u64::from_le_bytes(*sum) != twox_hash::XxHash3_64::oneshot(body)
@@ -69,12 +70,26 @@ fn parse(bytes: &[u8]) -> Option<VerifyState> {
     {
         return None;
     }
-    let block = u32::try_from(words[3]).ok().filter(|size| *size > 0 && size.is_multiple_of(512))?;
+    let block =
+        u32::try_from(words[3]).ok().filter(|size| *size > 0 && size.is_multiple_of(512))?;
     let blocks = entries.as_chunks::<ENTRY>().0.iter().map(|entry| {
-        let word = |i: usize| u32::from_le_bytes([entry[i], entry[i + 1], entry[i + 2], entry[i + 3]]);
-        Block { durable: word(0), floor: word(4), ceiling: word(8), issued: word(12), acked: word(16) }
+        let word =
+            |i: usize| u32::from_le_bytes([entry[i], entry[i + 1], entry[i + 2], entry[i + 3]]);
+        Block {
+            durable: word(0),
+            floor: word(4),
+            ceiling: word(8),
+            issued: word(12),
+            acked: word(16),
+        }
     });
-    Some(VerifyState { run: words[2], block, offset: words[4], capacity: words[5], blocks: blocks.collect() })
+    Some(VerifyState {
+        run: words[2],
+        block,
+        offset: words[4],
+        capacity: words[5],
+        blocks: blocks.collect(),
+    })
 }
 
 #[cfg(test)]

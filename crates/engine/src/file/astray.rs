@@ -35,18 +35,19 @@ impl Astray {
             (false, false) => "removed",
         };
         match &self.now_at {
-            Some(_) if self.is_unmounted => {
-                "the image's file system was unmounted (`umount --lazy`); the guest still writes to it; mount it again \
-                 before the next start"
-                    .to_owned()
-            }
+            Some(_) if self.is_unmounted => "the image's file system was unmounted (`umount \
+                                             --lazy`); the guest still writes to it; mount it \
+                                             again before the next start"
+                .to_owned(),
             Some(now_at) => format!(
-                "the image was moved to {}, and {done} at its path; the guest still writes to it; move it back before the next start",
+                "the image was moved to {}, and {done} at its path; the guest still writes to it; \
+                 move it back before the next start",
                 now_at.display()
             ),
             None => format!(
-                "the image was {done} while it is served, and all of the guest's data are lost when this process ends. Pause the \
-                 guest and copy them first: `cp --sparse=always /proc/{}/fd/{} {}`",
+                "the image was {done} while it is served, and all of the guest's data are lost \
+                 when this process ends. Pause the guest and copy them first: `cp --sparse=always \
+                 /proc/{}/fd/{} {}`",
                 std::process::id(),
                 self.descriptor,
                 shell_word(&self.copy())
@@ -57,15 +58,21 @@ impl Astray {
     /// The words for the end of this process.
     pub fn at_the_end(&self) -> String {
         match &self.now_at {
-            Some(_) if self.is_unmounted => {
-                "the image's file system was unmounted while it was served: the guest's data are there; mount it again".to_owned()
-            }
+            Some(_) if self.is_unmounted => "the image's file system was unmounted while it was \
+                                             served: the guest's data are there; mount it again"
+                .to_owned(),
             Some(now_at) => {
-                format!("the image is not at its path: the guest's data are in {}; move it back", now_at.display())
+                format!(
+                    "the image is not at its path: the guest's data are in {}; move it back",
+                    now_at.display()
+                )
             }
             None => {
                 let done = if self.is_unmounted { "unmounted" } else { "deleted or replaced" };
-                format!("the image was {done} while it was served, and the guest's data are lost with this process")
+                format!(
+                    "the image was {done} while it was served, and the guest's data are lost with \
+                     this process"
+                )
             }
         }
     }
@@ -110,7 +117,8 @@ pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
     // Of a file with several names the kernel knows the one by which it was opened, which may be
     // the one that is gone.
     let named = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok();
-    let is_there = |name: &PathBuf| std::fs::metadata(name).is_ok_and(|found| is_same(&found, &served));
+    let is_there =
+        |name: &PathBuf| std::fs::metadata(name).is_ok_and(|found| is_same(&found, &served));
     let is_unmounted = is_unmounted(descriptor);
     let now_at = match served.nlink() {
         0 => None,
@@ -118,19 +126,27 @@ pub(super) fn of(path: &Path, file: &File) -> Option<Astray> {
         _ if is_unmounted && is_in_memory(file) && !is_mounted(served.dev()) => None,
         _ => Some(named.filter(is_there).unwrap_or_else(|| PathBuf::from("another of its names"))),
     };
-    Some(Astray { is_replaced: found.is_ok(), now_at, is_unmounted, path: path.to_owned(), descriptor })
+    Some(Astray {
+        is_replaced: found.is_ok(),
+        now_at,
+        is_unmounted,
+        path: path.to_owned(),
+        descriptor,
+    })
 }
 
 /// The fields of each mount: ID, parent, major:minor, and more (proc_pid_mountinfo(5)).
 fn has_mount(field: usize, wanted: &str) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     // None: they cannot be read.
-    mounts.is_empty() || mounts.lines().any(|line| line.split_whitespace().nth(field) == Some(wanted))
+    mounts.is_empty()
+        || mounts.lines().any(|line| line.split_whitespace().nth(field) == Some(wanted))
 }
 
 /// Says whether the mount by which a file was opened is gone.
 fn is_unmounted(descriptor: RawFd) -> bool {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
+    let info =
+        std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).unwrap_or_default();
     let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
     mount.is_some_and(|mount| !has_mount(0, mount.trim()))
 }
@@ -161,18 +177,32 @@ mod tests {
         std::fs::rename(&path, at("moved")).expect("renamed");
         let moved = of(&path, &file).expect("moved");
         assert_eq!((moved.now_at.clone(), moved.is_replaced), (Some(at("moved")), false));
-        assert!(!moved.is_lost_at_the_end() && moved.in_words().contains(&at("moved").display().to_string()));
+        assert!(
+            !moved.is_lost_at_the_end()
+                && moved.in_words().contains(&at("moved").display().to_string())
+        );
         let other = new();
-        assert!(of(&path, &file).is_some_and(|astray| astray.is_replaced && !astray.is_lost_at_the_end()));
+        assert!(
+            of(&path, &file)
+                .is_some_and(|astray| astray.is_replaced && !astray.is_lost_at_the_end())
+        );
         std::fs::rename(at("moved"), &path).expect("renamed");
         assert_eq!(of(&path, &file), None, "back again");
         let lost = of(&path, &other).expect("replaced");
         assert!(lost.is_replaced && lost.is_lost_at_the_end());
         let words = lost.in_words();
-        let copy = format!("/proc/{}/fd/{} {}.saved`", std::process::id(), other.as_raw_fd(), path.display());
+        let copy = format!(
+            "/proc/{}/fd/{} {}.saved`",
+            std::process::id(),
+            other.as_raw_fd(),
+            path.display()
+        );
         assert!(words.contains(&copy), "{words}");
         std::fs::remove_file(&path).expect("removed");
-        assert!(of(&path, &file).is_some_and(|astray| !astray.is_replaced && astray.is_lost_at_the_end()));
+        assert!(
+            of(&path, &file)
+                .is_some_and(|astray| !astray.is_replaced && astray.is_lost_at_the_end())
+        );
         // The advice works: the descriptor still leads to the file.
         std::fs::copy(format!("/proc/self/fd/{}", file.as_raw_fd()), &path).expect("a copy");
     }

@@ -61,7 +61,9 @@ pub(super) fn devices(image: &File) -> Vec<Attached> {
         let below = ours.iter().filter(|extent| extent.of == other);
         let is_claimed = below.clone().any(|extent| extent.is_claimed);
         let place = match below.count() {
-            0 if device.backing.is_some() && device.lower.iter().any(|lower| lower.of == thing) => Place::On,
+            0 if device.backing.is_some() && device.lower.iter().any(|lower| lower.of == thing) => {
+                Place::On
+            }
             0 if stack.layers(other).iter().any(|extent| extent.of == thing) => Place::Above,
             0 => Place::Beside,
             _ => Place::Below,
@@ -69,7 +71,14 @@ pub(super) fn devices(image: &File) -> Vec<Attached> {
         let user = user_of(&stack, *number, device, is_claimed);
         let (is_sure, is_loop) = (shared == Shared::Surely, device.backing.is_some());
         let is_kept = device.lower.iter().any(|lower| lower.is_claimed) && place == Place::Above;
-        found.push(Attached { device: device.name.clone(), place, is_sure, is_loop, is_kept, user });
+        found.push(Attached {
+            device: device.name.clone(),
+            place,
+            is_sure,
+            is_loop,
+            is_kept,
+            user,
+        });
     }
     found
 }
@@ -78,7 +87,8 @@ pub(super) fn devices(image: &File) -> Vec<Attached> {
 pub(super) fn loop_on(image: &File) -> Option<String> {
     let thing = Thing::of(image)?;
     let stack = Stack::read(Roots::system());
-    let mut on = stack.devices.values().filter(|device| device.lower.iter().any(|lower| lower.of == thing));
+    let mut on =
+        stack.devices.values().filter(|device| device.lower.iter().any(|lower| lower.of == thing));
     on.next().map(|device| device.name.clone())
 }
 
@@ -97,7 +107,8 @@ pub(super) fn files_below(device: &File) -> Vec<(PathBuf, io::Result<File>)> {
 /// Opens a loop device's file, if its path still leads to it.
 fn open_backing(device: &Device, path: &Path) -> io::Result<File> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    let is_it = Thing::of(&file).is_some_and(|thing| device.lower.iter().any(|lower| lower.of == thing));
+    let is_it =
+        Thing::of(&file).is_some_and(|thing| device.lower.iter().any(|lower| lower.of == thing));
     is_it.then_some(file).ok_or_else(|| io::Error::other("another file is at its path"))
 }
 
@@ -110,7 +121,12 @@ fn user_of(stack: &Stack, number: u64, device: &Device, is_claimed: bool) -> Use
     let file = match open_node(&device.name, number, 0) {
         Ok(file) => file,
         // Without a medium, or gone meanwhile.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)) => {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM)
+            ) =>
+        {
             return User::Nobody;
         }
         Err(error) => return User::Unknown(error),
@@ -138,14 +154,17 @@ fn open_node(name: &str, number: u64, flags: i32) -> io::Result<File> {
 
 /// Returns true if a process has exclusive use of a device.
 fn is_taken(name: &str, number: u64) -> bool {
-    open_node(name, number, libc::O_EXCL).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+    open_node(name, number, libc::O_EXCL)
+        .is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
 /// Says whether a disk counts as taken only because one of its partitions is.
 fn by_a_partition(stack: &Stack, number: u64, device: &Device) -> bool {
     // The owner of the whole disk has each of its partitions.
     let is_one = |(number, part): (u64, &Device)| {
-        part.is_held || mounted_at(number).is_some() || open_node(&part.name, number, libc::O_EXCL).is_ok()
+        part.is_held
+            || mounted_at(number).is_some()
+            || open_node(&part.name, number, libc::O_EXCL).is_ok()
     };
     !device.is_held && stack.partitions(number).any(is_one)
 }

@@ -27,7 +27,8 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// A buffer of at least `len` bytes. If too much is lent already, or others wait, the request waits in line: [`Pool::next_ready`].
+    /// A buffer of at least `len` bytes. If too much is lent already, or others wait, the request
+    /// waits in line: [`Pool::next_ready`].
     pub(super) fn take(&mut self, slot: Slot, len: usize) -> Option<Piece> {
         if self.waiting.is_empty() && self.has_room(len) {
             return Some(self.lend(len));
@@ -113,7 +114,10 @@ mod tests {
         assert_eq!((first, piece.len(), pool.is_ready()), (Slot(1), PIECE, false));
         pool.forget(Slot(2));
         pool.give_back(piece);
-        assert_eq!(pool.next_ready().map(|(slot, piece)| (slot, piece.len())), Some((Slot(3), SMALL)));
+        assert_eq!(
+            pool.next_ready().map(|(slot, piece)| (slot, piece.len())),
+            Some((Slot(3), SMALL))
+        );
         assert!(pool.next_ready().is_none());
     }
 }

@@ -1,10 +1,11 @@
-//! A lane's way into a file or device on a disk: io_uring, and inline writes where the page cache takes them.
+//! A lane's way into a file or device on a disk: io_uring, and inline writes where the page cache
+//! takes them.
 //!
-//! A request is in one [`Stage`] at a time, and has at most one operation under way. The usual one is an operation on all of its data
-//! that is done when it completes: Such a request goes through [`Channel::begin`] and
-//! [`Channel::finished`] only, and they keep no state for it. All other transfers (in parts, in
-//! part, not aligned, refused for the moment) are `transfer.rs`; DISCARD and WRITE_ZEROES are
-//! `ranges.rs`.
+//! A request is in one [`Stage`] at a time, and has at most one operation under way. The usual one
+//! is an operation on all of its data that is done when it completes: Such a request goes through
+//! [`Channel::begin`] and [`Channel::finished`] only, and they keep no state for it. All other
+//! transfers (in parts, in part, not aligned, refused for the moment) are `transfer.rs`; DISCARD
+//! and WRITE_ZEROES are `ranges.rs`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use super::{Cache, Shared, inline, span};
 use crate::recorder;
 use crate::sync::Waker;
 use crate::{
-    Channel, ChannelStats, EngineError, Instant, IoErrorKind, Outcome, PART, Request, Slot, Status, Writeback,
+    Channel, ChannelStats, EngineError, Instant, Outcome, PART, Request, Slot, Status, Writeback,
 };
 use vlane_io::{Completion, Decisions, Operation, Placement, StorageFile};
 
@@ -61,7 +62,8 @@ pub(super) struct Progress {
     /// Its hold on blocks of the volume.
     pub(super) hold: Option<Hold>,
     pub(super) transfer: Transfer,
-    /// The range that is being worked on, how many of its bytes are done, and how many are being done.
+    /// The range that is being worked on, how many of its bytes are done, and how many are being
+    /// done.
     pub(super) range: usize,
     pub(super) done: u64,
     pub(super) part: u64,
@@ -112,7 +114,8 @@ impl FileChannel {
     ) -> Result<FileChannel, EngineError> {
         // The simulator has no threads.
         let has_threads = !cfg!(vlane_simulated);
-        let discards_by_thread = has_threads && shared.is_device && shared.can_discard && !shared.read_only;
+        let discards_by_thread =
+            has_threads && shared.is_device && shared.can_discard && !shared.read_only;
         let doorbell = Arc::new(doorbell(&shared.path)?);
         let rung = || Arc::clone(&doorbell);
         Ok(FileChannel {
@@ -125,7 +128,10 @@ impl FileChannel {
             holder: shared.exclusion.as_ref().map(|exclusion| Holder::new(exclusion, rung())),
             discards: discards_by_thread.then(|| Results::new(rung())),
             turns: shared.turns.map_or_else(Turns::default, Turns::new),
-            placer: shared.placements.as_ref().map(|placements| Placer::new(placements, slots, rung())),
+            placer: shared
+                .placements
+                .as_ref()
+                .map(|placements| Placer::new(placements, slots, rung())),
             doorbell,
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
             past: Instant::now(),
@@ -167,7 +173,9 @@ impl FileChannel {
     ) -> Outcome {
         let write = request.kind() == Kind::Out;
         let len = request.len();
-        let Some((offset, _)) = span(request.sector(), len) else { return Outcome::Done(Status::IoErr) };
+        let Some((offset, _)) = span(request.sector(), len) else {
+            return Outcome::Done(Status::IoErr);
+        };
         if len == 0 {
             return Outcome::Done(Status::Ok);
         }
@@ -182,8 +190,12 @@ impl FileChannel {
             }
         } else if write && !decisions.durable && len <= inline::LARGEST {
             let fd = self.shared.files[usize::from(file)].file().as_raw_fd();
-            let told =
-                recorder::RecordedCall::write(self.shared.recorder.as_ref(), request, 0, (file, offset, len));
+            let told = recorder::RecordedCall::write(
+                self.shared.recorder.as_ref(),
+                request,
+                0,
+                (file, offset, len),
+            );
             // SAFETY: the request's buffers are mapped as long as it is in flight.
             let attempt = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
             told.end(if let Attempt::Took(n) = attempt { n.cast_signed() } else { 0 });
@@ -194,7 +206,9 @@ impl FileChannel {
                     return Outcome::Done(Status::Ok);
                 }
                 Attempt::Took(0) => {}
-                Attempt::Took(n) => return self.begin_in_parts(slot, request, decisions, n, operations),
+                Attempt::Took(n) => {
+                    return self.begin_in_parts(slot, request, decisions, n, operations);
+                }
                 Attempt::Leaves => return self.leave(slot, request, decisions, operations),
             }
         }
@@ -297,13 +311,16 @@ impl FileChannel {
             return Outcome::Pending;
         }
         let (progress, mut means) = self.means(slot, decisions.placement);
-        // All parts are durable, or the whole is not: the guest may have switched since the beginning.
+        // All parts are durable, or the whole is not: the guest may have switched since the
+        // beginning.
         *progress.durable &= decisions.durable;
         // Zeroes are made durable all together, when all are written.
         let durable = decisions.durable && progress.stage == Stage::Transfer;
         let next = match completion {
             None => progress.transfer.go_on(request, durable, &mut means),
-            Some(completion) => progress.transfer.finished(request, durable, completion, &mut means),
+            Some(completion) => {
+                progress.transfer.finished(request, durable, completion, &mut means)
+            }
         };
         match next {
             Next::Operation(operation) => {
@@ -339,7 +356,12 @@ impl FileChannel {
     }
 
     /// All that a request was to do is done: it is answered, if it need not be made durable.
-    pub(super) fn all_done(&mut self, slot: Slot, request: &Request, decisions: Decisions) -> Outcome {
+    pub(super) fn all_done(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+    ) -> Outcome {
         if request.kind() == Kind::In {
             return self.answer(slot, Status::Ok);
         }
@@ -395,76 +417,6 @@ impl FileChannel {
         retries
     }
 
-    /// A request failed for good.
-    #[cold]
-    pub(super) fn fail(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        failure: Failure,
-    ) -> Outcome {
-        if !matches!(request.kind(), Kind::In | Kind::Flush) {
-            // Part of it may be done.
-            self.flusher.count();
-        }
-        let path = self.shared.path.display();
-        match failure {
-            // The guest's memory is gone, which is not the storage's failure: the queue is going to stop for it.
-            Failure::MemoryLost => tracing::debug!("{path}: {request:?}: its memory is lost"),
-            Failure::System(libc::EFAULT) if request.kind() != Kind::Flush => {
-                tracing::debug!("{path}: {request:?}: its memory is lost");
-            }
-            Failure::Short => {
-                tracing::debug!("{path}: {request:?}: beyond the end of the file");
-                self.stats.count_error(IoErrorKind::Short);
-            }
-            Failure::System(errno) => {
-                let error = std::io::Error::from_raw_os_error(errno);
-                tracing::debug!("{path}: {request:?}: {error}");
-                // A device answers a write beyond its end as if there were no space. One that is gone
-                // for good has no bytes at all, and its own error says more.
-                let stored = self.shared.is_device.then(|| self.shared.stored_bytes()).flatten();
-                let is_beyond =
-                    stored.is_some_and(|stored| stored > 0 && request.end().is_some_and(|end| end > stored));
-                let kind = if is_beyond { IoErrorKind::Short } else { IoErrorKind::of(&error) };
-                self.stats.count_error(kind);
-                self.note_loss(slot, request, decisions, errno, kind);
-                let is_transfer = matches!(self.at(slot).stage, Stage::Transfer | Stage::Zeroes);
-                if errno == libc::EINVAL && is_transfer && decisions.placement == Placement::Direct {
-                    self.shared.warn_of_refusal();
-                }
-            }
-        }
-        self.answer(slot, Status::IoErr)
-    }
-
-    /// Notes a loss if a failure means that earlier writes, already answered, are lost.
-    fn note_loss(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        errno: i32,
-        kind: IoErrorKind,
-    ) {
-        let Progress { stage, durable, .. } = *self.at(slot);
-        let durability = &self.shared.durability;
-        match stage {
-            // The loss is noted before any request is answered.
-            Stage::Sync => {}
-            // Its own transfer, or the writeback after it, which may be that of any page: the system does not say which.
-            _ if durable && request.kind() != Kind::In && kind == IoErrorKind::Device => {
-                durability.fail(errno, Writeback::Write);
-            }
-            // Most likely there was no place for this one; the witness knows of others.
-            _ if decisions.durable && request.kind() != Kind::In => {
-                durability.ask(Writeback::Write);
-            }
-            _ => {}
-        }
-    }
-
     /// Leaves the slot as the next request wants to find it.
     pub(super) fn answer(&mut self, slot: Slot, status: Status) -> Outcome {
         let FileChannel { progress, holder, turns, writes, .. } = self;
@@ -508,20 +460,30 @@ impl FileChannel {
                 self.comes_back(slot);
                 self.proceed(slot, request, decisions, Some(completion), operations)
             }
-            Stage::Range => self.range_completed(slot, request, decisions, completion.result, operations),
+            Stage::Range => {
+                self.range_completed(slot, request, decisions, completion.result, operations)
+            }
             // It has no operation: a thread does the `fdatasync`.
             Stage::Sync => Outcome::Pending,
         }
     }
 
     /// An `fdatasync` that covers it has ended.
-    fn synced(&mut self, slot: Slot, request: &Request, decisions: Decisions, told: FlushResult) -> Outcome {
+    fn synced(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        decisions: Decisions,
+        told: FlushResult,
+    ) -> Outcome {
         match told.is_own {
             true => self.stats.fdatasyncs += 1,
             false => self.stats.flushes_shared += 1,
         }
         match told.end {
-            End::Failed(errno) if told.is_own => self.fail(slot, request, decisions, Failure::System(errno)),
+            End::Failed(errno) if told.is_own => {
+                self.fail(slot, request, decisions, Failure::System(errno))
+            }
             end => self.flushed(slot, end == End::Well),
         }
     }
@@ -550,7 +512,9 @@ impl FileChannel {
     ) -> Outcome {
         match request.kind() {
             Kind::In => self.begin_transfer(slot, request, decisions, operations),
-            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => Outcome::Done(Status::Unsupported),
+            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => {
+                Outcome::Done(Status::Unsupported)
+            }
             Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
             Kind::Out => {
@@ -558,11 +522,13 @@ impl FileChannel {
                 self.begin_transfer(slot, request, decisions, operations)
             }
             //= virtio 5.2.6.2
-            //# If the device is backed by persistent storage, the device MUST ensure that stable writes are committed
-            //# to it, before reporting completion of the write (cases 1 and 2) or the flush (case 3).
+            //# If the device is backed by persistent storage, the device MUST ensure that stable
+            //# writes are committed to it, before reporting completion of the write (cases 1 and 2)
+            //# or the flush (case 3).
             Kind::Flush => self.flush(slot, Writeback::Flush),
             //= virtio 5.2.6.2
-            //# After a write zeroes command is completed, reads of the specified ranges of sectors MUST return zeroes.
+            //# After a write zeroes command is completed, reads of the specified ranges of sectors
+            //# MUST return zeroes.
             Kind::Discard | Kind::WriteZeroes => {
                 self.notice(request, decisions);
                 self.at(slot).stage = Stage::Range;
@@ -611,7 +577,9 @@ impl FileChannel {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         match self.at(slot).stage {
-            Stage::Transfer | Stage::Zeroes => self.proceed(slot, request, decisions, None, operations),
+            Stage::Transfer | Stage::Zeroes => {
+                self.proceed(slot, request, decisions, None, operations)
+            }
             Stage::Range => match self.at(slot).discarded.take() {
                 Some(result) => self.range_completed(slot, request, decisions, result, operations),
                 None => self.next_range(slot, request, decisions, operations),

@@ -26,8 +26,8 @@ pub(super) fn refuses_writes(path: &Path, file: &File, is_device: bool) -> Optio
     if is_device {
         return is_read_only(file).then(|| {
             format!(
-                "the device has been set read-only, and the guest's writes fail; `blockdev --setrw {name}` lets them \
-                 succeed again"
+                "the device has been set read-only, and the guest's writes fail; `blockdev \
+                 --setrw {name}` lets them succeed again"
             )
         });
     }
@@ -35,14 +35,16 @@ pub(super) fn refuses_writes(path: &Path, file: &File, is_device: bool) -> Optio
     let attribute = [(IFlags::IMMUTABLE, "immutable", 'i'), (IFlags::APPEND, "append-only", 'a')];
     if let Some((_, word, letter)) = attribute.iter().find(|(flag, ..)| flags.contains(*flag)) {
         return Some(format!(
-            "the image has been made {word}, and the guest's writes fail; `chattr -{letter} {name}` lets them succeed \
-             again"
+            "the image has been made {word}, and the guest's writes fail; `chattr -{letter} \
+             {name}` lets them succeed again"
         ));
     }
     let is_read_only =
         rustix::fs::fstatvfs(file).is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::RDONLY));
     is_read_only.then(|| {
-        "its file system has become read-only, and the guest's writes fail; the kernel's log has the reason".to_owned()
+        "its file system has become read-only, and the guest's writes fail; the kernel's log has \
+         the reason"
+            .to_owned()
     })
 }
 

@@ -152,7 +152,8 @@ fn run(job: Job) {
     let Job { shared, span, slot, results, doorbell, told } = job;
     // SAFETY: an open device and a pair of numbers, as BLKDISCARD wants them.
     let result = unsafe { libc::ioctl(shared.file().as_raw_fd(), BLKDISCARD, &span) };
-    let errno = if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { 0 };
+    let errno =
+        if result < 0 { io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) } else { 0 };
     if let (Some(recorder), Some(told)) = (&shared.recorder, told) {
         recorder.finished(told, -i64::from(errno));
     }

@@ -8,8 +8,9 @@
 //!
 //! Two measures make every answer right:
 //!
-//! * **A loss stays** ([`Durability::is_lost`]) until the volume is opened again: no flush is answered `Ok` after it, and no write that has
-//!   begun since. QEMU does the same (`page_cache_inconsistent` in its `block/file-posix.c`).
+//! * **A loss stays** ([`Durability::is_lost`]) until the volume is opened again: no flush is
+//!   answered `Ok` after it, and no write that has begun since. QEMU does the same
+//!   (`page_cache_inconsistent` in its `block/file-posix.c`).
 //! * **A witness**: an open file of its own, with no other user. Reports to the other files do not
 //!   affect it. A flush, or a durable write, that ends well is answered only after the witness was
 //!   asked. The thread that learns of a loss from it notes the loss before the next one may ask. So
@@ -46,7 +47,9 @@ impl Durability {
 
     /// The witness, for the process that asks it from now on.
     pub(super) fn witness(&self) -> io::Result<Option<File>> {
-        let lock = |witness: &Mutex<File>| witness.lock().unwrap_or_else(PoisonError::into_inner).try_clone();
+        let lock = |witness: &Mutex<File>| {
+            witness.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
+        };
         self.witness.as_ref().map(lock).transpose()
     }
 
@@ -99,8 +102,9 @@ impl Durability {
 /// Returns the error number if a page of the file could not be written back since the last look.
 fn look(file: &File) -> Result<(), i32> {
     // SAFETY: an open descriptor and plain numbers.
-    let code =
-        unsafe { sync_file_range(file.as_raw_fd(), i64::MAX - 1, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
+    let code = unsafe {
+        sync_file_range(file.as_raw_fd(), i64::MAX - 1, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+    };
     if code == 0 {
         return Ok(());
     }
@@ -132,7 +136,10 @@ mod tests {
         assert!(durability.is_lost() && durability.ask(Writeback::Flush));
         let lost = durability.lost().expect("lost");
         assert_eq!(lost, LostWrite { errno: libc::ENOSPC, during: Writeback::Write, failures: 2 });
-        assert_eq!(lost.to_string(), "a durable write failed: No space left on device (os error 28)");
+        assert_eq!(
+            lost.to_string(),
+            "a durable write failed: No space left on device (os error 28)"
+        );
         assert_eq!(lost.during.name(), "write");
     }
 }

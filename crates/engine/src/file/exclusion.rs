@@ -1,10 +1,10 @@
 //! Writes of part of a device block, among all others.
 //!
-//! Direct I/O moves whole blocks of the device. A write of part of one is a *change*: it reads the blocks, puts its bytes into them, and writes
-//! them. Without a rule, the change would undo any other write to these blocks that came in
-//! between, from any lane: the guest heard that its write is done, and the change puts the old data
-//! back. So a change excludes every write, discard and zeroing of its blocks, and every other
-//! change.
+//! Direct I/O moves whole blocks of the device. A write of part of one is a *change*: it reads the
+//! blocks, puts its bytes into them, and writes them. Without a rule, the change would undo any
+//! other write to these blocks that came in between, from any lane: the guest heard that its write
+//! is done, and the change puts the old data back. So a change excludes every write, discard and
+//! zeroing of its blocks, and every other change.
 //!
 //! Changes are rare, writes are not. So writes pay for the exclusion only while there are changes:
 //!
@@ -16,7 +16,8 @@
 //!   overlapping request is there. A write can begin when no change that overlaps was there before
 //!   it. A write or change that cannot begin waits; the channel that makes it possible hands the
 //!   hold over and rings the waiting channel's doorbell.
-//! * **After the last change**, writes are unregistered again. Those that are registered stay so to their end.
+//! * **After the last change**, writes are unregistered again. Those that are registered stay so to
+//!   their end.
 //!
 //! No change overtakes an overlapping request, and no overlapping request overtakes a change:
 //! neither starve. A request waits only for older ones, or for unregistered writes, which wait for
@@ -152,7 +153,8 @@ impl Exclusion {
 }
 
 impl Holder {
-    /// A channel's. `doorbell` is rung when [`Holder::granted`] has something; others may ring it, too.
+    /// A channel's. `doorbell` is rung when [`Holder::granted`] has something; others may ring it,
+    /// too.
     pub(crate) fn new(shared: &Arc<Exclusion>, doorbell: Arc<Waker>) -> Holder {
         let busy = Alone(AtomicBool::new(false));
         let gate = Arc::new(Gate { busy, rung: AtomicBool::new(false), doorbell });
@@ -162,14 +164,22 @@ impl Holder {
         state.members.push(Member { number, gate: Arc::clone(&gate), granted: VecDeque::new() });
         drop(state);
         let shared = Arc::clone(shared);
-        Holder { shared, gate, channel: number, unregistered: 0, granted: VecDeque::new(), ring: Vec::new() }
+        Holder {
+            shared,
+            gate,
+            channel: number,
+            unregistered: 0,
+            granted: VecDeque::new(),
+            ring: Vec::new(),
+        }
     }
 
     /// For a write of these bytes, whole blocks. None: `slot` waits, and [`Holder::granted`] names
     /// it once it holds.
     #[inline]
     pub(crate) fn begin_write(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
-        // Relaxed: the first unregistered write looks again, and no change begins before the last one has ended.
+        // Relaxed: the first unregistered write looks again, and no change begins before the last
+        // one has ended.
         if !self.shared.changing.0.load(Ordering::Relaxed) && self.stays_busy() {
             self.unregistered += 1;
             return Some(Hold(Held::Unregistered));
@@ -211,7 +221,8 @@ impl Holder {
         holds.then_some(Hold(held))
     }
 
-    /// For a change of these bytes: of all blocks of which they are a part. None: as [`Holder::begin_write`].
+    /// For a change of these bytes: of all blocks of which they are a part. None: as
+    /// [`Holder::begin_write`].
     #[cold]
     pub(crate) fn begin_change(&mut self, slot: Slot, range: Range<u64>) -> Option<Hold> {
         let range = self.shared.blocks(&range);
@@ -220,7 +231,9 @@ impl Holder {
             self.shared.changing.0.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let State { members, busy, .. } = &mut *state;
-            busy.extend(members.iter().map(|member| &member.gate).filter(|gate| gate.is_busy()).cloned());
+            busy.extend(
+                members.iter().map(|member| &member.gate).filter(|gate| gate.is_busy()).cloned(),
+            );
         }
         let held = state.add(Held::Change, range, self.channel, slot);
         state.place(held).then_some(Hold(held))
@@ -265,7 +278,9 @@ impl Holder {
         if self.granted.is_empty() && self.gate.rung.load(Ordering::Relaxed) {
             let mut state = self.shared.lock();
             self.gate.rung.store(false, Ordering::Relaxed);
-            if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
+            if let Some(member) =
+                state.members.iter_mut().find(|member| member.number == self.channel)
+            {
                 mem::swap(&mut member.granted, &mut self.granted);
             }
         }
@@ -278,7 +293,8 @@ impl Holder {
     pub(crate) fn forget(&mut self, slot: Slot) {
         self.granted.retain(|(granted, _)| *granted != slot);
         let mut state = self.shared.lock();
-        if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel) {
+        if let Some(member) = state.members.iter_mut().find(|member| member.number == self.channel)
+        {
             member.granted.retain(|(granted, _)| *granted != slot);
         }
         state.remove_all(self.channel, Some(slot), &mut self.ring);
@@ -328,8 +344,15 @@ impl State {
     fn add(&mut self, held: fn(u64) -> Held, range: Range<u64>, channel: u64, slot: Slot) -> Held {
         self.tickets += 1;
         let held = held(self.tickets);
-        let entry =
-            Entry { ticket: self.tickets, range, channel, slot, followers: None, next: None, follows: None };
+        let entry = Entry {
+            ticket: self.tickets,
+            range,
+            channel,
+            slot,
+            followers: None,
+            next: None,
+            follows: None,
+        };
         self.list(held).push_back(entry);
         held
     }
@@ -352,8 +375,12 @@ impl State {
         let range = entry.range.clone();
         let before = |list: &VecDeque<Entry>| {
             let older = list.partition_point(|entry| entry.ticket < held.ticket());
-            // The newest one: of many that want one block, each has to look no further than at the one before it.
-            list.range(..older).rev().find(|older| overlap(&older.range, &range)).map(|older| older.ticket)
+            // The newest one: of many that want one block, each has to look no further than at the
+            // one before it.
+            list.range(..older)
+                .rev()
+                .find(|older| overlap(&older.range, &range))
+                .map(|older| older.ticket)
         };
         let older = match before(&self.changes) {
             None if held.is_change() => before(&self.writes).map(Held::Write),
@@ -405,7 +432,8 @@ impl State {
 
     /// Takes out a channel's holds and waits, in one slot or in all.
     fn remove_all(&mut self, channel: u64, slot: Option<Slot>, ring: &mut Vec<Arc<Gate>>) {
-        let is_one = |entry: &&Entry| entry.channel == channel && slot.is_none_or(|slot| entry.slot == slot);
+        let is_one =
+            |entry: &&Entry| entry.channel == channel && slot.is_none_or(|slot| entry.slot == slot);
         let of = |list: &VecDeque<Entry>, held: fn(u64) -> Held| -> Vec<Held> {
             list.iter().filter(is_one).map(|entry| held(entry.ticket)).collect()
         };
@@ -436,8 +464,12 @@ impl State {
     }
 
     fn grant(&mut self, held: Held, ring: &mut Vec<Arc<Gate>>) {
-        let Some((number, slot)) = self.entry(held).map(|entry| (entry.channel, entry.slot)) else { return };
-        let Some(member) = self.members.iter_mut().find(|member| member.number == number) else { return };
+        let Some((number, slot)) = self.entry(held).map(|entry| (entry.channel, entry.slot)) else {
+            return;
+        };
+        let Some(member) = self.members.iter_mut().find(|member| member.number == number) else {
+            return;
+        };
         member.granted.push_back((slot, Hold(held)));
         if !member.gate.rung.load(Ordering::Relaxed) {
             member.gate.rung.store(true, Ordering::Relaxed);
@@ -482,7 +514,10 @@ impl Exclusion {
     /// True if only unregistered writes hold blocks, and no request waits.
     pub(super) fn is_idle(&self) -> bool {
         let state = self.lock();
-        state.changes.is_empty() && state.writes.is_empty() && state.busy.is_empty() && !self.is_changing()
+        state.changes.is_empty()
+            && state.writes.is_empty()
+            && state.busy.is_empty()
+            && !self.is_changing()
     }
 }
 

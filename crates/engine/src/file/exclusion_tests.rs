@@ -52,7 +52,11 @@ impl Lane {
         loop {
             let mut fds = [PollFd::new(&*self.doorbell, PollFlags::IN)];
             let limit = Timespec { tv_sec: 60, tv_nsec: 0 };
-            assert_ne!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 0, "a hold that never comes");
+            assert_ne!(
+                rustix::event::poll(&mut fds, Some(&limit)).unwrap(),
+                0,
+                "a hold that never comes"
+            );
             if let Some((_, hold)) = self.granted().pop() {
                 return hold;
             }
@@ -73,8 +77,8 @@ fn slots(granted: &[(u16, Hold)]) -> Vec<u16> {
 #[test]
 fn writes_without_changes_never_register() {
     let (exclusion, [mut one, mut other]) = lanes();
-    let holds =
-        [one.write(0, 0..BLOCK), one.write(1, 0..BLOCK), other.write(0, 0..BLOCK)].map(Option::unwrap);
+    let holds = [one.write(0, 0..BLOCK), one.write(1, 0..BLOCK), other.write(0, 0..BLOCK)]
+        .map(Option::unwrap);
     assert!(holds.iter().all(|hold| !hold.is_registered()));
     assert!(exclusion.is_idle());
     let [a, b, c] = holds;
@@ -183,7 +187,8 @@ fn dropped_channel_gives_back_its_holds() {
 fn forgotten_wait_blocks_no_other() {
     let (exclusion, [mut one, mut other]) = lanes();
     let change = one.change(0, 0..512).unwrap();
-    // The first, one in the middle and the last of those that follow the change, and one that follows one of them.
+    // The first, one in the middle and the last of those that follow the change, and one that
+    // follows one of them.
     for slot in 1..6 {
         assert!(other.write(slot, 0..BLOCK).is_none());
     }
@@ -224,7 +229,8 @@ fn work_for_one_block_grows_linearly() {
     let compared = COMPARED.get();
     let mut held: Vec<Hold> = one.change(0, 0..512).into_iter().collect();
     for slot in 1..MANY {
-        let hold = if slot % 8 == 0 { other.write(slot, 0..BLOCK) } else { one.change(slot, 0..512) };
+        let hold =
+            if slot % 8 == 0 { other.write(slot, 0..BLOCK) } else { one.change(slot, 0..512) };
         assert!(hold.is_none());
     }
     let mut ended = 0;
@@ -258,7 +264,9 @@ fn write_during_changes_checks_changes_only() {
 fn odd_ranges_are_accepted() {
     let (exclusion, [mut one, mut other]) = lanes();
     #[allow(clippy::reversed_empty_ranges, reason = "that is what is tried")]
-    for range in [0..0, 7..7, 9..3, 0..u64::MAX, u64::MAX..u64::MAX, u64::MAX - 1..u64::MAX, u64::MAX..0] {
+    for range in
+        [0..0, 7..7, 9..3, 0..u64::MAX, u64::MAX..u64::MAX, u64::MAX - 1..u64::MAX, u64::MAX..0]
+    {
         let change = one.change(0, range.clone()).unwrap();
         let write = other.write(0, range.clone());
         one.holder.end(change);
@@ -287,8 +295,11 @@ enum Step {
 const CHANNELS: usize = 3;
 
 fn step() -> impl Strategy<Value = Step> {
-    let blocks = || (0..6u64, 1..4u64).prop_map(|(start, len)| start * BLOCK..(start + len) * BLOCK);
-    let bytes = || (0..12 * BLOCK / 512, 1..12u64).prop_map(|(start, len)| start * 512..(start + len) * 512);
+    let blocks =
+        || (0..6u64, 1..4u64).prop_map(|(start, len)| start * BLOCK..(start + len) * BLOCK);
+    let bytes = || {
+        (0..12 * BLOCK / 512, 1..12u64).prop_map(|(start, len)| start * 512..(start + len) * 512)
+    };
     prop_oneof![
         6 => (0..CHANNELS, blocks()).prop_map(|(channel, range)| Step::Write(channel, range)),
         3 => (0..CHANNELS, bytes()).prop_map(|(channel, range)| Step::Change(channel, range)),
@@ -376,7 +387,8 @@ proptest! {
                     if !its.is_empty() {
                         let id = *index.get(&its);
                         lanes[channel].holder.forget(Slot(id));
-                        // One that is not registered is known by its hold only; of the others, it is gone already.
+                        // One that is not registered is known by its hold only; of the others, it
+                        // is gone already.
                         held.remove(&id).into_iter().for_each(|hold| lanes[channel].holder.end(hold));
                         specification.0.remove(&id);
                     }
@@ -404,8 +416,8 @@ proptest! {
     }
 }
 
-/// As in the models, on this machine's processor: blocks of two halves, which writes store both and changes one.
-/// No lane waits for a hold that never comes.
+/// As in the models, on this machine's processor: blocks of two halves, which writes store both and
+/// changes one. No lane waits for a hold that never comes.
 #[test]
 fn threaded_lanes_undo_no_write_and_end() {
     const LANES: u64 = 3;
@@ -437,16 +449,25 @@ fn threaded_lanes_undo_no_write_and_end() {
                     let hold = if changes { lane.change(0, range) } else { lane.write(0, range) };
                     let hold = hold.unwrap_or_else(|| lane.sleep_until_granted());
                     if changes {
-                        assert_eq!(block.inside.swap(-1, Ordering::Relaxed), 0, "a change meets something");
-                        let (left, right) =
-                            (block.left.load(Ordering::Relaxed), block.right.load(Ordering::Relaxed));
+                        assert_eq!(
+                            block.inside.swap(-1, Ordering::Relaxed),
+                            0,
+                            "a change meets something"
+                        );
+                        let (left, right) = (
+                            block.left.load(Ordering::Relaxed),
+                            block.right.load(Ordering::Relaxed),
+                        );
                         std::hint::spin_loop();
                         block.left.store(left + 1, Ordering::Relaxed);
                         block.right.store(right, Ordering::Relaxed);
                         block.changed.fetch_add(1, Ordering::Relaxed);
                         block.inside.store(0, Ordering::Relaxed);
                     } else {
-                        assert!(block.inside.fetch_add(1, Ordering::Relaxed) >= 0, "a write meets a change");
+                        assert!(
+                            block.inside.fetch_add(1, Ordering::Relaxed) >= 0,
+                            "a write meets a change"
+                        );
                         block.left.fetch_add(1, Ordering::Relaxed);
                         block.right.fetch_add(1, Ordering::Relaxed);
                         block.inside.fetch_sub(1, Ordering::Relaxed);
@@ -457,7 +478,8 @@ fn threaded_lanes_undo_no_write_and_end() {
         }
     });
     let sums = disk.map(|block| {
-        let [left, right, changed] = [block.left, block.right, block.changed].map(AtomicU64::into_inner);
+        let [left, right, changed] =
+            [block.left, block.right, block.changed].map(AtomicU64::into_inner);
         assert_eq!(left - changed, right, "a change has undone a write");
         left
     });

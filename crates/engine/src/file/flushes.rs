@@ -56,8 +56,8 @@ struct Gate {
     doorbell: Arc<Waker>,
 }
 
-/// Writes, discards and zeroings that were answered and not durable by themselves. Stored by its channel alone, and alone on its cache line (and on the
-/// one that is fetched with it).
+/// Writes, discards and zeroings that were answered and not durable by themselves. Stored by its
+/// channel alone, and alone on its cache line (and on the one that is fetched with it).
 #[derive(Debug)]
 #[repr(align(128))]
 struct Answered(AtomicU64);
@@ -238,7 +238,8 @@ impl Syncer {
 }
 
 impl Flusher {
-    /// A channel's. `doorbell` is rung when [`Flusher::next_result`] has something; others may ring it, too.
+    /// A channel's. `doorbell` is rung when [`Flusher::next_result`] has something; others may ring
+    /// it, too.
     pub(crate) fn new(shared: &Arc<Flushes>, doorbell: Arc<Waker>) -> Flusher {
         let answered = Answered(AtomicU64::new(0));
         let gate = Arc::new(Gate { answered, rung: AtomicBool::new(false), doorbell });
@@ -321,10 +322,12 @@ impl Drop for Flusher {
 }
 
 impl State {
-    /// All that was answered and not durable by itself. No count ever falls, so two sums are the same only if all counts are.
+    /// All that was answered and not durable by itself. No count ever falls, so two sums are the
+    /// same only if all counts are.
     fn answered(&self) -> u64 {
         // Acquire: what was counted has ended.
-        let counts = self.members.iter().map(|member| member.gate.answered.0.load(Ordering::Acquire));
+        let counts =
+            self.members.iter().map(|member| member.gate.answered.0.load(Ordering::Acquire));
         counts.fold(self.gone, u64::wrapping_add)
     }
 

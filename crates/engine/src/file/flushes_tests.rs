@@ -68,7 +68,11 @@ impl Lane {
     fn new(flushes: &Arc<Flushes>) -> Lane {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let doorbell = Arc::new(rustix::event::eventfd(0, flags).unwrap());
-        Lane { flusher: Flusher::new(flushes, Arc::clone(&doorbell)), doorbell, out: BTreeMap::new() }
+        Lane {
+            flusher: Flusher::new(flushes, Arc::clone(&doorbell)),
+            doorbell,
+            out: BTreeMap::new(),
+        }
     }
 }
 
@@ -89,7 +93,8 @@ impl World {
                 self.writes.push(self.now);
             }
             Step::Ask(lane) => {
-                let Some(slot) = (0..DEPTH).find(|slot| !self.lanes[lane].out.contains_key(slot)) else {
+                let Some(slot) = (0..DEPTH).find(|slot| !self.lanes[lane].out.contains_key(slot))
+                else {
                     return;
                 };
                 self.lanes[lane].out.insert(slot, self.now);
@@ -139,7 +144,8 @@ impl World {
         }
     }
 
-    /// The rule, in plain words: a successful one that began after each write that was answered before `asked`, and has ended.
+    /// The rule, in plain words: a successful one that began after each write that was answered
+    /// before `asked`, and has ended.
     fn is_durable(&self, asked: Moment) -> bool {
         let last = self.writes.iter().copied().filter(|write| *write < asked).max().unwrap_or(0);
         self.syncs.iter().any(|sync| sync.began > last && sync.ended.is_some_and(|(_, ok)| ok))

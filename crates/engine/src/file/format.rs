@@ -1,5 +1,6 @@
-//! Images that are not raw. Served as raw they show the guest the format's innards, and its first write destroys them; so an image
-//! that begins (or ends) as another format does is refused unless its user says that it is raw.
+//! Images that are not raw. Served as raw they show the guest the format's innards, and its first
+//! write destroys them; so an image that begins (or ends) as another format does is refused unless
+//! its user says that it is raw.
 //!
 //! The guest writes the bytes that are looked at: a guest that puts such a mark into its own disk
 //! is refused at the next start, and other guests are not affected. Reading the format and acting
@@ -45,12 +46,14 @@ impl Format {
         let insist = "or say --format raw if it is a raw image in which the guest wrote this";
         match remedy {
             Remedy::Convert => format!(
-                "looks like a {name} image, and only raw ones are served: the guest would see the format's own data, and its first \
-                 write would destroy them; convert it with `qemu-img convert -O raw`, {insist}"
+                "looks like a {name} image, and only raw ones are served: the guest would see the \
+                 format's own data, and its first write would destroy them; convert it with \
+                 `qemu-img convert -O raw`, {insist}"
             ),
             Remedy::Unpack(command) => format!(
-                "looks packed by {name}, and only raw images are served: the guest would see the archive's own data, and its first \
-                 write would destroy it; unpack it first: `{command} {}`, {insist}",
+                "looks packed by {name}, and only raw images are served: the guest would see the \
+                 archive's own data, and its first write would destroy it; unpack it first: \
+                 `{command} {}`, {insist}",
                 shell_word(path)
             ),
         }
@@ -115,9 +118,14 @@ pub(super) fn other_than_raw(file: &File, size: u64) -> Option<Format> {
         At::Start(at) => head.get(at..).is_some_and(|rest| rest.starts_with(mark.bytes)),
         At::End(back) => size.checked_sub(back).is_some_and(|at| is_at(file, at, mark.bytes)),
     };
-    let disk = MARKS.iter().find(is_there).map(|mark| Format { name: mark.format, remedy: Remedy::Convert });
-    let archive =
-        || archive::packed_by(head).map(|(name, command)| Format { name, remedy: Remedy::Unpack(command) });
+    let disk = MARKS
+        .iter()
+        .find(is_there)
+        .map(|mark| Format { name: mark.format, remedy: Remedy::Convert });
+    let archive = || {
+        archive::packed_by(head)
+            .map(|(name, command)| Format { name, remedy: Remedy::Unpack(command) })
+    };
     disk.or_else(archive)
 }
 

@@ -52,5 +52,6 @@ pub(super) fn uuid(file: &File) -> Option<[u8; 16]> {
     // SAFETY: an open descriptor, and a structure of the size that the number names, which lives
     // during the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), GET_UUID, &raw mut uuid) };
-    (result == 0 && usize::from(uuid.len) <= uuid.uuid.len() && uuid.uuid != [0; 16]).then_some(uuid.uuid)
+    (result == 0 && usize::from(uuid.len) <= uuid.uuid.len() && uuid.uuid != [0; 16])
+        .then_some(uuid.uuid)
 }

@@ -90,7 +90,9 @@ impl Identity {
 
     /// Takes the words of [`Identity::words`]; none if this version does not know them.
     pub fn from_words(kind: u64, digest: [u64; 2]) -> Option<Identity> {
-        let way = IdentitySource::ALL.into_iter().find(|way| *way as u64 == kind & u64::from(u32::MAX))?;
+        let way = IdentitySource::ALL
+            .into_iter()
+            .find(|way| *way as u64 == kind & u64::from(u32::MAX))?;
         Some(Identity { way, host: u32::try_from(kind >> 32).ok()?, digest })
     }
 }
@@ -151,7 +153,8 @@ fn of_file(file: &File, metadata: &Metadata) -> Option<Identity> {
 /// When the file was made, if its file system says.
 fn birth(file: &File) -> Option<(i64, u32)> {
     let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
-    (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
+    (stat.stx_mask & StatxFlags::BTIME.bits() != 0)
+        .then_some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
 }
 
 fn of_device(metadata: &Metadata) -> Identity {
@@ -162,7 +165,8 @@ fn of_device(metadata: &Metadata) -> Identity {
         Some(text.trim().to_owned()).filter(|text| !text.is_empty())
     };
     let is_partition = read("partition").is_some();
-    let of_disk = |name: &str| read(&if is_partition { format!("../{name}") } else { name.to_owned() });
+    let of_disk =
+        |name: &str| read(&if is_partition { format!("../{name}") } else { name.to_owned() });
     // Where a partition lies on its disk.
     let start = if is_partition { read("start") } else { None }.unwrap_or_default();
     let with = |digest: Digest, way, host| {
@@ -192,7 +196,11 @@ fn of_device(metadata: &Metadata) -> Identity {
     if let Some(image) = of_disk("device/image_id") {
         let of_ceph = |name| of_disk(name).unwrap_or_default();
         let pool = [of_ceph("device/cluster_fsid"), of_ceph("device/pool_id")].join(" ");
-        return with(Digest::new().with(pool.as_bytes()).with(image.as_bytes()), IdentitySource::Name, 0);
+        return with(
+            Digest::new().with(pool.as_bytes()).with(image.as_bytes()),
+            IdentitySource::Name,
+            0,
+        );
     }
     for name in ["wwid", "device/wwid", "device/cid", "serial"] {
         if let Some(name) = of_disk(name) {
@@ -307,7 +315,8 @@ mod tests {
             return vlane_testing::skip("no loop device can be made here");
         };
         let part = loop_device(&["-o", "65536"]);
-        let found = [Some(whole), part].map(|device| device.map(|device| (at(Path::new(&device)), device)));
+        let found =
+            [Some(whole), part].map(|device| device.map(|device| (at(Path::new(&device)), device)));
         for (_, device) in found.iter().flatten() {
             std::process::Command::new("losetup").args(["-d", device]).status().unwrap();
         }

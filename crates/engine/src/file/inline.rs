@@ -146,7 +146,12 @@ impl Writes {
     ///
     /// # Safety
     /// The buffers must be mapped.
-    pub(super) unsafe fn attempt(&mut self, fd: RawFd, buffers: &[libc::iovec], offset: u64) -> Attempt {
+    pub(super) unsafe fn attempt(
+        &mut self,
+        fd: RawFd,
+        buffers: &[libc::iovec],
+        offset: u64,
+    ) -> Attempt {
         let begin = self.pace.now();
         if begin < self.pace.said.leave_until.load(Ordering::Relaxed) {
             return Attempt::Leaves;
@@ -247,7 +252,8 @@ mod tests {
     fn slow_write_moves_all_writes_for_a_while() {
         let pace = Pace::new();
         let until = || pace.said.leave_until.load(Ordering::Relaxed);
-        for (took, pause) in [(0, SHORTEST), (SLOW, SHORTEST), (10_000_000, 200_000_000), (1 << 40, LONGEST)]
+        for (took, pause) in
+            [(0, SHORTEST), (SLOW, SHORTEST), (10_000_000, 200_000_000), (1 << 40, LONGEST)]
         {
             let now = until() + 1;
             pace.took(took, now);
@@ -266,7 +272,8 @@ mod tests {
         let until = || pace.said.leave_until.load(Ordering::Relaxed);
         (0..10).for_each(|_| writes.leaves());
         std::thread::sleep(std::time::Duration::from_nanos(2 * SLOW_ELSEWHERE));
-        // They left long ago, and one has just ended. A slow machine gets an hour for the next line.
+        // They left long ago, and one has just ended. A slow machine gets an hour for the next
+        // line.
         writes.since = pace.now() + 3_600_000_000_000;
         writes.ended();
         assert_eq!((until(), writes.left), (0, 9));
@@ -289,7 +296,8 @@ mod tests {
         one.leaves();
         one.leaves();
         assert!(
-            !pace.is_held_up(one.since + SLOW_ELSEWHERE) && pace.is_held_up(one.since + SLOW_ELSEWHERE + 1)
+            !pace.is_held_up(one.since + SLOW_ELSEWHERE)
+                && pace.is_held_up(one.since + SLOW_ELSEWHERE + 1)
         );
         (0..2).for_each(|_| one.ended());
         assert!(!pace.is_held_up(u64::MAX));

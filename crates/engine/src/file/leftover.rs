@@ -3,9 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
-/// An image is locked, although no process that runs has it open, as far as can be seen: the requests of one that was killed are still
-/// on their way to the storage, and may write. Writes made now could be overwritten by an older
-/// write that lands later.
+/// An image is locked, although no process that runs has it open, as far as can be seen: the
+/// requests of one that was killed are still on their way to the storage, and may write. Writes
+/// made now could be overwritten by an older write that lands later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
     /// For how long it has been waited for.
@@ -20,13 +20,14 @@ impl fmt::Display for Leftover {
         match &self.process {
             Some((pid, name)) => write!(
                 f,
-                "process {pid} ({}) was ended, but its last requests have not, and may still write: look at the storage, which does not \
-                 answer",
+                "process {pid} ({}) was ended, but its last requests have not, and may still \
+                 write: look at the storage, which does not answer",
                 vlane_socket::printable(name)
             ),
             None => f.write_str(
-                "the last requests of a process that was killed have not ended, and may still write (look at the storage, which does not \
-                 answer), or another user's or container's process has it (as root: `lslocks`, `fuser -v`)",
+                "the last requests of a process that was killed have not ended, and may still \
+                 write (look at the storage, which does not answer), or another user's or \
+                 container's process has it (as root: `lslocks`, `fuser -v`)",
             ),
         }
     }

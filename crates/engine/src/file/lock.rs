@@ -67,8 +67,8 @@ pub(super) fn acquire(
 pub(super) struct Wait<'a, 'b> {
     patience: &'a mut Patience<'b>,
     begin: Instant,
-    /// The process that runs and has it locked, as seen last, and since when. One that is replaced by another program in its place is not seen for a
-    /// moment, and is the same.
+    /// The process that runs and has it locked, as seen last, and since when. One that is replaced
+    /// by another program in its place is not seen for a moment, and is the same.
     user: Option<(u32, Instant)>,
     pause: Duration,
 }
@@ -92,7 +92,8 @@ impl<'a, 'b> Wait<'a, 'b> {
         let openers = Openers::of(file);
         if let Some(opener) = openers.locking() {
             let user = self.user.filter(|(pid, _)| *pid == opener.pid);
-            let (_, since) = *self.user.insert(user.unwrap_or_else(|| (opener.pid, Instant::now())));
+            let (_, since) =
+                *self.user.insert(user.unwrap_or_else(|| (opener.pid, Instant::now())));
             if since.elapsed() > MOMENT {
                 return Err(Locked::By(opener.clone()));
             }
@@ -132,11 +133,16 @@ impl Locked {
 fn named(opener: &Opener) -> String {
     match opener.pid == std::process::id() {
         true => "this process already".to_owned(),
-        false => format!("another process (pid {}, {})", opener.pid, vlane_socket::printable(&opener.name)),
+        false => format!(
+            "another process (pid {}, {})",
+            opener.pid,
+            vlane_socket::printable(&opener.name)
+        ),
     }
 }
 
-/// Takes the locks for another open file of the same image as well: requests that go through it have their own to hold.
+/// Takes the locks for another open file of the same image as well: requests that go through it
+/// have their own to hold.
 pub(super) fn also(path: &Path, file: &File, read_only: bool) -> Result<(), EngineError> {
     announce(file, read_only).map(drop).map_err(|error| {
         EngineError::new(ErrorKind::Io, Some(path), "cannot lock it again").with_source(error)
@@ -149,12 +155,16 @@ fn does(read_only: bool) -> &'static [i64] {
 
 /// Sets our own locks; false if this file system has none.
 fn announce(file: &File, read_only: bool) -> io::Result<bool> {
-    let ours = does(read_only).iter().map(|p| DOES + p).chain([WRITE, RESIZE].iter().map(|p| FORBIDS + p));
+    let ours =
+        does(read_only).iter().map(|p| DOES + p).chain([WRITE, RESIZE].iter().map(|p| FORBIDS + p));
     for byte in ours {
         match lock_byte(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
             Ok(_) => {}
             Err(error)
-                if matches!(error.raw_os_error(), Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)) =>
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)
+                ) =>
             {
                 return Ok(false);
             }
@@ -175,7 +185,8 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
         Ok(true) => {}
         Ok(false) => {
             tracing::warn!(
-                "{}: this file system has no locks; make sure that no second process uses the image",
+                "{}: this file system has no locks; make sure that no second process uses the \
+                 image",
                 path.display()
             );
             return Ok(Attempt::Done);
@@ -184,14 +195,18 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
             return Ok(Attempt::Locked);
         }
         Err(error) => {
-            return Err(EngineError::new(ErrorKind::Io, Some(path), "cannot lock it").with_source(error));
+            return Err(
+                EngineError::new(ErrorKind::Io, Some(path), "cannot lock it").with_source(error)
+            );
         }
     }
-    let theirs = does(read_only).iter().map(|p| FORBIDS + p).chain([WRITE, RESIZE].iter().map(|p| DOES + p));
+    let theirs =
+        does(read_only).iter().map(|p| FORBIDS + p).chain([WRITE, RESIZE].iter().map(|p| DOES + p));
     // Our own locks are not in the way of our own test.
     for byte in theirs {
         let found = lock_byte(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).map_err(|error| {
-            EngineError::new(ErrorKind::Io, Some(path), "cannot look at its locks").with_source(error)
+            EngineError::new(ErrorKind::Io, Some(path), "cannot look at its locks")
+                .with_source(error)
         })?;
         if i32::from(found.l_type) != libc::F_UNLCK {
             return Ok(Attempt::Locked);
@@ -202,7 +217,8 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
 
 /// One byte's lock; all of them, to unlock.
 fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc::flock> {
-    // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero pid).
+    // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero
+    // pid).
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = i16::try_from(kind).unwrap_or_default();
     lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
@@ -218,7 +234,8 @@ fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc
 /// Returns true if any byte of the file is locked, in QEMU's way or another. A lock that cannot be
 /// asked for counts as none.
 pub(super) fn is_locked(file: &File) -> bool {
-    // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero pid).
+    // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero
+    // pid).
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = i16::try_from(libc::F_WRLCK).unwrap_or_default();
     lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
@@ -259,7 +276,8 @@ mod tests {
     #[test]
     fn holder_s_name_is_shown_escaped() {
         let name = "\x1b[2J\rqemu".to_owned();
-        let holder = Locked::By(Opener { pid: 7, name: name.clone(), has_locks: true, is_ending: false });
+        let holder =
+            Locked::By(Opener { pid: 7, name: name.clone(), has_locks: true, is_ending: false });
         let said = holder.into_error(Path::new("disk.raw"), false).to_string();
         assert!(said.contains("pid 7, \\u{1b}[2J\\rqemu"), "{said}");
         let left = Leftover { waited: Duration::ZERO, process: Some((7, name)) };

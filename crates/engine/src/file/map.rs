@@ -24,13 +24,15 @@ pub(super) struct Map {
 impl Map {
     /// Maps the file for reading: no code in this process can write to it by accident.
     pub(super) fn new(file: &File, size: u64) -> io::Result<Map> {
-        let len = usize::try_from(size.next_multiple_of(PAGE)).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        let len = usize::try_from(size.next_multiple_of(PAGE))
+            .map_err(|_| io::ErrorKind::FileTooLarge)?;
         let pages = Mapping::read_only(file, len)?;
         let words = (len / 4096).div_ceil(64);
         let present = (0..words).map(|_| AtomicU64::new(0)).collect();
         let map = Map { pages, present };
         let mut at = 0;
-        // An image in a few pieces is known from the start; a scattered one is learnt as it is used.
+        // An image in a few pieces is known from the start; a scattered one is learnt as it is
+        // used.
         for _ in 0..PIECES_AT_OPEN {
             match map.learn(file, at, size, size) {
                 Some(next) => at = next,
@@ -77,8 +79,8 @@ impl Map {
         }
     }
 
-    /// Notes the first piece of data from `from` on, if it begins before `begin_limit`, up to `limit`; says where to
-    /// go on, if there is more.
+    /// Notes the first piece of data from `from` on, if it begins before `begin_limit`, up to
+    /// `limit`; says where to go on, if there is more.
     fn learn(&self, file: &File, from: u64, begin_limit: u64, limit: u64) -> Option<u64> {
         let begins = |start: &u64| *start < begin_limit && *start < limit;
         let start = rustix::fs::seek(file, SeekFrom::Data(from)).ok().filter(begins)?;
@@ -152,7 +154,9 @@ mod tests {
     fn map_words_cover_exactly_touched_pages() {
         let pages = |offset, len| {
             let bits = |(word, mask): (usize, u64)| {
-                (0..64).filter(move |bit| mask >> bit & 1 != 0).map(move |bit| word as u64 * 64 + bit)
+                (0..64)
+                    .filter(move |bit| mask >> bit & 1 != 0)
+                    .map(move |bit| word as u64 * 64 + bit)
             };
             Map::words(offset, len).flat_map(bits).collect::<Vec<u64>>()
         };
@@ -168,8 +172,9 @@ mod tests {
         let file = memfd(PAGE);
         let map = Map::new(&file, PAGE).expect("map");
         let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
-        let line =
-            maps.lines().find(|line| line.starts_with(&format!("{:x}-", map.pages.base().as_ptr() as usize)));
+        let line = maps
+            .lines()
+            .find(|line| line.starts_with(&format!("{:x}-", map.pages.base().as_ptr() as usize)));
         assert_eq!(line.and_then(|line| line.split_whitespace().nth(1)), Some("r--s"));
     }
 

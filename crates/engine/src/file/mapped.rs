@@ -1,9 +1,9 @@
 //! An image in memory (tmpfs): reads are copies from a mapping, without a system call.
 //!
-//! A page of the mapping is only touched when it is known to exist: touching a hole would allocate it. Reads of a
-//! page not known yet go through `preadv`, which does the right thing, and the page is known from
-//! then on. Should the page vanish all the same (another process truncates the file), the guard
-//! trips, and every read goes through system calls for good, errors included.
+//! A page of the mapping is only touched when it is known to exist: touching a hole would allocate
+//! it. Reads of a page not known yet go through `preadv`, which does the right thing, and the page
+//! is known from then on. Should the page vanish all the same (another process truncates the file),
+//! the guard trips, and every read goes through system calls for good, errors included.
 //!
 //! Writes are system calls, `pwrite`: the kernel's copy into a page is not interrupted by a signal.
 //! A copy by vlane itself would be a third faster. But SIGKILL could stop it in the middle of a
@@ -25,7 +25,8 @@ use crate::{Channel, ChannelStats, IoErrorKind, Outcome, PART, Request, Slot, St
 use vlane_io::select;
 use vlane_io::{Decisions, Operation};
 
-/// Bytes that are zeroed without a look at the lane's other work: allocating them takes some milliseconds.
+/// Bytes that are zeroed without a look at the lane's other work: allocating them takes some
+/// milliseconds.
 const ZEROES_PART: u64 = 16 << 20;
 
 /// A lane's way into an image in memory.
@@ -51,13 +52,20 @@ impl MappedChannel {
 
     /// Reads `len` bytes at `offset` into `buffers`, which are the request's or a part of them.
     #[inline]
-    fn read_at(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
+    fn read_at(
+        &mut self,
+        request: &Request,
+        buffers: &[libc::iovec],
+        offset: u64,
+        len: u64,
+    ) -> Status {
         if let Some(map) = &self.shared.map
             && let Some(mut at) = map.address(offset, len)
         {
             for buffer in buffers {
-                // SAFETY: the guest's buffer stays mapped while the request is in flight; the buffers' lengths add up
-                // to `len`, which the address is good for. Image and guest memory are different mappings.
+                // SAFETY: the guest's buffer stays mapped while the request is in flight; the
+                // buffers' lengths add up to `len`, which the address is good for. Image and guest
+                // memory are different mappings.
                 unsafe {
                     std::ptr::copy_nonoverlapping(at, buffer.iov_base.cast::<u8>(), buffer.iov_len);
                     at = at.add(buffer.iov_len);
@@ -71,7 +79,13 @@ impl MappedChannel {
     }
 
     #[cold]
-    fn read_by_call(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
+    fn read_by_call(
+        &mut self,
+        request: &Request,
+        buffers: &[libc::iovec],
+        offset: u64,
+        len: u64,
+    ) -> Status {
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
         if let Err(error) = unsafe { transfer_all(self.shared.file(), buffers, offset, false) } {
             return self.fail(request, &error);
@@ -92,9 +106,16 @@ impl MappedChannel {
 
     /// Writes `buffers`, which are the request's or a part of them, `len` bytes, at `offset`.
     #[inline]
-    fn write_at(&mut self, request: &Request, buffers: &[libc::iovec], offset: u64, len: u64) -> Status {
+    fn write_at(
+        &mut self,
+        request: &Request,
+        buffers: &[libc::iovec],
+        offset: u64,
+        len: u64,
+    ) -> Status {
         let from = offset - request.sector().wrapping_mul(SECTOR);
-        let told = RecordedCall::write(self.shared.recorder.as_ref(), request, from, (0, offset, len));
+        let told =
+            RecordedCall::write(self.shared.recorder.as_ref(), request, from, (0, offset, len));
         // SAFETY: the guest's buffers stay mapped while the request is in flight.
         let written = unsafe { transfer_all(self.shared.file(), buffers, offset, true) };
         match &written {
@@ -113,7 +134,8 @@ impl MappedChannel {
         Status::Ok
     }
 
-    /// Begins a request that would keep the lane from its other work for too long: a part each time that the lane has done that.
+    /// Begins a request that would keep the lane from its other work for too long: a part each time
+    /// that the lane has done that.
     #[cold]
     fn begin_in_parts(&mut self, slot: Slot) -> Outcome {
         self.done[usize::from(slot.0)] = 0;
@@ -128,7 +150,9 @@ impl MappedChannel {
             Kind::Out => true,
             _ => return self.next_zeroes(request, done),
         };
-        let Some((start, _)) = span(request.sector(), request.len()) else { return (0, Status::IoErr) };
+        let Some((start, _)) = span(request.sector(), request.len()) else {
+            return (0, Status::IoErr);
+        };
         let mut part = Vec::new();
         let len = select(&mut part, request.buffers(), done, PART);
         let status = match write {
@@ -222,7 +246,13 @@ impl MappedChannel {
 
 impl Channel for MappedChannel {
     #[inline]
-    fn begin(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        _: Decisions,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
         self.stats.inline += 1;
         Outcome::Done(match request.kind() {
             Kind::In | Kind::Out if request.len() > PART => return self.begin_in_parts(slot),
@@ -236,7 +266,13 @@ impl Channel for MappedChannel {
     }
 
     /// Does the next part.
-    fn go_on(&mut self, slot: Slot, request: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn go_on(
+        &mut self,
+        slot: Slot,
+        request: &Request,
+        _: Decisions,
+        _: &mut Vec<Operation>,
+    ) -> Outcome {
         let done = self.done[usize::from(slot.0)];
         let (len, status) = self.next_part(request, done);
         if status != Status::Ok {
@@ -269,7 +305,12 @@ fn ranges_len(request: &Request) -> u64 {
 ///
 /// # Safety
 /// The buffers must be mapped.
-unsafe fn transfer_all(file: &File, buffers: &[libc::iovec], offset: u64, write: bool) -> io::Result<()> {
+unsafe fn transfer_all(
+    file: &File,
+    buffers: &[libc::iovec],
+    offset: u64,
+    write: bool,
+) -> io::Result<()> {
     let total: u64 = buffers.iter().map(|buffer| buffer.iov_len as u64).sum();
     let mut done = 0;
     // Only what comes in parts needs a list of its own.
@@ -281,7 +322,9 @@ unsafe fn transfer_all(file: &File, buffers: &[libc::iovec], offset: u64, write:
         // SAFETY: `left` has at least `count` buffers, mapped as the caller promises.
         let n = unsafe {
             match (left, write) {
-                ([one], true) => libc::pwrite(file.as_raw_fd(), one.iov_base, one.iov_len, position),
+                ([one], true) => {
+                    libc::pwrite(file.as_raw_fd(), one.iov_base, one.iov_len, position)
+                }
                 (_, true) => libc::pwritev(file.as_raw_fd(), left.as_ptr(), count, position),
                 (_, false) => libc::preadv(file.as_raw_fd(), left.as_ptr(), count, position),
             }

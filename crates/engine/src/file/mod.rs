@@ -20,6 +20,7 @@ mod durability;
 mod exclusion;
 #[cfg(test)]
 mod exclusion_tests;
+mod failures;
 mod flushes;
 #[cfg(test)]
 mod flushes_tests;
@@ -84,8 +85,8 @@ pub enum Cache {
     Writeback,
     /// Reads and writes go through it; each write is on the device before it is answered.
     WriteThrough,
-    /// As [`Cache::Writeback`], and the pages of the guest's journal are dropped from it once they are flushed
-    /// (pollution-defensive caching).
+    /// As [`Cache::Writeback`], and the pages of the guest's journal are dropped from it once they
+    /// are flushed (pollution-defensive caching).
     Pdc,
 }
 
@@ -96,8 +97,8 @@ pub enum JournalWay {
     /// everywhere; a commit costs the same as with [`Cache::Writeback`].
     #[default]
     Drop,
-    /// It is read and written around the page cache, as the whole image with [`Cache::None`], where that is safe, and dropped elsewhere. A commit waits for the
-    /// device one time more.
+    /// It is read and written around the page cache, as the whole image with [`Cache::None`], where
+    /// that is safe, and dropped elsewhere. A commit waits for the device one time more.
     Direct,
 }
 
@@ -127,8 +128,8 @@ pub struct FileOptions {
     pub discard: Discard,
     /// With [`Cache::Pdc`]: the journal's way.
     pub journal: JournalWay,
-    /// For experiments: an `fdatasync` that succeeds is taken to do so by this much later, to stand for a slower device. Neither durable writes are
-    /// delayed nor the sync at the volume's end.
+    /// For experiments: an `fdatasync` that succeeds is taken to do so by this much later, to stand
+    /// for a slower device. Neither durable writes are delayed nor the sync at the volume's end.
     pub flush_delay: Duration,
     /// For experiments, with [`Cache::Pdc`]: a flush writes no dirty page to the device but those
     /// of the guest's journal. Data flushed elsewhere **can be lost** when the host fails. With no
@@ -219,9 +220,9 @@ impl FileEngine {
         FileEngine { shared: Arc::new(shared), syncs }
     }
 
-    /// Opens an image and takes its locks, in the way that QEMU does: QEMU, qemu-img and another vlane see
-    /// that the image is in use. If a dead process's requests still hold the image, it waits two
-    /// seconds for them.
+    /// Opens an image and takes its locks, in the way that QEMU does: QEMU, qemu-img and another
+    /// vlane see that the image is in use. If a dead process's requests still hold the image, it
+    /// waits two seconds for them.
     ///
     /// # Errors
     /// Every [`crate::ErrorKind`]; the text names the action to take.
@@ -243,8 +244,8 @@ impl FileEngine {
         open::open(path, options, patience).map(FileEngine::new)
     }
 
-    /// The same, with everything that reaches the storage written down from now on: for tests and research. [`StorageRecorder::finish`] ends
-    /// the record.
+    /// The same, with everything that reaches the storage written down from now on: for tests and
+    /// research. [`StorageRecorder::finish`] ends the record.
     ///
     /// # Errors
     /// When the record cannot be begun.
@@ -433,8 +434,9 @@ impl Shared {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             let transfer::Align { block, memory } = self.align;
             tracing::warn!(
-                "{}: the storage refuses direct I/O of whole blocks of {block} bytes in memory aligned to {memory}, which it \
-                 announced to take; the guest gets errors: serve the image with --cache writeback",
+                "{}: the storage refuses direct I/O of whole blocks of {block} bytes in memory \
+                 aligned to {memory}, which it announced to take; the guest gets errors: serve \
+                 the image with --cache writeback",
                 self.path.display()
             );
         }

@@ -19,8 +19,8 @@ use super::inline::Pace;
 use super::kernel_lock::KernelLock;
 use super::transfer::Align;
 use super::{
-    Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format, lock,
-    map, ranges, rereads,
+    Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format,
+    lock, map, ranges, rereads,
 };
 use crate::{EngineError, ErrorKind, Piece, pages};
 use vlane_io::StorageFile;
@@ -49,7 +49,8 @@ struct Asked {
     size: u64,
 }
 
-/// The files through which an image is reached, and the cache mode that comes of it: with a second file the first one is direct.
+/// The files through which an image is reached, and the cache mode that comes of it: with a second
+/// file the first one is direct.
 fn ways(
     path: &Path,
     asked: Asked,
@@ -62,7 +63,8 @@ fn ways(
         _ if in_memory => {
             if cache == Cache::None {
                 tracing::warn!(
-                    "{}: lies in memory (tmpfs), which has no direct I/O; --cache none has no effect",
+                    "{}: lies in memory (tmpfs), which has no direct I/O; --cache none has no \
+                     effect",
                     path.display()
                 );
             }
@@ -74,7 +76,8 @@ fn ways(
         },
         Cache::Auto if !read_only && let Some(why) = rereads::reason(&buffered) => {
             tracing::info!(
-                "{}: {why}, and a guest that changes data while they are written would make them differ: using --cache writeback",
+                "{}: {why}, and a guest that changes data while they are written would make them \
+                 differ: using --cache writeback",
                 path.display()
             );
             (buffered, None, Cache::Writeback)
@@ -100,8 +103,8 @@ fn ways(
 fn warn_of_rereading(path: &Path, file: &File) {
     if let Some(why) = rereads::reason(file) {
         tracing::warn!(
-            "{}: {why}, and with --cache none a guest that changes data while they are written makes them differ, and can make \
-             them unreadable; use --cache writeback",
+            "{}: {why}, and with --cache none a guest that changes data while they are written \
+             makes them differ, and can make them unreadable; use --cache writeback",
             path.display()
         );
     }
@@ -110,7 +113,10 @@ fn warn_of_rereading(path: &Path, file: &File) {
 /// The mapping of an image in memory; without one there are system calls.
 fn map(path: &Path, file: &File, size: u64) -> Option<map::Map> {
     let told = |error: &io::Error| {
-        tracing::warn!("{}: cannot be mapped ({error}); going on with system calls", path.display());
+        tracing::warn!(
+            "{}: cannot be mapped ({error}); going on with system calls",
+            path.display()
+        );
     };
     map::Map::new(file, size).inspect_err(told).ok()
 }
@@ -142,9 +148,11 @@ pub(super) fn open(
     let (buffered, metadata, size) = locked(path, read_only, raw, patience)?;
     let is_device = metadata.file_type().is_block_device();
 
-    let file_system = if is_device { 0 } else { rustix::fs::fstatfs(&buffered).map_or(0, |fs| fs.f_type) };
+    let file_system =
+        if is_device { 0 } else { rustix::fs::fstatfs(&buffered).map_or(0, |fs| fs.f_type) };
     if file_system == HUGETLBFS_MAGIC && !read_only {
-        let text = "lies on hugetlbfs, whose files cannot be written to with system calls; use tmpfs";
+        let text =
+            "lies on hugetlbfs, whose files cannot be written to with system calls; use tmpfs";
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
     let in_memory = file_system == TMPFS_MAGIC;
@@ -165,18 +173,40 @@ pub(super) fn open(
     if !is_device && !read_only && options.discard == Discard::On {
         warn_of_freeing(path, &file);
     }
-    let opened =
-        Opened { file, second, cache, witness, refusal, can_discard, can_zero, is_device, in_memory, size };
+    let opened = Opened {
+        file,
+        second,
+        cache,
+        witness,
+        refusal,
+        can_discard,
+        can_zero,
+        is_device,
+        in_memory,
+        size,
+    };
     shared(path, options, opened)
 }
 
 /// Makes the state that the channels of an opened image share.
 fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, EngineError> {
-    let Opened { file, second, cache, witness, refusal, can_discard, can_zero, is_device, in_memory, size } =
-        opened;
+    let Opened {
+        file,
+        second,
+        cache,
+        witness,
+        refusal,
+        can_discard,
+        can_zero,
+        is_device,
+        in_memory,
+        size,
+    } = opened;
     let FileOptions { read_only, flush_delay, .. } = options;
     let align = match second {
-        Some(_) => direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 }),
+        Some(_) => {
+            direct_alignment(&file, is_device).unwrap_or(Align { block: 4096, memory: 4096 })
+        }
         None => Align::NONE,
     };
     let align = match cache {
@@ -189,7 +219,8 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
     let (journal, placements) = match cache == Cache::Pdc && !read_only {
         true => {
             let regions = second.is_some().then_some(align);
-            let (journal, placements) = regions::start(path, &file, size, &durability, regions, refusal)?;
+            let (journal, placements) =
+                regions::start(path, &file, size, &durability, regions, refusal)?;
             (Some(journal), placements)
         }
         false => (None, None),
@@ -262,8 +293,8 @@ fn check_writable(path: &Path, file: &File, is_device: bool) -> Result<(), Engin
         return Ok(());
     }
     let text = format!(
-        "the device is set read-only (`blockdev --setro`, `losetup -r`, a hardware switch); serve it with --read-only, or make it \
-         writable: `blockdev --setrw {}`",
+        "the device is set read-only (`blockdev --setro`, `losetup -r`, a hardware switch); serve \
+         it with --read-only, or make it writable: `blockdev --setrw {}`",
         path.display()
     );
     Err(EngineError::new(ErrorKind::ReadOnly, Some(path), text))
@@ -288,7 +319,8 @@ fn open_image(path: &Path, read_only: bool) -> Result<(File, Metadata), EngineEr
         ));
     }
     if !kind.is_file() && !kind.is_block_device() {
-        let text = "is neither a regular file nor a block device; give an image file or a block device";
+        let text =
+            "is neither a regular file nor a block device; give an image file or a block device";
         return Err(fail(ErrorKind::NotAFileOrDevice, text));
     }
     let buffered = open_with(path, read_only, 0).map_err(|e| open_error(path, read_only, e))?;
@@ -344,7 +376,10 @@ fn claim(path: &Path, is_direct: bool, file: &File) -> Result<File, EngineError>
         match open_with(path, false, libc::O_EXCL | direct) {
             Ok(file) => return Ok(file),
             // A process that was killed keeps its claim until its last request in flight has ended.
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < lock::PATIENCE => {
+            Err(error)
+                if error.raw_os_error() == Some(libc::EBUSY)
+                    && begin.elapsed() < lock::PATIENCE =>
+            {
                 if lock::is_open_elsewhere(file) || is_mounted(file) {
                     return Err(open_error(path, false, error));
                 }
@@ -402,12 +437,17 @@ fn open_direct(
     };
     let direct = match open_with(path, read_only, libc::O_DIRECT) {
         Ok(direct) => direct,
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return refusal("", Some(error)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            return refusal("", Some(error));
+        }
         Err(error) => return Err(open_error(path, read_only, error)),
     };
     let Some(align) = direct_alignment(&direct, is_device) else { return refusal("", None) };
     if let Err(error) = try_direct(&direct, align) {
-        return refusal(&format!(" (it refuses to read a block of {} bytes)", align.block), Some(error));
+        return refusal(
+            &format!(" (it refuses to read a block of {} bytes)", align.block),
+            Some(error),
+        );
     }
     if !read_only && let Err(error) = check_whole_blocks(path, align.block, size) {
         let (kind, source) = (error.kind, error.source);
@@ -420,18 +460,22 @@ fn open_direct(
     Ok(Ok(direct))
 }
 
-/// Reads the first block as it is announced that it can be read. Errors of the medium do not matter here.
+/// Reads the first block as it is announced that it can be read. Errors of the medium do not matter
+/// here.
 fn try_direct(direct: &File, align: Align) -> io::Result<()> {
     let block = usize::try_from(align.block).unwrap_or(4096);
     let mut piece = Piece::new(block + align.memory);
     // Not aligned to more than was announced.
     match direct.read_at(&mut piece.bytes_mut()[align.memory..][..block], 0) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Err(error),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
+            Err(error)
+        }
         _ => Ok(()),
     }
 }
 
-/// Refuses an image that ends within a block of direct I/O: a write of its end would make it longer.
+/// Refuses an image that ends within a block of direct I/O: a write of its end would make it
+/// longer.
 ///
 /// # Errors
 /// [`ErrorKind::OddSize`].
@@ -440,8 +484,8 @@ pub(super) fn check_whole_blocks(path: &Path, block: u64, size: u64) -> Result<(
         return Ok(());
     }
     let text = format!(
-        "has {size} bytes, which is not a multiple of the {block} in which the storage does direct I/O; round it up with `truncate -s \
-         {} {}`, or use --cache writeback",
+        "has {size} bytes, which is not a multiple of the {block} in which the storage does \
+         direct I/O; round it up with `truncate -s {} {}`, or use --cache writeback",
         size.next_multiple_of(block),
         format::shell_word(path)
     );
@@ -457,7 +501,8 @@ fn direct_alignment(file: &File, is_device: bool) -> Option<Align> {
         && stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0
     {
         let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
-        let sane = memory.is_power_of_two() && offset.is_power_of_two() && offset.max(memory) <= 1 << 20;
+        let sane =
+            memory.is_power_of_two() && offset.is_power_of_two() && offset.max(memory) <= 1 << 20;
         return sane.then_some(Align { block: u64::from(offset), memory: memory as usize });
     }
     // Kernels or file systems that do not say: the device's block, or what every device can do.
@@ -484,8 +529,8 @@ pub(super) fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Resul
     match rustix::process::getrlimit(Resource::Fsize).current {
         Some(limit) if limit < size && !is_device => {
             let text = format!(
-                "has {size} bytes, but this process may only write the first {limit} of a file; raise the \
-                                limit (ulimit -f), or serve it with --read-only"
+                "has {size} bytes, but this process may only write the first {limit} of a file; \
+                 raise the limit (ulimit -f), or serve it with --read-only"
             );
             Err(EngineError::new(ErrorKind::Limit, Some(path), text))
         }
@@ -495,11 +540,13 @@ pub(super) fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Resul
 
 /// Warns of a fully allocated file whose space a guest's trim will free.
 fn warn_of_freeing(path: &Path, file: &File) {
-    let is_whole =
-        file.metadata().is_ok_and(|metadata| metadata.blocks().saturating_mul(SECTOR) >= metadata.len());
+    let is_whole = file
+        .metadata()
+        .is_ok_and(|metadata| metadata.blocks().saturating_mul(SECTOR) >= metadata.len());
     if is_whole {
         tracing::warn!(
-            "{}: the file is fully allocated, and the guest's trim frees parts of it; use --discard keep to keep it allocated, or --discard off to offer no trim",
+            "{}: the file is fully allocated, and the guest's trim frees parts of it; use \
+             --discard keep to keep it allocated, or --discard off to offer no trim",
             path.display()
         );
     }
@@ -508,7 +555,8 @@ fn warn_of_freeing(path: &Path, file: &File) {
 /// True if a block device takes commands of a kind, according to one of its queue's limits.
 fn device_takes(metadata: &std::fs::Metadata, limit: &str) -> bool {
     let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-    let of = |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}{limit}"));
+    let of =
+        |dir: &str| std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/{dir}{limit}"));
     // A partition's limits are its disk's.
     let text = of("queue/").or_else(|_| of("../queue/")).unwrap_or_default();
     text.trim().parse::<u64>().is_ok_and(|bytes| bytes > 0)

@@ -1,5 +1,5 @@
-//! A channel of a volume of which parts are read and written around the page cache: which way each request goes, and each part of one that crosses a
-//! border. See [`super::placements`].
+//! A channel of a volume of which parts are read and written around the page cache: which way each
+//! request goes, and each part of one that crosses a border. See [`super::placements`].
 //!
 //! A request inside one placement takes the same way as on a volume that has no other. One that
 //! crosses a border goes part after part: data as one transfer each, a discard or zeroing as one
@@ -156,8 +156,8 @@ impl FileChannel {
         self.placer.as_mut().map_or((false, u64::MAX), |placer| placer.part(slot, at))
     }
 
-    /// How the `left` bytes of a discard or zeroing go on at byte `at`: how that is placed, how many bytes of them are, and the blocks in which
-    /// they are worked on.
+    /// How the `left` bytes of a discard or zeroing go on at byte `at`: how that is placed, how
+    /// many bytes of them are, and the blocks in which they are worked on.
     #[inline]
     pub(super) fn place_range(
         &mut self,
@@ -195,7 +195,9 @@ fn touched(request: &Request) -> Option<Range<u64>> {
                 begin..begin.saturating_add(u64::from(range.sectors) * SECTOR)
             });
             // Some that it does not touch may lie between.
-            ranges.filter(|range| !range.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+            ranges
+                .filter(|range| !range.is_empty())
+                .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
         }
         Kind::Flush | Kind::GetId | Kind::Refused(_) | Kind::Unreachable => None,
     }

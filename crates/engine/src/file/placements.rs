@@ -1,4 +1,5 @@
-//! Which requests go around the page cache: those that lie in a direct region. And how the regions change while requests are under way.
+//! Which requests go around the page cache: those that lie in a direct region. And how the regions
+//! change while requests are under way.
 //!
 //! A page that is written through the page cache and around it at the same time loses data: the
 //! cache writes its old content of the page back. So at any time a byte of the volume has one
@@ -112,7 +113,8 @@ pub(crate) enum Begun {
 }
 
 impl Placements {
-    /// For a volume without regions. `changer` is rung when it is worth a look at [`Placements::is_drained`].
+    /// For a volume without regions. `changer` is rung when it is worth a look at
+    /// [`Placements::is_drained`].
     pub(crate) fn new(changer: Arc<Waker>) -> Arc<Placements> {
         let none = Arc::new(Regions::default());
         let state = State {
@@ -122,7 +124,11 @@ impl Placements {
             members: Vec::new(),
             numbers: 0,
         };
-        Arc::new(Placements { generation: Generation(AtomicU64::new(0)), state: Mutex::new(state), changer })
+        Arc::new(Placements {
+            generation: Generation(AtomicU64::new(0)),
+            state: Mutex::new(state),
+            changer,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -160,7 +166,8 @@ impl Placements {
         what(&mut state);
         state.generation += 1;
         self.generation.0.store(state.generation, Ordering::Release);
-        let doorbells: Vec<_> = state.members.iter().map(|member| Arc::clone(&member.doorbell)).collect();
+        let doorbells: Vec<_> =
+            state.members.iter().map(|member| Arc::clone(&member.doorbell)).collect();
         drop(state);
         // Not under the mutex: it is a system call each.
         doorbells.iter().for_each(|doorbell| wake(doorbell));
@@ -168,7 +175,8 @@ impl Placements {
 }
 
 impl Placer {
-    /// A channel's, for requests in so many slots. `doorbell` is rung when [`Placer::freed`] may have something; others may ring it, too.
+    /// A channel's, for requests in so many slots. `doorbell` is rung when [`Placer::freed`] may
+    /// have something; others may ring it, too.
     pub(crate) fn new(shared: &Arc<Placements>, slots: u16, doorbell: Arc<Waker>) -> Placer {
         let mut state = shared.lock();
         let (number, generation) = (state.numbers, state.generation);
@@ -274,7 +282,8 @@ impl Placer {
             self.awaited += usize::from(flight.is_awaited);
         }
         let (flights, changing) = (&self.flights, &self.changing);
-        let freed = self.held.extract_if(.., |slot| !changing.touches(&flights[usize::from(slot.0)].range));
+        let freed =
+            self.held.extract_if(.., |slot| !changing.touches(&flights[usize::from(slot.0)].range));
         self.freed.extend(freed);
         if self.awaited == 0 {
             state.drained(self.number);

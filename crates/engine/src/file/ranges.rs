@@ -1,4 +1,5 @@
-//! DISCARD and WRITE_ZEROES on a disk: one range after the other, each in the best way that the storage knows.
+//! DISCARD and WRITE_ZEROES on a disk: one range after the other, each in the best way that the
+//! storage knows.
 //!
 //! Where direct I/O has blocks of more than a sector, a range is divided. A part of a block at its
 //! beginning or end is not discarded, and is zeroed by a write of zeroes; the rest is whole blocks.
@@ -46,7 +47,8 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// Each lasts some milliseconds, on a disk that writes 100 MB in a second a sixth of one.
-    pub(super) const USUAL: Pieces = Pieces { punched: 64 << 20, zeroed: 16 << 20, written: 1 << 20 };
+    pub(super) const USUAL: Pieces =
+        Pieces { punched: 64 << 20, zeroed: 16 << 20, written: 1 << 20 };
 
     /// The most that goes in this way at once.
     fn of(self, way: ClearMethod) -> u64 {
@@ -68,13 +70,17 @@ impl ClearMethod {
 
     /// The turns among which a piece that goes in this way has its own.
     fn turn(self) -> Turn {
-        if matches!(self, ClearMethod::Discard | ClearMethod::Device) { Turn::Discard } else { Turn::Zeroing }
+        if matches!(self, ClearMethod::Discard | ClearMethod::Device) {
+            Turn::Discard
+        } else {
+            Turn::Zeroing
+        }
     }
 }
 
 impl FileChannel {
-    /// The ways for a range, the best one first. A WRITE_ZEROES without "unmap" must not deallocate (virtio 1.2,
-    /// 5.2.6.2).
+    /// The ways for a range, the best one first. A WRITE_ZEROES without "unmap" must not deallocate
+    /// (virtio 1.2, 5.2.6.2).
     fn ways(&self, kind: Kind, range: &Range) -> &'static [ClearMethod] {
         match (kind, self.shared.discard) {
             (Kind::Discard, Discard::On) if self.shared.is_device => {
@@ -83,7 +89,9 @@ impl FileChannel {
             (Kind::Discard, Discard::On) => &[ClearMethod::Punch],
             (Kind::Discard, Discard::Keep) if !self.shared.is_device => &[ClearMethod::Zero],
             (Kind::Discard, _) => &[],
-            (_, Discard::On) if range.unmap => &[ClearMethod::Punch, ClearMethod::Zero, ClearMethod::Write],
+            (_, Discard::On) if range.unmap => {
+                &[ClearMethod::Punch, ClearMethod::Zero, ClearMethod::Write]
+            }
             _ => &[ClearMethod::Zero, ClearMethod::Write],
         }
     }
@@ -110,7 +118,8 @@ impl FileChannel {
             };
             let (at, left) = (start + done, end.saturating_sub(start + done));
             if left == 0 {
-                (progress.range, progress.done, progress.way, progress.retries) = (index + 1, 0, 0, 0);
+                (progress.range, progress.done, progress.way, progress.retries) =
+                    (index + 1, 0, 0, 0);
                 continue;
             }
             let (decisions, left, block) = self.place_range(slot, decisions, at, left);
@@ -127,7 +136,9 @@ impl FileChannel {
                 continue;
             }
             let ways = self.ways(request.kind(), range);
-            let Some(way) = (if is_part { Some(ClearMethod::Write) } else { ways.get(way).copied() }) else {
+            let Some(way) =
+                (if is_part { Some(ClearMethod::Write) } else { ways.get(way).copied() })
+            else {
                 // A discard is advice; zeroes can always be written.
                 let FileChannel { progress, holder, .. } = self;
                 transfer::release(holder.as_mut(), &mut progress[usize::from(slot.0)].hold);
@@ -143,7 +154,9 @@ impl FileChannel {
                 return Outcome::Pending;
             }
             match way {
-                ClearMethod::Write => return self.write_zeroes(slot, request, decisions, at, operations),
+                ClearMethod::Write => {
+                    return self.write_zeroes(slot, request, decisions, at, operations);
+                }
                 // A thread's discard cannot be called back: the lane may want the request to end
                 // here.
                 ClearMethod::Device if !std::mem::replace(&mut self.at(slot).is_armed, true) => {
@@ -169,12 +182,14 @@ impl FileChannel {
         let (file, align) = self.way_in(decisions.placement);
         let progress = self.at(slot);
         progress.stage = Stage::Zeroes;
-        let extent = Extent { data: Data::Zeroes, write: true, file, offset, len: progress.part, align };
+        let extent =
+            Extent { data: Data::Zeroes, write: true, file, offset, len: progress.part, align };
         progress.transfer = Transfer::new(extent, 0);
         self.proceed(slot, request, decisions, None, operations)
     }
 
-    /// Begins the present part of a range in a way that the system knows, or waits for its blocks; false if that cannot be.
+    /// Begins the present part of a range in a way that the system knows, or waits for its blocks;
+    /// false if that cannot be.
     fn begin_way(
         &mut self,
         slot: Slot,
@@ -214,7 +229,15 @@ impl FileChannel {
         shared.kernel_lock.begin();
         let patient = progress.retries > 0;
         // The descriptor that claimed a device: see `open::claim`.
-        operations.push(Operation { number: 0, kind, file: 0, offset, len, durable: false, patient });
+        operations.push(Operation {
+            number: 0,
+            kind,
+            file: 0,
+            offset,
+            len,
+            durable: false,
+            patient,
+        });
         true
     }
 
@@ -273,7 +296,9 @@ impl FileChannel {
             }
             // A security module that knows no such command, or pages that others have: there is the
             // system call.
-            (Some(ClearMethod::Discard), libc::EACCES | libc::EPERM | libc::EBUSY) => self.at(slot).way += 1,
+            (Some(ClearMethod::Discard), libc::EACCES | libc::EPERM | libc::EBUSY) => {
+                self.at(slot).way += 1
+            }
             // Not for this range: not aligned as the device wants it.
             (Some(_), libc::EINVAL) => self.at(slot).way += 1,
             (_, errno) if self.may_retry(slot, errno) => {}

@@ -2,9 +2,9 @@
 //! storage for no operation itself.
 //!
 //! It sees requests, answers, and operations of io_uring. A channel's own system calls are recorded
-//! where they are made ([`RecordedCall`](crate::recorder::RecordedCall)). These are the inline write
-//! (`channel.rs`), an image in memory (`mapped.rs`), a device's discard (`discard.rs`) and the sync
-//! at the end (`mod.rs`).
+//! where they are made ([`RecordedCall`](crate::recorder::RecordedCall)). These are the inline
+//! write (`channel.rs`), an image in memory (`mapped.rs`), a device's discard (`discard.rs`) and
+//! the sync at the end (`mod.rs`).
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -30,7 +30,11 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    pub(super) fn new(inner: Box<dyn Channel>, recorder: Arc<StorageRecorder>, slots: u16) -> Recorded {
+    pub(super) fn new(
+        inner: Box<dyn Channel>,
+        recorder: Arc<StorageRecorder>,
+        slots: u16,
+    ) -> Recorded {
         let requests = vec![None; usize::from(slots)].into_boxed_slice();
         Recorded { lane: recorder.lane(), inner, recorder, requests, under_way: Vec::new() }
     }

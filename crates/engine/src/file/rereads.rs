@@ -44,7 +44,9 @@ struct OnDevice {
 fn of_file_system(known: OnFileSystem) -> Option<&'static str> {
     match known.magic {
         BTRFS_MAGIC if known.is_nocow || known.is_nodatasum => None,
-        BTRFS_MAGIC => Some("btrfs has checksums of it (`chattr +C` on an empty file leaves them out)"),
+        BTRFS_MAGIC => {
+            Some("btrfs has checksums of it (`chattr +C` on an empty file leaves them out)")
+        }
         ZFS_MAGIC => Some("ZFS has checksums of it"),
         BCACHEFS_MAGIC => Some("bcachefs has checksums of it"),
         _ => None,
@@ -62,7 +64,9 @@ fn of_device(known: &OnDevice) -> Option<String> {
             return Some(format!("/dev/{name} writes each copy from the same memory"));
         }
         Some(level @ ("raid4" | "raid5" | "raid6")) => {
-            return Some(format!("/dev/{name} is {level}, with parity computed from the same memory"));
+            return Some(format!(
+                "/dev/{name} is {level}, with parity computed from the same memory"
+            ));
         }
         _ => {}
     }
@@ -72,8 +76,9 @@ fn of_device(known: &OnDevice) -> Option<String> {
     if is("zd") {
         return Some(format!("/dev/{name} is a volume of ZFS, which has checksums of it"));
     }
-    wants_stable_writes
-        .then(|| format!("/dev/{name} wants its data unchanged while it writes them (queue/stable_writes)"))
+    wants_stable_writes.then(|| {
+        format!("/dev/{name} wants its data unchanged while it writes them (queue/stable_writes)")
+    })
 }
 
 /// The reason why data written to a file or device is read more than once, as far as the system
@@ -92,7 +97,10 @@ fn reason_at(file: &File, depth: u32) -> Option<String> {
     let device = if is_device { metadata.rdev() } else { metadata.dev() };
     let roots = Roots::system();
     let stack = Stack::read(roots);
-    stack.layers(Thing::Device(device)).iter().find_map(|layer| on_layer(roots, &stack, layer, depth))
+    stack
+        .layers(Thing::Device(device))
+        .iter()
+        .find_map(|layer| on_layer(roots, &stack, layer, depth))
 }
 
 fn on_layer(roots: Roots<'_>, stack: &Stack, layer: &Extent, depth: u32) -> Option<String> {
@@ -101,7 +109,8 @@ fn on_layer(roots: Roots<'_>, stack: &Stack, layer: &Extent, depth: u32) -> Opti
     let directory = directory(roots, number);
     let why = of_device(&on_device(&directory, &device.name));
     // A loop device writes from the guest's memory only if it does direct I/O itself.
-    let is_direct = || std::fs::read_to_string(directory.join("loop/dio")).is_ok_and(|dio| dio.trim() == "1");
+    let is_direct =
+        || std::fs::read_to_string(directory.join("loop/dio")).is_ok_and(|dio| dio.trim() == "1");
     let backing = || {
         let path = device.backing.as_ref().filter(|_| depth < DEEPEST && is_direct())?;
         reason_at(&File::open(path).ok()?, depth + 1)
@@ -115,8 +124,9 @@ fn directory(roots: Roots<'_>, number: u64) -> PathBuf {
 }
 
 fn on_device(directory: &Path, name: &str) -> OnDevice {
-    let text =
-        |file: &str| std::fs::read_to_string(directory.join(file)).ok().map(|text| text.trim().to_owned());
+    let text = |file: &str| {
+        std::fs::read_to_string(directory.join(file)).ok().map(|text| text.trim().to_owned())
+    };
     OnDevice {
         name: name.to_owned(),
         level: text("md/level"),
@@ -178,7 +188,8 @@ mod tests {
         };
         for level in ["raid1", "raid10", "raid4", "raid5", "raid6"] {
             assert!(
-                of_device(&device("md0", Some(level), false)).is_some_and(|why| why.contains("md0")),
+                of_device(&device("md0", Some(level), false))
+                    .is_some_and(|why| why.contains("md0")),
                 "{level}"
             );
         }
@@ -191,7 +202,8 @@ mod tests {
         for name in ["sda", "nvme0n1", "dm-3", "loop0", "zram0", "drbd", "zd"] {
             assert_eq!(of_device(&device(name, None, false)), None, "{name}");
             assert!(
-                of_device(&device(name, None, true)).is_some_and(|why| why.contains("stable_writes")),
+                of_device(&device(name, None, true))
+                    .is_some_and(|why| why.contains("stable_writes")),
                 "{name}"
             );
         }

@@ -14,7 +14,9 @@ use super::exclusion::Exclusion;
 use super::flushes::{Flushes, Syncer};
 use super::inline::Pace;
 use super::transfer::Align;
-use super::{Cache, FileEngine, Shared, discard, durability, kernel_lock, ranges, sync_thread, transfer};
+use super::{
+    Cache, FileEngine, Shared, discard, durability, kernel_lock, ranges, sync_thread, transfer,
+};
 use crate::Writeback;
 use vlane_io::StorageFile;
 use vlane_io::system;

@@ -100,7 +100,8 @@ impl Stack {
     /// Looks at all block devices. Facts that the system does not report are left out.
     pub(super) fn read(roots: Roots<'_>) -> Stack {
         let mut devices = BTreeMap::new();
-        for entry in std::fs::read_dir(roots.sys.join("dev/block")).into_iter().flatten().flatten() {
+        for entry in std::fs::read_dir(roots.sys.join("dev/block")).into_iter().flatten().flatten()
+        {
             let number = entry.file_name().to_str().and_then(number);
             let directory = std::fs::canonicalize(entry.path());
             let (Some(number), Ok(directory)) = (number, directory) else { continue };
@@ -114,12 +115,16 @@ impl Stack {
         let size = match thing {
             // It may grow.
             Thing::File { .. } => u64::MAX,
-            Thing::Device(number) => self.devices.get(&number).map_or(u64::MAX, |device| device.size),
+            Thing::Device(number) => {
+                self.devices.get(&number).map_or(u64::MAX, |device| device.size)
+            }
         };
-        let mut layers = vec![Extent { of: thing, range: 0..size, is_exact: true, is_claimed: false }];
+        let mut layers =
+            vec![Extent { of: thing, range: 0..size, is_exact: true, is_claimed: false }];
         let mut fresh = 0;
         for _ in 0..DEEPEST {
-            let next: Vec<Extent> = layers[fresh..].iter().flat_map(|upper| self.below(upper)).collect();
+            let next: Vec<Extent> =
+                layers[fresh..].iter().flat_map(|upper| self.below(upper)).collect();
             fresh = layers.len();
             // A device may be reached on several ways.
             for extent in next {
@@ -138,8 +143,11 @@ impl Stack {
         let mapped = lowers.map(|lower| {
             let is_exact = upper.is_exact && lower.is_exact;
             let at = |offset: u64| lower.range.start.saturating_add(offset).min(lower.range.end);
-            let range =
-                if is_exact { at(upper.range.start)..at(upper.range.end) } else { lower.range.clone() };
+            let range = if is_exact {
+                at(upper.range.start)..at(upper.range.end)
+            } else {
+                lower.range.clone()
+            };
             Extent { range, is_exact, ..lower.clone() }
         });
         mapped.filter(|extent| !extent.range.is_empty()).collect()
@@ -168,8 +176,9 @@ fn in_common(one: &Extent, other: &Extent) -> Option<Shared> {
     if one.of != other.of || a.start >= b.end || b.start >= a.end {
         return None;
     }
-    let covers =
-        |outer: &Range<u64>, inner: &Range<u64>| outer.start <= inner.start && inner.end <= outer.end;
+    let covers = |outer: &Range<u64>, inner: &Range<u64>| {
+        outer.start <= inner.start && inner.end <= outer.end
+    };
     match (one.is_exact, other.is_exact) {
         (true, true) => Some(Shared::Surely),
         (true, false) if covers(a, b) => Some(Shared::Surely),
@@ -188,9 +197,11 @@ pub(super) fn number(text: &str) -> Option<u64> {
 
 fn read_device(roots: Roots<'_>, directory: &Path) -> Device {
     let text = |name: &str| std::fs::read_to_string(directory.join(name)).ok();
-    let count = |name: &str| text(name).and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
+    let count =
+        |name: &str| text(name).and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0);
     let name = directory.file_name().unwrap_or_default().to_string_lossy().replace('!', "/");
-    let mut found = Device { name, size: count("size").saturating_mul(SECTOR), ..Device::default() };
+    let mut found =
+        Device { name, size: count("size").saturating_mul(SECTOR), ..Device::default() };
     let is_exact = |of: Thing, start: u64, is_claimed: bool| {
         let range = start..start.saturating_add(found.size);
         Extent { of, range, is_exact: true, is_claimed }
@@ -199,9 +210,9 @@ fn read_device(roots: Roots<'_>, directory: &Path) -> Device {
     if text("partition").is_some() {
         // A partition's directory lies in its disk's.
         disk = std::fs::read_to_string(directory.join("../dev")).ok().as_deref().and_then(number);
-        lower.extend(
-            disk.map(|disk| is_exact(Thing::Device(disk), count("start").saturating_mul(SECTOR), true)),
-        );
+        lower.extend(disk.map(|disk| {
+            is_exact(Thing::Device(disk), count("start").saturating_mul(SECTOR), true)
+        }));
     } else if let Some(path) = text("loop/backing_file") {
         let path = PathBuf::from(path.trim_end_matches('\n'));
         let thing = loop_backing(&roots.dev.join(&found.name)).or_else(|| {
@@ -213,7 +224,8 @@ fn read_device(roots: Roots<'_>, directory: &Path) -> Device {
         backing = Some(path);
     } else {
         for slave in std::fs::read_dir(directory.join("slaves")).into_iter().flatten().flatten() {
-            let text = |name: &str| std::fs::read_to_string(slave.path().join(name)).unwrap_or_default();
+            let text =
+                |name: &str| std::fs::read_to_string(slave.path().join(name)).unwrap_or_default();
             let size = text("size").trim().parse::<u64>().unwrap_or(0).saturating_mul(SECTOR);
             let Some(number) = number(&text("dev")) else { continue };
             let of = Thing::Device(number);

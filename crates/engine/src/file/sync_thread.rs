@@ -54,7 +54,8 @@ impl SyncThread {
         let builder = thread::Builder::new().name("flush".to_owned());
         let started = threads::start(builder, move || run(&of));
         let refused = |error: io::Error| {
-            let text = "no thread for the flushes; raise the limit of threads (ulimit -u, or pids.max of the cgroup)";
+            let text = "no thread for the flushes; raise the limit of threads (ulimit -u, or \
+                        pids.max of the cgroup)";
             EngineError::new(ErrorKind::Limit, Some(&shared.path), text).with_source(error)
         };
         *thread = Some(started.map_err(refused)?);
@@ -153,7 +154,8 @@ mod tests {
 
     #[test]
     fn journal_of_few_pieces_is_written_alone() {
-        let journal = |kind, ranges| Journal { filesystem: FileSystem::Ext4, kind, way: Way::Layout, ranges };
+        let journal =
+            |kind, ranges| Journal { filesystem: FileSystem::Ext4, kind, way: Way::Layout, ranges };
         let of = |kind, ranges| pieces(&Map::new(&[journal(kind, ranges)]));
         let two = vec![4096..8192, 16384..20480];
         assert_eq!(of(Kind::Journal, two.clone()), Some(two));

@@ -1,4 +1,5 @@
-//! The transfer of an extent: of a part of a request's data to or from a part of a file, in however many operations that takes.
+//! The transfer of an extent: of a part of a request's data to or from a part of a file, in however
+//! many operations that takes.
 //!
 //! The caller gives it the extent and the file's demands on operations ([`Extent`]), and gets the
 //! next step ([`Next`]): an operation, to wait, or the end. Each part of the extent goes one of
@@ -23,7 +24,8 @@ use vlane_io::{Completion, Memory, Operation, OperationKind, ZEROES};
 
 /// How often an operation that the system refused for the moment is begun again.
 pub(super) const MAX_RETRIES: u32 = 64;
-/// Bytes of blocks that are changed at a time, unless one is larger: more than a usual request that begins or ends within a block.
+/// Bytes of blocks that are changed at a time, unless one is larger: more than a usual request that
+/// begins or ends within a block.
 const CHANGE: u64 = 16 << 10;
 
 /// Where data goes, or comes from.
@@ -115,7 +117,8 @@ impl Default for Align {
 pub(super) enum Next {
     /// This; its completion goes to [`Transfer::completed`].
     Operation(Operation),
-    /// To wait for a buffer ([`Pool::next_ready`], [`Transfer::give`]) or for the blocks ([`Holder::granted`]), and then [`Transfer::go_on`].
+    /// To wait for a buffer ([`Pool::next_ready`], [`Transfer::give`]) or for the blocks
+    /// ([`Holder::granted`]), and then [`Transfer::go_on`].
     Wait,
     /// All of it is done.
     Done,
@@ -212,7 +215,12 @@ impl Transfer {
     }
 
     /// Begins the rest, or continues after a wait.
-    pub(super) fn go_on(&mut self, request: &Request, durable: bool, means: &mut Means<'_>) -> Next {
+    pub(super) fn go_on(
+        &mut self,
+        request: &Request,
+        durable: bool,
+        means: &mut Means<'_>,
+    ) -> Next {
         let Extent { data, write, offset, len, align, .. } = self.extent;
         let (at, left) = (offset + self.done, len - self.done);
         if left == 0 {
@@ -243,7 +251,8 @@ impl Transfer {
             true => at + plain,
             false => (at + whole).next_multiple_of(align.block).min(start + most),
         };
-        let blocks = Blocks { start, len: usize::try_from(stop - start).unwrap_or(PIECE), moved: 0 };
+        let blocks =
+            Blocks { start, len: usize::try_from(stop - start).unwrap_or(PIECE), moved: 0 };
         if !is_plain && self.piece.is_none() {
             self.piece = means.pool.take(means.slot, blocks.len);
             if self.piece.is_none() {
@@ -306,8 +315,10 @@ impl Transfer {
         }
 
         // Blocks: the rest of them first, if only some were moved.
-        let (Step::Read(mut blocks) | Step::Fetch(mut blocks) | Step::Store(mut blocks), Some(mut piece)) =
-            (self.step, piece)
+        let (
+            Step::Read(mut blocks) | Step::Fetch(mut blocks) | Step::Store(mut blocks),
+            Some(mut piece),
+        ) = (self.step, piece)
         else {
             return self.fail(Failure::System(libc::EIO), None, means);
         };
@@ -354,7 +365,13 @@ impl Transfer {
 
     /// The system has refused an operation.
     #[cold]
-    fn refused(&mut self, errno: i32, durable: bool, piece: Option<Piece>, means: &mut Means<'_>) -> Next {
+    fn refused(
+        &mut self,
+        errno: i32,
+        durable: bool,
+        piece: Option<Piece>,
+        means: &mut Means<'_>,
+    ) -> Next {
         if !is_momentary(errno) || self.retries == MAX_RETRIES {
             return self.fail(Failure::System(errno), piece, means);
         }
@@ -393,7 +410,11 @@ impl Transfer {
             },
             (Step::Read(blocks) | Step::Fetch(blocks) | Step::Store(blocks), Some(piece)) => {
                 let moved = blocks.moved;
-                (Memory::Piece(piece, moved), blocks.start + moved as u64, (blocks.len - moved) as u64)
+                (
+                    Memory::Piece(piece, moved),
+                    blocks.start + moved as u64,
+                    (blocks.len - moved) as u64,
+                )
             }
             // An operation without a request.
             (_, piece) => return self.fail(Failure::System(libc::EIO), piece, means),
@@ -401,7 +422,15 @@ impl Transfer {
         let reads = !write || matches!(self.step, Step::Fetch(_));
         let kind = if reads { OperationKind::Read(memory) } else { OperationKind::Write(memory) };
         let patient = patient || self.patient || means.patient && !reads;
-        Next::Operation(Operation { number: 0, kind, file, offset, len, durable: durable && !reads, patient })
+        Next::Operation(Operation {
+            number: 0,
+            kind,
+            file,
+            offset,
+            len,
+            durable: durable && !reads,
+            patient,
+        })
     }
 
     /// Puts the data to write into the buffer that stands for `blocks`.
@@ -417,7 +446,9 @@ impl Transfer {
     /// Where in a buffer for `blocks` the data is that is not done, and how much of it.
     fn overlap(&self, blocks: Blocks) -> (Data, usize, usize) {
         let Extent { data, offset, len, .. } = self.extent;
-        let skip = usize::try_from(offset + self.done - blocks.start).unwrap_or(blocks.len).min(blocks.len);
+        let skip = usize::try_from(offset + self.done - blocks.start)
+            .unwrap_or(blocks.len)
+            .min(blocks.len);
         let left = usize::try_from(len - self.done).unwrap_or(usize::MAX);
         (data, skip, left.min(blocks.len - skip))
     }

@@ -52,7 +52,10 @@ impl Default for Turns {
 impl Turns {
     /// With so many at a time, in the order of [`Turn`].
     pub(super) fn new(most: [usize; 2]) -> Turns {
-        Turns { lines: most.map(|most| Line { most, under_way: 0, waiting: VecDeque::new() }), waiting: 0 }
+        Turns {
+            lines: most.map(|most| Line { most, under_way: 0, waiting: VecDeque::new() }),
+            waiting: 0,
+        }
     }
 
     /// True if a request has a turn now. If not, it waits for it: [`Turns::next`].
@@ -83,8 +86,9 @@ impl Turns {
 
     /// The next request that waited and has a turn now.
     pub(super) fn next(&mut self) -> Option<(Slot, Turn)> {
-        let turn =
-            [Turn::Discard, Turn::Zeroing].into_iter().find(|turn| self.lines[*turn as usize].is_ready())?;
+        let turn = [Turn::Discard, Turn::Zeroing]
+            .into_iter()
+            .find(|turn| self.lines[*turn as usize].is_ready())?;
         let line = &mut self.lines[turn as usize];
         let slot = line.waiting.pop_front()?;
         line.under_way += 1;

@@ -31,7 +31,8 @@ pub enum DeviceQueues {
     /// One queue for all: the first that came.
     #[default]
     Shared,
-    /// A submission queue for each thread that submits, as an NVMe drive has one for each CPU: they take turns, a request at a time.
+    /// A submission queue for each thread that submits, as an NVMe drive has one for each CPU: they
+    /// take turns, a request at a time.
     RoundRobin,
 }
 
@@ -61,7 +62,9 @@ impl Model {
     pub(crate) fn port(&self, slots: u16) -> Port {
         match self {
             Model::Shared(servers) => Port::Shared(servers::Port::new(Arc::clone(servers), slots)),
-            Model::RoundRobin(queues) => Port::RoundRobin(queues::Port::new(Arc::clone(queues), slots)),
+            Model::RoundRobin(queues) => {
+                Port::RoundRobin(queues::Port::new(Arc::clone(queues), slots))
+            }
         }
     }
 }

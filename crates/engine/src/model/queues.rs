@@ -1,4 +1,5 @@
-//! The device of [`round_robin`](super::round_robin), with a clock and lanes: a submission queue for each thread that submits.
+//! The device of [`round_robin`](super::round_robin), with a clock and lanes: a submission queue
+//! for each thread that submits.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -152,15 +153,34 @@ impl Port {
         });
         let lane = &mut state.ports[number];
         let generation = lane.generation;
-        *lane =
-            Lane { is_there: true, generation, served: Vec::with_capacity(usize::from(slots)), pending: 0 };
+        *lane = Lane {
+            is_there: true,
+            generation,
+            served: Vec::with_capacity(usize::from(slots)),
+            pending: 0,
+        };
         drop(state);
-        Port { queues, number, generation, thread, queue, deadline: None, shortest: false, handed_over: 0 }
+        Port {
+            queues,
+            number,
+            generation,
+            thread,
+            queue,
+            deadline: None,
+            shortest: false,
+            handed_over: 0,
+        }
     }
 
-    /// Brings the device up to date, and lets `change` do something with it; then looks when to come again. The lane is on that `thread`.
+    /// Brings the device up to date, and lets `change` do something with it; then looks when to
+    /// come again. The lane is on that `thread`.
     // off the data path: the model device replaces storage in experiments only.
-    fn with(&mut self, thread: u64, now: Option<Instant>, change: impl FnOnce(&mut Port, &mut State)) {
+    fn with(
+        &mut self,
+        thread: u64,
+        now: Option<Instant>,
+        change: impl FnOnce(&mut Port, &mut State),
+    ) {
         let queues = Arc::clone(&self.queues);
         let mut state = queues.lock();
         // Read with the lock: times do not go back.
@@ -175,7 +195,9 @@ impl Port {
         let next = match (lane.served.is_empty(), lane.pending) {
             (false, _) => Some(now),
             (true, 0) => None,
-            _ => state.device.next_end(|job| (job.port, job.generation) == (self.number, self.generation)),
+            _ => state
+                .device
+                .next_end(|job| (job.port, job.generation) == (self.number, self.generation)),
         };
         self.deadline = next.map(|next| queues.start + Duration::from_nanos(next));
     }
@@ -212,7 +234,8 @@ impl Port {
     pub(super) fn forget(&mut self, slot: Slot) {
         let job = Job { port: self.number, generation: self.generation, slot: slot.0 };
         self.with(self.thread, None, |port, state| {
-            let removed = state.device.remove(|other| *other == job, || Job { port: usize::MAX, ..job });
+            let removed =
+                state.device.remove(|other| *other == job, || Job { port: usize::MAX, ..job });
             let lane = &mut state.ports[port.number];
             lane.pending -= removed;
             lane.served.retain(|served| *served != slot);
@@ -241,12 +264,18 @@ mod tests {
     const LATENCY: Duration = Duration::from_secs(3600);
 
     fn queues(parallelism: usize) -> Arc<Queues> {
-        Arc::new(Queues::new(ModelConfig { latency: LATENCY, parallelism, queues: DeviceQueues::RoundRobin }))
+        Arc::new(Queues::new(ModelConfig {
+            latency: LATENCY,
+            parallelism,
+            queues: DeviceQueues::RoundRobin,
+        }))
     }
 
     fn due(port: &mut Port, now: Instant) -> Vec<u16> {
         let mut ready = Vec::new();
-        port.with(port.thread, Some(now), |port, state| ready.append(&mut state.ports[port.number].served));
+        port.with(port.thread, Some(now), |port, state| {
+            ready.append(&mut state.ports[port.number].served)
+        });
         ready.iter().map(|slot| slot.0).collect()
     }
 
@@ -254,7 +283,8 @@ mod tests {
     #[test]
     fn lanes_of_a_thread_share_its_queue() {
         let queues = queues(1);
-        let mut ports: Vec<_> = [7, 7, 8].map(|thread| Port::on(thread, Arc::clone(&queues), 16)).into();
+        let mut ports: Vec<_> =
+            [7, 7, 8].map(|thread| Port::on(thread, Arc::clone(&queues), 16)).into();
         assert_eq!(ports.iter().map(|port| port.queue).collect::<Vec<_>>(), [0, 0, 1]);
         ports[0].submit_from(8, Slot(0), false);
         assert_eq!((ports[0].queue, ports[1].queue), (1, 0));
@@ -263,7 +293,11 @@ mod tests {
         drop(ports.remove(1));
         assert_eq!(Port::on(9, Arc::clone(&queues), 16).queue, 0);
         drop(ports);
-        assert_eq!(Port::on(10, Arc::clone(&queues), 16).queue, 0, "the other one has a request still");
+        assert_eq!(
+            Port::on(10, Arc::clone(&queues), 16).queue,
+            0,
+            "the other one has a request still"
+        );
     }
 
     /// It comes back to its own lane.
@@ -289,7 +323,8 @@ mod tests {
     #[test]
     fn lane_waking_at_its_deadline_misses_none() {
         let queues = queues(2);
-        let mut ports: Vec<_> = (0..3).map(|thread| Port::on(thread, Arc::clone(&queues), 64)).collect();
+        let mut ports: Vec<_> =
+            (0..3).map(|thread| Port::on(thread, Arc::clone(&queues), 64)).collect();
         for slot in 0..20 {
             for (thread, port) in (0..).zip(&mut ports) {
                 port.submit_from(thread, Slot(slot), false);
@@ -320,7 +355,11 @@ mod tests {
         port.forget(Slot(0));
         port.forget(Slot(2));
         port.submit_from(1, Slot(0), false);
-        assert_eq!(due(&mut port, first), [] as [u16; 0], "it had begun, and keeps the device busy");
+        assert_eq!(
+            due(&mut port, first),
+            [] as [u16; 0],
+            "it had begun, and keeps the device busy"
+        );
         assert_eq!(due(&mut port, first + LATENCY), [1]);
         assert_eq!(due(&mut port, first + LATENCY * 2), [0]);
         assert_eq!(port.deadline(), None);

@@ -6,8 +6,9 @@
 //! 2.0, section 3.4.4.1). It works on `channels` at the same time, and each takes the same time.
 //! Requests in a queue keep their order, and stay in that queue.
 //!
-//! A request's beginning is decided when a channel is free, not when the request comes: those that come to other queues meanwhile are
-//! served before it. So ends are known only for requests that have begun.
+//! A request's beginning is decided when a channel is free, not when the request comes: those that
+//! come to other queues meanwhile are served before it. So ends are known only for requests that
+//! have begun.
 
 use std::collections::VecDeque;
 
@@ -20,7 +21,8 @@ pub(super) struct RoundRobin<J> {
     queues: Vec<Queue<J>>,
     /// The queue that is asked first for the next request.
     turn: usize,
-    /// Begun: when it ends, from which queue. All take the same time, so the first one that began is the first one that ends.
+    /// Begun: when it ends, from which queue. All take the same time, so the first one that began
+    /// is the first one that ends.
     busy: VecDeque<(u64, usize, J)>,
     now: u64,
 }
@@ -86,15 +88,20 @@ impl<J> RoundRobin<J> {
         }
     }
 
-    /// Before when none of these requests ends: the end of the first that has begun, else the earliest end of one that begins when the next
-    /// channel is free. None when the device is idle.
+    /// Before when none of these requests ends: the end of the first that has begun, else the
+    /// earliest end of one that begins when the next channel is free. None when the device is idle.
     pub(super) fn next_end(&self, is_meant: impl Fn(&J) -> bool) -> Option<u64> {
         let begun = self.busy.iter().find(|(.., job)| is_meant(job)).map(|(end, ..)| *end);
         begun.or_else(|| self.busy.front().map(|(end, ..)| end.saturating_add(self.latency)))
     }
 
-    /// Takes requests away, and says how many. Those that have begun take their time, and then `nobody` ends instead of each.
-    pub(super) fn remove(&mut self, is_meant: impl Fn(&J) -> bool, nobody: impl Fn() -> J) -> usize {
+    /// Takes requests away, and says how many. Those that have begun take their time, and then
+    /// `nobody` ends instead of each.
+    pub(super) fn remove(
+        &mut self,
+        is_meant: impl Fn(&J) -> bool,
+        nobody: impl Fn() -> J,
+    ) -> usize {
         let mut removed = 0;
         let mut removes = |job: &J| {
             removed += usize::from(is_meant(job));
@@ -121,9 +128,16 @@ mod tests {
     }
 
     /// The same device, one tick after the other: at each, first ends, then begins, then arrivals.
-    fn reference(latency: u64, channels: usize, queues: usize, arrivals: &[(u64, usize)]) -> Vec<Story> {
-        let mut stories: Vec<_> =
-            arrivals.iter().map(|(came, queue)| Story { came: *came, queue: *queue, end: 0 }).collect();
+    fn reference(
+        latency: u64,
+        channels: usize,
+        queues: usize,
+        arrivals: &[(u64, usize)],
+    ) -> Vec<Story> {
+        let mut stories: Vec<_> = arrivals
+            .iter()
+            .map(|(came, queue)| Story { came: *came, queue: *queue, end: 0 })
+            .collect();
         let mut waiting: Vec<Vec<usize>> = vec![Vec::new(); queues];
         let mut channel: Vec<Option<usize>> = vec![None; channels];
         let (mut turn, mut tick, mut next) = (0, 0, 0);
@@ -166,8 +180,8 @@ mod tests {
                 list.sort_by_key(|(time, _)| *time);
                 list
             });
-            let looks =
-                prop::collection::btree_set(0..60u64, 0..20).prop_map(|set| set.into_iter().collect());
+            let looks = prop::collection::btree_set(0..60u64, 0..20)
+                .prop_map(|set| set.into_iter().collect());
             (Just(latency), Just(channels), Just(queues), arrivals, looks)
         })
     }

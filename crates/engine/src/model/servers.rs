@@ -1,4 +1,5 @@
-//! One queue for all lanes: a request is given, when it comes, to the server that is free first. So its end is known at once.
+//! One queue for all lanes: a request is given, when it comes, to the server that is free first. So
+//! its end is known at once.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,7 +1,7 @@
 //! A device without media, to measure everything but the storage: like Linux's null_blk.
 //!
-//! Reads leave the guest's buffers as they are and writes are forgotten. With a latency it is a [model](crate::model) of a device: answers
-//! come when that has served the request.
+//! Reads leave the guest's buffers as they are and writes are forgotten. With a latency it is a
+//! [model](crate::model) of a device: answers come when that has served the request.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use vlane_ring::Kind;
 
 use crate::model::{DeviceQueues, Model, ModelConfig, Port};
 use crate::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, ErrorKind, Geometry, Instant, Operation, Outcome,
-    Request, Slot, Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, ErrorKind, Geometry, Instant, Operation,
+    Outcome, Request, Slot, Status,
 };
 
 /// The properties of a [`NullEngine`].
@@ -39,7 +39,10 @@ impl NullEngine {
     pub fn new(config: NullConfig) -> Result<NullEngine, EngineError> {
         let NullConfig { size, latency, parallelism } = config;
         let queues = DeviceQueues::Shared;
-        NullEngine::modelled(size, latency.map(|latency| ModelConfig { latency, parallelism, queues }))
+        NullEngine::modelled(
+            size,
+            latency.map(|latency| ModelConfig { latency, parallelism, queues }),
+        )
     }
 
     /// Makes a device of so many bytes that takes as long as a model does.
@@ -52,7 +55,8 @@ impl NullEngine {
             return Err(EngineError::new(ErrorKind::Empty, None, text));
         }
         if !size.is_multiple_of(512) {
-            let text = format!("a null device of {size} bytes is not a multiple of the sector size, 512");
+            let text =
+                format!("a null device of {size} bytes is not a multiple of the sector size, 512");
             return Err(EngineError::new(ErrorKind::OddSize, None, text));
         }
         Ok(NullEngine { size, model: model.map(Model::new) })

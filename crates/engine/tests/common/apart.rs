@@ -31,7 +31,8 @@ impl Apart {
         let driver = driver::Queue::new(&arena, Format::Split, 16384, false).expect("queue");
         let buf = |len| arena.alloc(len, 16).expect("memory");
         let headers = (0..requests).map(|_| (buf(16), buf(1))).collect();
-        let data = rustix::fs::memfd_create("data", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
+        let data =
+            rustix::fs::memfd_create("data", rustix::fs::MemfdFlags::CLOEXEC).expect("memfd");
         let data = File::from(data);
         data.set_len(size).expect("size");
         let apart = RegionSpec { guest: DATA, size, user: 0x7000_0000_0000, offset: 0 };
@@ -43,7 +44,8 @@ impl Apart {
         self.lane.channel.stats()
     }
 
-    /// Makes a request available: its type, its sector, and offset and length of each of its buffers in the data. Returns its number.
+    /// Makes a request available: its type, its sector, and offset and length of each of its
+    /// buffers in the data. Returns its number.
     pub fn offer(&mut self, kind: u32, sector: u64, pieces: &[(u64, u32)]) -> usize {
         let (header, status) = &mut self.headers[self.used];
         let mut bytes = [0u8; 16];

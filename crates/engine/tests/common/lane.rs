@@ -1,4 +1,5 @@
-//! A lane as small as it can be: takes requests, has the channel's operations submitted, and lets requests go on.
+//! A lane as small as it can be: takes requests, has the channel's operations submitted, and lets
+//! requests go on.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -37,7 +38,12 @@ impl Lane {
         arena: &Arena,
         more: Option<(RegionSpec, &File)>,
     ) -> Lane {
-        let spec = RegionSpec { guest: arena.base(), size: arena.size(), user: arena.user_addr(), offset: 0 };
+        let spec = RegionSpec {
+            guest: arena.base(),
+            size: arena.size(),
+            user: arena.user_addr(),
+            offset: 0,
+        };
         let file = File::from(arena.fd().expect("memfd").try_clone_to_owned().expect("dup"));
         let regions = [Some((spec, &file)), more].into_iter().flatten();
         let regions = regions.map(|(spec, file)| Region::map(spec, file).expect("map")).collect();
@@ -75,14 +81,16 @@ impl Lane {
     /// Takes the next request, if there is one.
     pub fn take(&mut self) -> Option<Slot> {
         let slot = self.queue.take().expect("a sound queue")?;
-        self.decisions[usize::from(slot.0)] = self.policy.unwrap_or_else(|| self.channel.defaults());
+        self.decisions[usize::from(slot.0)] =
+            self.policy.unwrap_or_else(|| self.channel.defaults());
         Some(slot)
     }
 
     /// Begins a request that was taken.
     pub fn begin(&mut self, slot: Slot) {
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.begin(slot, self.queue.request(slot), decisions, &mut self.operations);
+        let outcome =
+            self.channel.begin(slot, self.queue.request(slot), decisions, &mut self.operations);
         self.proceed(slot, outcome);
     }
 
@@ -108,7 +116,8 @@ impl Lane {
 
     fn go_on(&mut self, slot: Slot) {
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.go_on(slot, self.queue.request(slot), decisions, &mut self.operations);
+        let outcome =
+            self.channel.go_on(slot, self.queue.request(slot), decisions, &mut self.operations);
         self.proceed(slot, outcome);
     }
 
@@ -126,7 +135,8 @@ impl Lane {
         };
         let (slot, completion) = self.queue.finish(finished).expect("of this queue");
         let (decisions, request) = (self.decisions[usize::from(slot.0)], self.queue.request(slot));
-        let outcome = self.channel.finished(slot, request, decisions, completion, &mut self.operations);
+        let outcome =
+            self.channel.finished(slot, request, decisions, completion, &mut self.operations);
         assert_eq!(outcome, Outcome::Pending);
         self.put_back(slot);
     }
@@ -153,8 +163,13 @@ impl Lane {
                     let (slot, completion) = self.queue.finish(finished).expect("of this queue");
                     let decisions = self.decisions[usize::from(slot.0)];
                     let request = self.queue.request(slot);
-                    let outcome =
-                        self.channel.finished(slot, request, decisions, completion, &mut self.operations);
+                    let outcome = self.channel.finished(
+                        slot,
+                        request,
+                        decisions,
+                        completion,
+                        &mut self.operations,
+                    );
                     self.proceed(slot, outcome);
                     steps += 1;
                 }
@@ -168,7 +183,8 @@ impl Lane {
             }
         }
         // Only then: no code may rely on constant looks.
-        if std::mem::take(&mut self.is_rung) || self.channel.deadline().is_some_and(|at| at <= now) {
+        if std::mem::take(&mut self.is_rung) || self.channel.deadline().is_some_and(|at| at <= now)
+        {
             self.channel.poll(now, &mut self.ready);
             for slot in std::mem::take(&mut self.ready) {
                 self.go_on(slot);

@@ -26,7 +26,8 @@ pub const PLACES: usize = 8;
 pub const DATA: usize = 2 << 20;
 const QUEUE_SIZE: u16 = 4096;
 
-/// Where a request's data lies in guest memory: (bytes left free before it, length) for each descriptor.
+/// Where a request's data lies in guest memory: (bytes left free before it, length) for each
+/// descriptor.
 pub type Pieces = Vec<(usize, usize)>;
 
 /// A request as a guest makes it.
@@ -87,7 +88,8 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(engine: Arc<dyn Engine>) -> Rig {
-        let arena = Arena::new(0x1_0000_0000, PLACES * (DATA + 16384) + (1 << 20)).expect("guest memory");
+        let arena =
+            Arena::new(0x1_0000_0000, PLACES * (DATA + 16384) + (1 << 20)).expect("guest memory");
         let driver = driver::Queue::new(&arena, Format::Split, QUEUE_SIZE, false).expect("queue");
         let places = (0..PLACES)
             .map(|_| Place {
@@ -115,7 +117,8 @@ impl Rig {
 
     /// Makes a request available, in a free place, which it returns.
     pub fn start(&mut self, op: Op) -> usize {
-        let index = self.places.iter().position(|place| place.busy.is_none()).expect("a free place");
+        let index =
+            self.places.iter().position(|place| place.busy.is_none()).expect("a free place");
         let place = &mut self.places[index];
         let (kind, sector) = match &op {
             Op::Read { sector, .. } => (0u32, *sector),
@@ -133,7 +136,8 @@ impl Rig {
         match &op {
             Op::Read { pieces, .. } => {
                 place.data.fill(0xa5);
-                let segment = |(at, len)| Segment::writable(place.data.addr() + at as u64, len as u32);
+                let segment =
+                    |(at, len)| Segment::writable(place.data.addr() + at as u64, len as u32);
                 chain.extend(positions(pieces).map(segment));
             }
             Op::Write { pieces, data, .. } => {

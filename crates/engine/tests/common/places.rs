@@ -14,13 +14,17 @@ pub use vlane_testing::skip;
 
 /// Runs a command; its output, or its error.
 pub fn command(program: &str, args: &[&str]) -> Result<String, String> {
-    let output = Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
+    let output =
+        Command::new(program).args(args).output().map_err(|e| format!("{program}: {e}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     match output.status.success() {
         true => Ok(text(&output.stdout)),
-        false => {
-            Err(format!("{program} {}: {} {}", args.join(" "), text(&output.stderr), text(&output.stdout)))
-        }
+        false => Err(format!(
+            "{program} {}: {} {}",
+            args.join(" "),
+            text(&output.stderr),
+            text(&output.stdout)
+        )),
     }
 }
 
@@ -58,9 +62,11 @@ pub fn open(path: &Path, cache: Cache) -> Arc<FileEngine> {
 }
 
 pub fn open_with(path: &Path, options: FileOptions) -> Arc<FileEngine> {
-    // A program that another test starts has our descriptors for a moment, and so a claim that is over.
+    // A program that another test starts has our descriptors for a moment, and so a claim that is
+    // over.
     let begin = std::time::Instant::now();
-    let is_passing = |why: &str| why.contains("is in use") || why.contains("is locked by another process");
+    let is_passing =
+        |why: &str| why.contains("is in use") || why.contains("is locked by another process");
     loop {
         match FileEngine::open(path, options).map(Arc::new).map_err(|error| error.to_string()) {
             Err(why) if is_passing(&why) && begin.elapsed().as_secs() < 5 => {
@@ -74,14 +80,21 @@ pub fn open_with(path: &Path, options: FileOptions) -> Arc<FileEngine> {
 /// Pages of a file that are in the page cache.
 pub fn cached(path: &Path) -> usize {
     let file = File::open(path).expect("open");
-    let len = usize::try_from(rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).expect("size")).unwrap();
+    let len = usize::try_from(rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).expect("size"))
+        .unwrap();
     let pages = len.div_ceil(4096);
     let mut resident = vec![0u8; pages];
     // SAFETY: a new mapping at an address of the kernel's choice, which is not accessed and which
     // ends here; `resident` has a byte for each of its pages.
     unsafe {
-        let at =
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        let at = libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        );
         assert_ne!(at, libc::MAP_FAILED);
         assert_eq!(libc::mincore(at, len, resident.as_mut_ptr()), 0);
         assert_eq!(libc::munmap(at, len), 0);
@@ -183,8 +196,10 @@ impl Mount {
     pub fn ext4(backing: &Path, sector: u32) -> Result<Mount, String> {
         let device = Loop::new(backing, sector)?;
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
-        let (node, at) =
-            (device.device.to_string_lossy().into_owned(), dir.path().to_string_lossy().into_owned());
+        let (node, at) = (
+            device.device.to_string_lossy().into_owned(),
+            dir.path().to_string_lossy().into_owned(),
+        );
         command("mkfs.ext4", &["-q", "-m", "0", "-E", "lazy_itable_init=0", &node])?;
         command("mount", &[&node, &at])?;
         Ok(Mount { dir, device: Some(device) })

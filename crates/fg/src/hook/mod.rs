@@ -27,7 +27,8 @@ pub fn text(shell: Shell, dir: Option<&Path>) -> Result<String> {
         }
         // For root they are one.
         None => format!(
-            "({OF_ROOT}); if (( UID != 0 )); then __vlane_fg_dirs+=(\"${{XDG_RUNTIME_DIR:-/run/user/$UID}}/vlane-fg\"); fi"
+            "({OF_ROOT}); if (( UID != 0 )); then \
+             __vlane_fg_dirs+=(\"${{XDG_RUNTIME_DIR:-/run/user/$UID}}/vlane-fg\"); fi"
         ),
     };
     let template = match shell {

@@ -49,10 +49,15 @@ impl Raised {
             return true;
         }
         let of_user = self.0.entry(user).or_default();
-        let others: usize =
-            of_user.threads.iter().filter(|(other, _)| **other != pid).map(|(_, threads)| threads).sum();
+        let others: usize = of_user
+            .threads
+            .iter()
+            .filter(|(other, _)| **other != pid)
+            .map(|(_, threads)| threads)
+            .sum();
         let is_new = !of_user.terminals.contains(&seen.stat.terminal);
-        if others + seen.threads.len() > THREADS || (is_new && of_user.terminals.len() >= TERMINALS) {
+        if others + seen.threads.len() > THREADS || (is_new && of_user.terminals.len() >= TERMINALS)
+        {
             return false;
         }
         of_user.terminals.insert(seen.stat.terminal);

@@ -24,17 +24,24 @@ fn seen(pid: i32, user: u32, terminal: i32, threads: usize) -> Seen {
         start: 7,
         stack: 7,
     };
-    let thread = |at: usize| Thread { tid: pid + i32::try_from(at).unwrap(), start: 7, values: PLAIN };
+    let thread =
+        |at: usize| Thread { tid: pid + i32::try_from(at).unwrap(), start: 7, values: PLAIN };
     Seen { stat, threads: (0..threads).map(thread).collect(), owner: Some(format!("{user} 0::/")) }
 }
 
 /// Threads that are raised, and terminals that have any, of a user.
 fn raised(policy: &Policy, user: &str) -> (usize, usize) {
-    let of_user: Vec<&Known> =
-        policy.known.values().filter(|known| known.owner.as_deref().map(user_of) == Some(user)).collect();
+    let of_user: Vec<&Known> = policy
+        .known
+        .values()
+        .filter(|known| known.owner.as_deref().map(user_of) == Some(user))
+        .collect();
     let threads = of_user.iter().map(|known| known.entries().count()).sum();
     let terminals = of_user.iter().filter(|known| known.entries().next().is_some());
-    (threads, terminals.map(|known| known.terminal).collect::<std::collections::BTreeSet<_>>().len())
+    (
+        threads,
+        terminals.map(|known| known.terminal).collect::<std::collections::BTreeSet<_>>().len(),
+    )
 }
 
 proptest! {
@@ -75,7 +82,10 @@ fn ended_process_frees_its_room() {
     assert!(policy.decide(std::slice::from_ref(&next), 101, Way::Look).is_empty());
     // A process that was raised and grows beyond its user's limit is restored.
     assert!(
-        policy.decide(&[seen(10_000, 1000, 34816, THREADS + 1)], 102, Way::Look).iter().all(|c| !c.raise)
+        policy
+            .decide(&[seen(10_000, 1000, 34816, THREADS + 1)], 102, Way::Look)
+            .iter()
+            .all(|c| !c.raise)
     );
     assert_eq!(raised(&policy, "1000").0, 0);
     policy.gone(10_000, 103);

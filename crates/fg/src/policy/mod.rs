@@ -265,7 +265,12 @@ impl Policy {
     pub fn memory(&self) -> Memory {
         let worth = |known: &&Known| !known.past.is_empty() || known.entries().next().is_some();
         Memory {
-            known: self.known.iter().filter(|(_, k)| worth(k)).map(|(pid, k)| (*pid, k.clone())).collect(),
+            known: self
+                .known
+                .iter()
+                .filter(|(_, k)| worth(k))
+                .map(|(pid, k)| (*pid, k.clone()))
+                .collect(),
             ghosts: self.ghosts.iter().cloned().collect(),
         }
     }
@@ -289,7 +294,8 @@ impl Policy {
     /// started then is raised still.
     pub fn is_watched(&self, pid: i32, now: u64) -> bool {
         let recent = |span: &Span| span.end.is_none_or(|end| end.1 + UNDER_WAY > now);
-        self.is_raised(pid) || self.known.get(&pid).is_some_and(|known| known.past.iter().any(recent))
+        self.is_raised(pid)
+            || self.known.get(&pid).is_some_and(|known| known.past.iter().any(recent))
     }
 
     /// Notes a process event: a child and its parent.
@@ -328,9 +334,13 @@ impl Policy {
             let foreground = one.stat.is_foreground() && !self.halted && raised.admits(one);
             self.decide_one(one, foreground, (now, way), &mut changes);
         }
-        // From now on, not before: all that was read in this pass was started before any of it is restored.
+        // From now on, not before: all that was read in this pass was started before any of it is
+        // restored.
         for change in changes.iter().filter(|change| !change.raise) {
-            let thread = self.known.get_mut(&change.pid).and_then(|known| known.threads.get_mut(&change.tid));
+            let thread = self
+                .known
+                .get_mut(&change.pid)
+                .and_then(|known| known.threads.get_mut(&change.tid));
             if let Some(entry) = thread.and_then(|thread| thread.entry.as_mut()) {
                 entry.ending.get_or_insert(now);
             }
@@ -338,7 +348,13 @@ impl Policy {
         changes
     }
 
-    fn decide_one(&mut self, seen: &Seen, foreground: bool, when: (u64, Way), changes: &mut Vec<Change>) {
+    fn decide_one(
+        &mut self,
+        seen: &Seen,
+        foreground: bool,
+        when: (u64, Way),
+        changes: &mut Vec<Change>,
+    ) {
         let (now, way) = when;
         let stat = &seen.stat;
         if self.known.get(&stat.pid).is_some_and(|known| known.start != stat.start) {
@@ -346,10 +362,12 @@ impl Policy {
         }
         if let Some(known) = self.known.get_mut(&stat.pid).filter(|_| seen.threads.is_empty()) {
             // Only where it is was read.
-            (known.session, known.group, known.terminal) = (stat.session, stat.group, stat.terminal);
+            (known.session, known.group, known.terminal) =
+                (stat.session, stat.group, stat.terminal);
             return;
         }
-        let mut image: Image = (stat.stack, if stat.stack == 0 { stat.name.clone() } else { String::new() });
+        let mut image: Image =
+            (stat.stack, if stat.stack == 0 { stat.name.clone() } else { String::new() });
         let is_young = now < stat.start + YOUTH;
         let before = self.known.remove(&stat.pid);
         if stat.state == 'Z' {
@@ -362,15 +380,7 @@ impl Policy {
         let mut past = before.as_ref().map(|known| known.past.clone()).unwrap_or_default();
         for thread in &seen.threads {
             let remembered = before.as_ref().and_then(|known| known.threads.get(&thread.tid));
-            let mut entry = match (remembered.filter(|known| known.start == thread.start), &own_spans) {
-                (Some(known), _) => known.entry.clone(),
-                (None, Some(spans)) => {
-                    let old = inherited(spans, thread.start, thread.values);
-                    old.map(|old| born_raised(old, thread, thread.start, way))
-                }
-                // All of its life: every child has inherited that.
-                (None, None) => self.origin(seen, thread.values).map(|old| born_raised(old, thread, 0, way)),
-            };
+            let mut entry = self.entry_of(seen, thread, remembered, own_spans.as_deref(), way);
             let born = remembered.is_none_or(|known| known.start != thread.start);
             if let Some(entry) = &mut entry {
                 let (old, span) = (entry.old, entry.span(Some(now)));
@@ -382,19 +392,7 @@ impl Policy {
                 }
             }
             let to = if foreground {
-                if let Some(restored) =
-                    entry.take_if(|entry| entry.ending.is_some() && thread.values != entry.set)
-                {
-                    // It was restored without a later look: that time ends, another begins.
-                    past.push(restored.span(Some(now)));
-                }
-                if let Some(entry) = &mut entry {
-                    if born && (entry.set.io == IoPriority::NONE || entry.set.nice == entry.old.nice) {
-                        // A fork that was under way, and has half of it: whichever.
-                        entry.set = self.raise.of(entry.old);
-                    }
-                    entry.come_back(thread.values);
-                }
+                self.bring_back(&mut entry, thread, born, now, &mut past);
                 self.foreground(&mut entry, thread, now, way, &image)
             } else {
                 background(&mut entry, thread, now, &mut past)
@@ -411,7 +409,56 @@ impl Policy {
         let (start, name) = (stat.start, stat.name.clone());
         let owner = seen.owner.clone().or(before.and_then(|known| known.owner));
         let (session, group, terminal) = (stat.session, stat.group, stat.terminal);
-        self.known.insert(stat.pid, Known { start, session, group, terminal, name, owner, threads, past });
+        self.known.insert(
+            stat.pid,
+            Known { start, session, group, terminal, name, owner, threads, past },
+        );
+    }
+
+    /// The entry that a thread had before, or that of a new one which has inherited a raise.
+    fn entry_of(
+        &self,
+        seen: &Seen,
+        thread: &Thread,
+        remembered: Option<&KnownThread>,
+        own_spans: Option<&[Span]>,
+        way: Way,
+    ) -> Option<Entry> {
+        match (remembered.filter(|known| known.start == thread.start), own_spans) {
+            (Some(known), _) => known.entry.clone(),
+            (None, Some(spans)) => {
+                let old = inherited(spans, thread.start, thread.values);
+                old.map(|old| born_raised(old, thread, thread.start, way))
+            }
+            // All of its life: every child has inherited that.
+            (None, None) => {
+                self.origin(seen, thread.values).map(|old| born_raised(old, thread, 0, way))
+            }
+        }
+    }
+
+    /// Brings the entry of a thread in the foreground up to date, before its values are decided.
+    fn bring_back(
+        &self,
+        entry: &mut Option<Entry>,
+        thread: &Thread,
+        born: bool,
+        now: u64,
+        past: &mut Vec<Span>,
+    ) {
+        if let Some(restored) =
+            entry.take_if(|entry| entry.ending.is_some() && thread.values != entry.set)
+        {
+            // It was restored without a later look: that time ends, another begins.
+            past.push(restored.span(Some(now)));
+        }
+        if let Some(entry) = entry {
+            if born && (entry.set.io == IoPriority::NONE || entry.set.nice == entry.old.nice) {
+                // A fork that was under way, and has half of it: whichever.
+                entry.set = self.raise.of(entry.old);
+            }
+            entry.come_back(thread.values);
+        }
     }
 
     /// Decides the values of a thread in the foreground.
@@ -436,7 +483,8 @@ impl Policy {
                 let set = if has_all { own } else { self.raise.of(own) };
                 if set != own {
                     let (begin, seen) = ((now, u64::MAX), Some(image.clone()));
-                    *entry = Some(Entry { old: own, set, begin, ending: None, seen, way, stuck: None });
+                    *entry =
+                        Some(Entry { old: own, set, begin, ending: None, seen, way, stuck: None });
                 }
                 set
             }
@@ -476,11 +524,24 @@ impl Policy {
 
 /// A thread that has inherited what another one was given, and has it since.
 fn born_raised(old: Values, thread: &Thread, since: u64, way: Way) -> Entry {
-    Entry { old, set: thread.values, begin: (since, since), ending: None, seen: None, way, stuck: None }
+    Entry {
+        old,
+        set: thread.values,
+        begin: (since, since),
+        ending: None,
+        seen: None,
+        way,
+        stuck: None,
+    }
 }
 
 /// Decides the values of a thread that is not in the foreground.
-fn background(entry: &mut Option<Entry>, thread: &Thread, now: u64, past: &mut Vec<Span>) -> Values {
+fn background(
+    entry: &mut Option<Entry>,
+    thread: &Thread,
+    now: u64,
+    past: &mut Vec<Span>,
+) -> Values {
     let Some(raised) = entry else { return thread.values };
     let old = raised.old;
     if thread.values == old {

@@ -40,7 +40,9 @@ impl Span {
     /// Tells if a child that began at this tick has inherited.
     fn covers(&self, start: u64) -> Cover {
         let began = if self.begin.1 == 0 { 0 } else { self.begin.1.saturating_add(UNDER_WAY / 10) };
-        if start < self.begin.0 || self.end.is_some_and(|end| start > end.1.saturating_add(UNDER_WAY)) {
+        if start < self.begin.0
+            || self.end.is_some_and(|end| start > end.1.saturating_add(UNDER_WAY))
+        {
             Cover::No
         } else if start >= began && self.end.is_none_or(|end| start < end.0) {
             Cover::Surely
@@ -55,9 +57,11 @@ impl Span {
     fn perhaps_own(&self, start: u64, now: Values) -> Option<Values> {
         let near_end = self.end.is_some_and(|end| start >= end.0);
         let io = self.set.io != self.old.io && now.io == self.set.io;
-        // At the beginning it has the I/O priority if it has the nice value; at the end, the other way round.
+        // At the beginning it has the I/O priority if it has the nice value; at the end, the other
+        // way round.
         let same = now.nice == self.set.nice && (near_end || io || self.set.io == self.old.io);
-        let nice = self.set.nice != self.old.nice && (same || (near_end && now.nice < self.old.nice.min(0)));
+        let nice = self.set.nice != self.old.nice
+            && (same || (near_end && now.nice < self.old.nice.min(0)));
         if !io && !nice {
             return None;
         }
@@ -84,7 +88,10 @@ impl Span {
 /// Returns the values, without this program, of a child of a process with these times, if it has
 /// inherited.
 pub(super) fn inherited(spans: &[Span], start: u64, now: Values) -> Option<Values> {
-    if spans.iter().any(|span| span.old == now && span.set.io != now.io && span.covers(start) != Cover::No) {
+    if spans
+        .iter()
+        .any(|span| span.old == now && span.set.io != now.io && span.covers(start) != Cover::No)
+    {
         // A fork that took longer than most, or a process that was given just that.
         let exactly = |span: &&Span| span.set == now && span.covers(start) == Cover::Surely;
         return spans.iter().find(exactly).map(|span| span.own(now));
@@ -128,8 +135,12 @@ impl Policy {
         let mut at = pid;
         for _ in 0..8 {
             at = *self.lineage.get(&at)?;
-            let ghost =
-                self.ghosts.iter().rev().find(|ghost| ghost.pid == at).map(|ghost| ghost.spans.clone());
+            let ghost = self
+                .ghosts
+                .iter()
+                .rev()
+                .find(|ghost| ghost.pid == at)
+                .map(|ghost| ghost.spans.clone());
             if let Some(spans) = ghost.or_else(|| self.known.get(&at).map(super::Known::spans)) {
                 return inherited(&spans, start, now);
             }
@@ -144,15 +155,21 @@ impl Policy {
             let same_owner = seen.owner.is_some() && *owner == seen.owner;
             (session == stat.session, group == stat.group, same_owner)
         };
-        let living =
-            self.known.values().map(|one| (nearness(one.session, one.group, &one.owner), one.spans()));
-        let ended =
-            self.ghosts.iter().map(|one| (nearness(one.session, one.group, &one.owner), one.spans.clone()));
+        let living = self
+            .known
+            .values()
+            .map(|one| (nearness(one.session, one.group, &one.owner), one.spans()));
+        let ended = self
+            .ghosts
+            .iter()
+            .map(|one| (nearness(one.session, one.group, &one.owner), one.spans.clone()));
         living
             .chain(ended)
             .filter(|(near, _)| *near != (false, false, false))
             .flat_map(|(near, spans)| spans.into_iter().map(move |span| (near, span)))
-            .filter(|(_, span)| span.set == now && span.is_telling() && span.covers(stat.start) != Cover::No)
+            .filter(|(_, span)| {
+                span.set == now && span.is_telling() && span.covers(stat.start) != Cover::No
+            })
             .max_by_key(|(near, span)| (*near, span.begin))
             .map(|(_, span)| span.old)
     }

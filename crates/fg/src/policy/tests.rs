@@ -11,7 +11,8 @@ const TERMINAL: i32 = 34816;
 const INIT: i32 = 1;
 const SHELL: i32 = 100;
 
-/// A thread of the model: what it has, and what it would have if the program under test did not exist.
+/// A thread of the model: what it has, and what it would have if the program under test did not
+/// exist.
 #[derive(Debug, Clone)]
 struct Task {
     tid: i32,
@@ -56,7 +57,12 @@ impl World {
 
     fn pick(&self, index: usize) -> i32 {
         // Not init.
-        *self.processes.keys().filter(|pid| **pid != INIT).nth(index % (self.processes.len() - 1)).unwrap()
+        *self
+            .processes
+            .keys()
+            .filter(|pid| **pid != INIT)
+            .nth(index % (self.processes.len() - 1))
+            .unwrap()
     }
 
     fn at(&mut self, pid: i32) -> &mut Process {
@@ -78,8 +84,9 @@ impl World {
         pid
     }
 
-    /// Starts a process and a thread in the very tick in which the program works. Only the values tell then which have inherited, and a
-    /// process whose I/O priority was set by hand has only the half of them.
+    /// Starts a process and a thread in the very tick in which the program works. Only the values
+    /// tell then which have inherited, and a process whose I/O priority was set by hand has only
+    /// the half of them.
     fn race(&mut self, index: usize) {
         let pid = self.pick(index);
         if self.task(pid).own.io.is_default() {
@@ -144,10 +151,16 @@ impl World {
 
     /// One reading of some processes, with the parents of what is new among them.
     fn decide(&mut self, wanted: impl Fn(i32) -> bool) -> Vec<Change> {
-        let ended: Vec<i32> =
-            self.policy.known().keys().copied().filter(|pid| !self.processes.contains_key(pid)).collect();
+        let ended: Vec<i32> = self
+            .policy
+            .known()
+            .keys()
+            .copied()
+            .filter(|pid| !self.processes.contains_key(pid))
+            .collect();
         ended.into_iter().for_each(|pid| self.policy.gone(pid, self.now));
-        let mut pids: Vec<i32> = self.processes.keys().copied().filter(|pid| wanted(*pid)).collect();
+        let mut pids: Vec<i32> =
+            self.processes.keys().copied().filter(|pid| wanted(*pid)).collect();
         let mut at = 0;
         while at < pids.len() {
             let parent = self.processes[&pids[at]].parent;
@@ -167,7 +180,8 @@ impl World {
     fn apply(&mut self, changes: &[Change]) {
         for change in changes {
             let found = self.processes.get_mut(&change.pid);
-            let task = found.and_then(|process| process.tasks.iter_mut().find(|task| task.tid == change.tid));
+            let task = found
+                .and_then(|process| process.tasks.iter_mut().find(|task| task.tid == change.tid));
             let mut outcome = Outcome { gone: true, ..Outcome::default() };
             if let Some(task) = task.filter(|task| task.has == change.from) {
                 task.has = change.to;
@@ -301,8 +315,9 @@ fn take(world: &mut World, step: &Step) {
         Step::Thread(who) => world.thread(world.pick(who)),
         Step::Exit(who) => {
             let pid = world.pick(who);
-            let known =
-                |(child, process): (&i32, &Process)| process.parent != pid || world.policy.knows(*child);
+            let known = |(child, process): (&i32, &Process)| {
+                process.parent != pid || world.policy.knows(*child)
+            };
             if pid != SHELL && world.processes.iter().all(known) {
                 world.exit(pid);
             }
@@ -366,10 +381,16 @@ fn job_and_shell_are_raised_in_turn() {
     world.at(job).group = job;
     world.foreground = job;
     world.look();
-    assert_eq!((world.has(job).as_str(), world.has(SHELL).as_str()), ("nice -10 io be/0", "nice 0 io none"));
+    assert_eq!(
+        (world.has(job).as_str(), world.has(SHELL).as_str()),
+        ("nice -10 io be/0", "nice 0 io none")
+    );
     world.foreground = SHELL;
     world.look();
-    assert_eq!((world.has(job).as_str(), world.has(SHELL).as_str()), ("nice 0 io none", "nice -10 io be/0"));
+    assert_eq!(
+        (world.has(job).as_str(), world.has(SHELL).as_str()),
+        ("nice 0 io none", "nice -10 io be/0")
+    );
 }
 
 #[test]

@@ -148,7 +148,8 @@ impl Daemon {
     }
 
     pub fn status(&self) -> String {
-        let output = Command::new(PROGRAM).args(["status", "--state-dir"]).arg(&self.dir).output().unwrap();
+        let output =
+            Command::new(PROGRAM).args(["status", "--state-dir"]).arg(&self.dir).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 
@@ -187,7 +188,8 @@ impl Shell {
 
     pub fn start(program: &str, arguments: &[&str]) -> Self {
         let main =
-            rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+            rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+                .unwrap();
         rustix::pty::grantpt(&main).unwrap();
         rustix::pty::unlockpt(&main).unwrap();
         let name = rustix::pty::ptsname(&main, Vec::new()).unwrap();
@@ -247,8 +249,8 @@ impl Shell {
         self.terminal.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Presses Ctrl-Z until the shell has its terminal back: `fg` continues a job after it has made it the foreground, and a Ctrl-Z in
-    /// between is lost.
+    /// Presses Ctrl-Z until the shell has its terminal back: `fg` continues a job after it has made
+    /// it the foreground, and a Ctrl-Z in between is lost.
     #[track_caller]
     pub fn stop(&mut self) {
         let mut pressed = None;
@@ -279,14 +281,18 @@ impl Shell {
         })
     }
 
-    /// Starts a job that prints its process's number, and gives that. It ends with the shell, or when a test kills it.
+    /// Starts a job that prints its process's number, and gives that. It ends with the shell, or
+    /// when a test kills it.
     #[track_caller]
     pub fn job(&mut self, line: &str) -> i32 {
         self.commands += 1;
         let (open, close) = (format!("<{}<", self.commands), format!(">{}>", self.commands));
         let n = self.commands;
         self.line(
-            &line.replace("JOB", &format!("sh -c 'printf \"<%s<%s>%s>\" {n} $$ {n}; exec sleep 1000'")),
+            &line.replace(
+                "JOB",
+                &format!("sh -c 'printf \"<%s<%s>%s>\" {n} $$ {n}; exec sleep 1000'"),
+            ),
         );
         until(&format!("the job {line}: {}", self.said()), || {
             let said = self.said();
@@ -325,8 +331,10 @@ pub fn foreground(pid: i32) -> Option<i32> {
 pub fn members(session: i32) -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| stat(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat[3] == session.to_string()))
-        .collect()
+    pids.filter(|pid| {
+        stat(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat[3] == session.to_string())
+    })
+    .collect()
 }
 
 /// Nice value and I/O priority of a thread.

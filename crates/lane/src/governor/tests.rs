@@ -24,7 +24,8 @@ struct Host {
     threads: usize,
     /// Seconds that a request costs its thread.
     cost: f64,
-    /// ... and how much more for each lane besides that works on another thread than the first: 0 is perfect scaling.
+    /// ... and how much more for each lane besides that works on another thread than the first: 0
+    /// is perfect scaling.
     apart: f64,
     demands: Vec<Demand>,
     places: Vec<usize>,
@@ -48,7 +49,8 @@ impl Host {
 
     /// Threads that have such lanes.
     fn working_threads(&self) -> usize {
-        let mut threads: Vec<_> = self.working().iter().map(|lane| self.places[usize::from(*lane)]).collect();
+        let mut threads: Vec<_> =
+            self.working().iter().map(|lane| self.places[usize::from(*lane)]).collect();
         threads.sort_unstable();
         threads.dedup();
         threads.len()
@@ -63,11 +65,15 @@ impl Host {
         // CPUs that are too few are shared.
         let speed = (self.cpus as f64 / busy_threads.max(1) as f64).min(1.0);
         let capacity = speed / cost;
-        let mut look =
-            Look { length: PERIOD, threads: vec![ThreadLook::default(); self.threads], lanes: Vec::new() };
+        let mut look = Look {
+            length: PERIOD,
+            threads: vec![ThreadLook::default(); self.threads],
+            lanes: Vec::new(),
+        };
         let mut rates = vec![0.0; self.demands.len()];
         for thread in 0..self.threads {
-            let here: Vec<_> = (0..self.demands.len()).filter(|lane| self.places[*lane] == thread).collect();
+            let here: Vec<_> =
+                (0..self.demands.len()).filter(|lane| self.places[*lane] == thread).collect();
             let open = |lane: &usize| match self.demands[*lane] {
                 Demand::Open(rate) => rate,
                 Demand::Closed => 0.0,
@@ -112,7 +118,10 @@ impl Host {
                 self.places[usize::from(step.lane)] = step.thread;
                 moves += 1;
             }
-            assert!(self.used() <= self.cpus.min(self.demands.len()), "more threads than CPUs or lanes");
+            assert!(
+                self.used() <= self.cpus.min(self.demands.len()),
+                "more threads than CPUs or lanes"
+            );
         }
         moves
     }
@@ -202,7 +211,8 @@ fn threads_follow_the_load() {
     let mut governor = Governor::new(4);
     host.run(&mut governor, 5 * SECOND);
     assert!(host.used() >= 3, "{host:?}");
-    for (rate, least, most) in [(5_000.0, 1, 1), (60_000.0, 3, 4), (100.0, 1, 1), (90_000.0, 4, 4)] {
+    for (rate, least, most) in [(5_000.0, 1, 1), (60_000.0, 3, 4), (100.0, 1, 1), (90_000.0, 4, 4)]
+    {
         host.demands.fill(Demand::Open(rate));
         host.run(&mut governor, 5 * SECOND);
         assert!((least..=most).contains(&host.used()), "{rate}: {host:?}");
@@ -229,7 +239,11 @@ fn lanes_come_and_go() {
     host.run(&mut governor, SECOND);
     assert!(
         governor
-            .decide(&Look { length: PERIOD, threads: vec![ThreadLook::default(); 2], lanes: Vec::new() })
+            .decide(&Look {
+                length: PERIOD,
+                threads: vec![ThreadLook::default(); 2],
+                lanes: Vec::new()
+            })
             .is_empty()
     );
 }

@@ -32,7 +32,8 @@ pub(crate) struct LaneClasses {
     express: Express,
     board: Arc<ClassBoard>,
     index: usize,
-    /// The present run of requests of one priority: where they are counted, and how many of this turn came before it.
+    /// The present run of requests of one priority: where they are counted, and how many of this
+    /// turn came before it.
     class: Class,
     kind: usize,
     run: usize,
@@ -374,7 +375,8 @@ impl Lane {
     #[inline(never)]
     pub(super) fn leaves_device(&mut self, slot: Slot, is_answered: bool) {
         let Some(classes) = &mut self.classes else { return };
-        let (request, class) = (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
+        let (request, class) =
+            (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
         let begun = std::mem::take(&mut classes.begun_at[usize::from(slot.0)]);
         if classes.is_mixed {
             classes.answered += 1;

@@ -168,7 +168,11 @@ impl Lane {
     }
 
     /// As [`Lane::stop`], for as long as `stop` stands.
-    pub(crate) fn try_stop(&mut self, stop: Arc<CancellableRequest>, reply: Sender<Option<Stopped>>) {
+    pub(crate) fn try_stop(
+        &mut self,
+        stop: Arc<CancellableRequest>,
+        reply: Sender<Option<Stopped>>,
+    ) {
         // A thread that hangs reads this when it is not wanted any more.
         if stop.is_open() {
             self.drain(Draining::TryStop(stop, reply));
@@ -319,7 +323,8 @@ impl Lane {
         let is_idle = match self.is_suspending() {
             true => self.begun.requests == 0,
             false => {
-                self.queue.in_flight() == self.parked.len() && (self.broken || !self.queue.is_replaying())
+                self.queue.in_flight() == self.parked.len()
+                    && (self.broken || !self.queue.is_replaying())
             }
         };
         if !is_idle {
@@ -373,6 +378,9 @@ impl Drop for Lane {
 
 impl std::fmt::Debug for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lane").field("index", &self.index).field("queue", &self.queue).finish_non_exhaustive()
+        f.debug_struct("Lane")
+            .field("index", &self.index)
+            .field("queue", &self.queue)
+            .finish_non_exhaustive()
     }
 }

@@ -29,7 +29,8 @@ impl Lane {
     pub(super) fn admits(&mut self, slot: Slot) -> bool {
         let is_ending = self.is_ending();
         let Some(limits) = &mut self.limits else { return true };
-        let (request, class) = (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
+        let (request, class) =
+            (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
         if is_ending {
             // A caller waits for the lane, and must not do so for its guest's sake.
             limits.charge(request, class);
@@ -56,7 +57,8 @@ impl Lane {
         self.classes.is_some() && self.limits.as_ref().is_some_and(|limits| limits.exempts())
     }
 
-    /// While it is held: whether there can be requests in the ring that are to overtake those that wait.
+    /// While it is held: whether there can be requests in the ring that are to overtake those that
+    /// wait.
     pub(super) fn looks_further(&self) -> bool {
         self.exempts_express() && self.ahead.is_below(self.most_ahead())
     }
@@ -65,7 +67,8 @@ impl Lane {
     pub(super) fn deadline_with_limits(&self) -> Option<Instant> {
         let channel = self.channel_deadline();
         // Without room, it is the storage that the lane waits for.
-        let budget = self.limits.as_ref().filter(|_| self.may_begin()).and_then(|limits| limits.deadline());
+        let budget =
+            self.limits.as_ref().filter(|_| self.may_begin()).and_then(|limits| limits.deadline());
         channel.into_iter().chain(budget).min()
     }
 }

@@ -1,4 +1,5 @@
-//! The next request to begin, where that is not simply the next of the ring: requests wait, classes are mixed, or the volume has limits.
+//! The next request to begin, where that is not simply the next of the ring: requests wait, classes
+//! are mixed, or the volume has limits.
 //!
 //! Classes decide which of the waiting requests is next, and if there is room for it at the device.
 //! Limits decide if it may be begun already.
@@ -19,7 +20,8 @@ impl Lane {
         self.classes.as_ref().is_some_and(|classes| classes.orders())
     }
 
-    /// The list in which a request waits: that of its class where it can overtake those of others, otherwise one for all.
+    /// The list in which a request waits: that of its class where it can overtake those of others,
+    /// otherwise one for all.
     pub(super) fn list_of(&self, slot: Slot) -> Class {
         match self.decisions[usize::from(slot.0)].class {
             class if self.orders() => class,
@@ -53,7 +55,9 @@ impl Lane {
             Some(classes) if classes.orders() => classes.next(waits),
             // The rest of a time with an order goes before lists that others add to: it would wait
             // for ever.
-            _ => [Class::Express, Class::Background, Class::Normal].into_iter().find(|list| waits.of(*list)),
+            _ => [Class::Express, Class::Background, Class::Normal]
+                .into_iter()
+                .find(|list| waits.of(*list)),
         }
     }
 
@@ -99,7 +103,9 @@ impl Lane {
 
     fn has_room_for_express(&self) -> bool {
         let only = self.waiting.waits().only(Class::Express);
-        self.classes.as_ref().is_none_or(|classes| !classes.orders() || classes.next(only).is_some())
+        self.classes
+            .as_ref()
+            .is_none_or(|classes| !classes.orders() || classes.next(only).is_some())
     }
 
     /// Returns true if a waiting request may be begun, as far as the device goes.

@@ -85,13 +85,15 @@ impl Threads {
     pub fn new(threads: usize, queues: u16) -> Result<Threads, LaneError> {
         let pairs = (0..threads).map(|_| pair()).collect::<Result<Vec<_>, _>>()?;
         let (outboxes, inboxes): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
-        let routes = Arc::new(Routes::new(outboxes, (0..usize::from(queues)).map(|queue| queue % threads)));
+        let routes =
+            Arc::new(Routes::new(outboxes, (0..usize::from(queues)).map(|queue| queue % threads)));
         let mut stepped = Vec::new();
         for (number, inbox) in (0..).zip(inboxes) {
             let uring = Uring::new(64)?;
             let ring = uring.number();
             let polling = Polling::new(PollMode::default(), Duration::ZERO);
-            let mut thread = Thread::new(number, uring, inbox, polling).with_routes(Arc::clone(&routes));
+            let mut thread =
+                Thread::new(number, uring, inbox, polling).with_routes(Arc::clone(&routes));
             thread.uring.watch(thread.inbox.wake_fd(), INBOX);
             stepped.push(Stepped { thread, ring, at: At::Round });
         }
@@ -105,7 +107,11 @@ impl Threads {
 
     /// The thread that a queue's lane is on, or on its way to.
     pub fn of_lane(&self, index: u16) -> Option<usize> {
-        self.routes.running().into_iter().find(|running| running.lane == index).map(|running| running.thread)
+        self.routes
+            .running()
+            .into_iter()
+            .find(|running| running.lane == index)
+            .map(|running| running.thread)
     }
 
     /// Returns true if a thread continues by itself: it is awake, or has been woken.
@@ -128,7 +134,9 @@ impl Threads {
         let stepped = &mut self.threads[thread];
         match catch_unwind(AssertUnwindSafe(|| stepped.step())) {
             Ok(step) => step,
-            Err(payload) if payload.is::<Killed>() || payload.is::<vlane_ring::kill::Killed>() => Step::Dies,
+            Err(payload) if payload.is::<Killed>() || payload.is::<vlane_ring::kill::Killed>() => {
+                Step::Dies
+            }
             Err(payload) => resume_unwind(payload),
         }
     }
@@ -152,8 +160,12 @@ impl Threads {
     pub fn start(&mut self, index: u16, config: LaneConfig) -> Receiver<Result<(), LaneError>> {
         let counters = Arc::clone(&config.counters);
         let limits = self.limits.1.clone();
-        let reply =
-            self.ask(index, |reply| Message::Start { index, config: Box::new(config), limits, reply });
+        let reply = self.ask(index, |reply| Message::Start {
+            index,
+            config: Box::new(config),
+            limits,
+            reply,
+        });
         self.routes.set_running(index, Some(counters));
         reply
     }
@@ -196,7 +208,11 @@ impl Threads {
         self.routes.cancel(index);
     }
 
-    fn ask<T>(&self, index: u16, message: impl FnOnce(std::sync::mpsc::Sender<T>) -> Message) -> Receiver<T> {
+    fn ask<T>(
+        &self,
+        index: u16,
+        message: impl FnOnce(std::sync::mpsc::Sender<T>) -> Message,
+    ) -> Receiver<T> {
         let (reply, answer) = channel();
         self.routes.send(index, message(reply));
         answer

@@ -80,7 +80,8 @@ impl Writer {
     /// On a session that has not been started.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] if there is no place for a commit, or the volume takes no flush; those of the driver.
+    /// [`ErrorKind::Invalid`] if there is no place for a commit, or the volume takes no flush;
+    /// those of the driver.
     pub fn new(mut session: Session, places: Places) -> Result<Self> {
         if places.is_empty() || !session.negotiated().flush {
             let text = "the volume has no journal to write to, or takes no flush";
@@ -117,7 +118,8 @@ impl Writer {
     /// Commits until `until`, or until it is to stop; what ends from `from` on counts.
     ///
     /// # Errors
-    /// [`ErrorKind::Process`] if a request fails, [`ErrorKind::Timeout`] if it is not answered; those of the driver.
+    /// [`ErrorKind::Process`] if a request fails, [`ErrorKind::Timeout`] if it is not answered;
+    /// those of the driver.
     pub fn run(&mut self, from: Instant, until: Instant, stop: &AtomicBool) -> Result<Committed> {
         let mut committed = Committed::default();
         let mut begin = Instant::now();
@@ -160,7 +162,8 @@ impl Writer {
 
     fn request(&mut self, kind: Kind, sector: u64, len: u32) -> Result<()> {
         let blk = &mut self.queue.blk;
-        blk.submit(0, Request { kind, sector, len, ioprio: 0 }).map_err(vlane_driver::Error::from)?;
+        blk.submit(0, Request { kind, sector, len, ioprio: 0 })
+            .map_err(vlane_driver::Error::from)?;
         if blk.publish() {
             self.queue.kick()?;
         }
@@ -178,7 +181,8 @@ impl Writer {
                     return Err(Error::new(ErrorKind::Process, text));
                 }
                 None if begin.elapsed() > PATIENCE => {
-                    let text = format!("a {kind:?} is not answered within {} s", PATIENCE.as_secs());
+                    let text =
+                        format!("a {kind:?} is not answered within {} s", PATIENCE.as_secs());
                     return Err(Error::new(ErrorKind::Timeout, text));
                 }
                 None => {}

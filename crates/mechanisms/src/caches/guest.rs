@@ -114,9 +114,9 @@ impl Running {
         wait(&mut self.guest, "p99_us", self.time + LATE, interrupt)?;
         let results = self.guest.results();
         let number = |key: &str| results.get(key).and_then(|value| value.parse::<f64>().ok());
-        let (per_second, p99_us) = number("per_second")
-            .zip(number("p99_us"))
-            .ok_or_else(|| Error::new(ErrorKind::Process, "the guest did not report its figures"))?;
+        let (per_second, p99_us) = number("per_second").zip(number("p99_us")).ok_or_else(|| {
+            Error::new(ErrorKind::Process, "the guest did not report its figures")
+        })?;
         // It is not needed any more, and its file system neither.
         self.guest.kill();
         Ok(Done { per_second, p99_us })

@@ -37,10 +37,12 @@ trait Step: Send {
     fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()>;
 }
 
-/// Does a job in `directory` from the moment on at which `begin` returns: `ramp` of it does not count, `time` does.
+/// Does a job in `directory` from the moment on at which `begin` returns: `ramp` of it does not
+/// count, `time` does.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] if the file system refuses something, [`ErrorKind::Missing`] if sqlite3 is needed and not there.
+/// [`ErrorKind::Io`] if the file system refuses something, [`ErrorKind::Missing`] if sqlite3 is
+/// needed and not there.
 pub fn run(
     job: Job,
     directory: &Path,
@@ -57,7 +59,9 @@ pub fn run(
             }
         }
         Job::Fill => steps.push(Box::new(Fill::new(directory).context(ErrorKind::Io, failed)?)),
-        Job::KvCompact => steps.push(Box::new(Compact::new(directory).context(ErrorKind::Io, failed)?)),
+        Job::KvCompact => {
+            steps.push(Box::new(Compact::new(directory).context(ErrorKind::Io, failed)?))
+        }
         Job::Plain => steps.push(Box::new(Plain::new(directory).context(ErrorKind::Io, failed)?)),
         Job::OltpRollback | Job::OltpWal | Job::Graph | Job::Mobile => {
             steps.push(Box::new(Sql::new(directory, job)?));
@@ -71,8 +75,10 @@ pub fn run(
     let from = Instant::now() + ramp;
     let until = from + time;
     let (count, waits) = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            steps.iter_mut().map(|step| scope.spawn(move || repeat(step.as_mut(), from, until))).collect();
+        let threads: Vec<_> = steps
+            .iter_mut()
+            .map(|step| scope.spawn(move || repeat(step.as_mut(), from, until)))
+            .collect();
         let mut sum: (u64, Vec<u64>) = (0, Vec::new());
         for thread in threads {
             let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
@@ -87,16 +93,20 @@ pub fn run(
     Ok(Done { per_second, ..Done::of(waits, time) })
 }
 
-/// One thread of the mail server, alone: each call is a round of it, which adds what its two waits for the storage took.
+/// One thread of the mail server, alone: each call is a round of it, which adds what its two waits
+/// for the storage took.
 ///
 /// # Errors
 /// The file system refuses something.
-pub fn mail(directory: &Path) -> io::Result<impl FnMut(&mut Vec<Duration>) -> io::Result<()> + Send> {
+pub fn mail(
+    directory: &Path,
+) -> io::Result<impl FnMut(&mut Vec<Duration>) -> io::Result<()> + Send> {
     let mut mail = Mail::new(directory, 0)?;
     Ok(move |waits: &mut Vec<Duration>| mail.step(waits))
 }
 
-/// Repeats a step until it is time: how often it ended within the window, and the waits of those, in ns.
+/// Repeats a step until it is time: how often it ended within the window, and the waits of those,
+/// in ns.
 fn repeat(step: &mut dyn Step, from: Instant, until: Instant) -> io::Result<(u64, Vec<u64>)> {
     let (mut count, mut all, mut waits) = (0, Vec::new(), Vec::new());
     loop {
@@ -238,7 +248,8 @@ impl Sql {
         let mut command = Command::new("sqlite3");
         // Interactive: it writes out what it has to say before it reads the next line.
         command.args(["-interactive", "-batch"]).arg(&database).env("HOME", directory);
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
+        let child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
         let mut child = child.context(ErrorKind::Missing, || "sqlite3 cannot be started")?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Error::new(ErrorKind::Process, "sqlite3 has no pipes"));
@@ -290,20 +301,23 @@ impl Drop for Sql {
 /// The tables of a job, filled.
 fn schema(job: Job) -> String {
     let mode = if matches!(job, Job::OltpWal | Job::Graph) { "WAL" } else { "DELETE" };
-    let numbers =
-        format!("WITH RECURSIVE c(i) AS (VALUES(0) UNION ALL SELECT i+1 FROM c WHERE i < {})", ROWS - 1);
+    let numbers = format!(
+        "WITH RECURSIVE c(i) AS (VALUES(0) UNION ALL SELECT i+1 FROM c WHERE i < {})",
+        ROWS - 1
+    );
     let tables = match job {
         Job::Graph => format!(
-            "CREATE TABLE node(id INTEGER PRIMARY KEY, version INTEGER, data BLOB);\n\
-             CREATE TABLE link(id1 INTEGER, id2 INTEGER, data BLOB, PRIMARY KEY(id1, id2)) WITHOUT ROWID;\n\
-             CREATE TABLE count(id INTEGER PRIMARY KEY, n INTEGER);\n\
-             BEGIN; {numbers} INSERT INTO node SELECT i, 0, randomblob(128) FROM c;\n\
-             {numbers} INSERT INTO link SELECT i, (i * 7919) % {ROWS}, randomblob(8) FROM c;\n\
-             {numbers} INSERT INTO count SELECT i, 1 FROM c; COMMIT;"
+            "CREATE TABLE node(id INTEGER PRIMARY KEY, version INTEGER, data BLOB);\nCREATE TABLE \
+             link(id1 INTEGER, id2 INTEGER, data BLOB, PRIMARY KEY(id1, id2)) WITHOUT \
+             ROWID;\nCREATE TABLE count(id INTEGER PRIMARY KEY, n INTEGER);\nBEGIN; {numbers} \
+             INSERT INTO node SELECT i, 0, randomblob(128) FROM c;\n{numbers} INSERT INTO link \
+             SELECT i, (i * 7919) % {ROWS}, randomblob(8) FROM c;\n{numbers} INSERT INTO count \
+             SELECT i, 1 FROM c; COMMIT;"
         ),
         _ => format!(
-            "CREATE TABLE t(id INTEGER PRIMARY KEY, k INTEGER, c TEXT, pad TEXT);\nCREATE INDEX by_k ON t(k);\n\
-             BEGIN; {numbers} INSERT INTO t SELECT i, (i * 7919) % {ROWS}, hex(randomblob(60)), hex(randomblob(30)) FROM c; COMMIT;"
+            "CREATE TABLE t(id INTEGER PRIMARY KEY, k INTEGER, c TEXT, pad TEXT);\nCREATE INDEX \
+             by_k ON t(k);\nBEGIN; {numbers} INSERT INTO t SELECT i, (i * 7919) % {ROWS}, \
+             hex(randomblob(60)), hex(randomblob(30)) FROM c; COMMIT;"
         ),
     };
     format!("PRAGMA journal_mode={mode};\nPRAGMA synchronous=FULL;\n{tables}")
@@ -315,19 +329,27 @@ fn transaction(job: Job, dice: &mut Rng, next: &mut u64) -> String {
     match job {
         Job::Graph => {
             let (a, b) = (row, dice.u64(..ROWS));
-            // LinkBench's mix (Armstrong, Ponnekanti, Borthakur, Callaghan, "LinkBench", SIGMOD 2013), in per mille.
+            // LinkBench's mix (Armstrong, Ponnekanti, Borthakur, Callaghan, "LinkBench", SIGMOD
+            // 2013), in per mille.
             match dice.u64(..1000) {
-                0..512 => format!("SELECT count(*) FROM (SELECT * FROM link WHERE id1 = {a} LIMIT 1000);"),
+                0..512 => {
+                    format!("SELECT count(*) FROM (SELECT * FROM link WHERE id1 = {a} LIMIT 1000);")
+                }
                 512..641 => format!("SELECT length(data) FROM node WHERE id = {a};"),
                 641..690 => format!("SELECT n FROM count WHERE id = {a};"),
                 690..860 => format!(
-                    "BEGIN; INSERT OR REPLACE INTO link VALUES({a}, {b}, randomblob(8)); UPDATE count SET n = n + 1 WHERE id = {a}; COMMIT;"
+                    "BEGIN; INSERT OR REPLACE INTO link VALUES({a}, {b}, randomblob(8)); UPDATE \
+                     count SET n = n + 1 WHERE id = {a}; COMMIT;"
                 ),
                 860..890 => format!(
-                    "BEGIN; DELETE FROM link WHERE id1 = {a}; UPDATE count SET n = 0 WHERE id = {a}; COMMIT;"
+                    "BEGIN; DELETE FROM link WHERE id1 = {a}; UPDATE count SET n = 0 WHERE id = \
+                     {a}; COMMIT;"
                 ),
                 890..964 => {
-                    format!("UPDATE node SET version = version + 1, data = randomblob(128) WHERE id = {a};")
+                    format!(
+                        "UPDATE node SET version = version + 1, data = randomblob(128) WHERE id = \
+                         {a};"
+                    )
                 }
                 964..990 => {
                     *next += 1;
@@ -351,12 +373,14 @@ fn transaction(job: Job, dice: &mut Rng, next: &mut u64) -> String {
             }
             for what in ["length(max(c))", "sum(k)", "count(c)", "count(DISTINCT c)"] {
                 let first = dice.u64(..ROWS);
-                sql += &format!("SELECT {what} FROM t WHERE id BETWEEN {first} AND {}; ", first + 99);
+                sql +=
+                    &format!("SELECT {what} FROM t WHERE id BETWEEN {first} AND {}; ", first + 99);
             }
             let other = dice.u64(..ROWS);
             sql + &format!(
-                "UPDATE t SET k = k + 1 WHERE id = {row}; UPDATE t SET c = hex(randomblob(60)) WHERE id = {other}; \
-                 DELETE FROM t WHERE id = {row}; INSERT INTO t VALUES({row}, {other}, hex(randomblob(60)), hex(randomblob(30))); COMMIT;"
+                "UPDATE t SET k = k + 1 WHERE id = {row}; UPDATE t SET c = hex(randomblob(60)) \
+                 WHERE id = {other}; DELETE FROM t WHERE id = {row}; INSERT INTO t VALUES({row}, \
+                 {other}, hex(randomblob(60)), hex(randomblob(30))); COMMIT;"
             )
         }
     }
@@ -421,7 +445,8 @@ mod tests {
     #[test]
     fn guest_jobs_differ_from_driver_jobs() {
         for job in Job::ALL.into_iter().filter(|job| !job.is_guest()) {
-            let error = run(job, Path::new("/"), Duration::ZERO, Duration::ZERO, || Ok(())).unwrap_err();
+            let error =
+                run(job, Path::new("/"), Duration::ZERO, Duration::ZERO, || Ok(())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
         }
     }

@@ -38,7 +38,9 @@ pub struct CellResult {
 impl CellResult {
     /// The goals of the arms that are meant to reach them; none for the base and its repetition.
     pub fn verdicts(&self) -> Vec<Verdict> {
-        let Some(base) = self.arms.0.first().filter(|_| self.cell.job.is_some()) else { return Vec::new() };
+        let Some(base) = self.arms.0.first().filter(|_| self.cell.job.is_some()) else {
+            return Vec::new();
+        };
         let has_goals = |arm: &&Measured<Sample>| self.with_goals.contains(&arm.arm);
         self.arms.0.iter().skip(1).filter(has_goals).flat_map(|arm| self.judge(base, arm)).collect()
     }
@@ -76,22 +78,35 @@ impl CellResult {
         void: &'static str,
         of: impl Fn(&Sample) -> f64,
     ) -> Option<Verdict> {
-        let verdict = self.arms.verdict(&self.cell.title(), &arm.arm, goal, wanted, |s| Some(of(s)))?;
+        let verdict =
+            self.arms.verdict(&self.cell.title(), &arm.arm, goal, wanted, |s| Some(of(s)))?;
         Some(Verdict { void, ..verdict })
     }
 
-    fn verdict(&self, arm: &Measured<Sample>, goal: &str, figure: Option<Spread>, wanted: Bound) -> Verdict {
+    fn verdict(
+        &self,
+        arm: &Measured<Sample>,
+        goal: &str,
+        figure: Option<Spread>,
+        wanted: Bound,
+    ) -> Verdict {
         let (place, arm, goal) = (self.cell.title(), arm.arm.clone(), goal.to_owned());
         Verdict { place, arm, goal, figure, wanted, noise: None, void: "" }
     }
 
-    /// A figure, of which more is better, over that of the better of base and direct: at least 0.95,
-    /// and not below what the base has over itself.
-    fn not_worse(&self, goal: &str, arm: &Measured<Sample>, of: impl Fn(&Sample) -> f64 + Copy) -> Verdict {
+    /// A figure, of which more is better, over that of the better of base and direct: at least
+    /// 0.95, and not below what the base has over itself.
+    fn not_worse(
+        &self,
+        goal: &str,
+        arm: &Measured<Sample>,
+        of: impl Fn(&Sample) -> f64 + Copy,
+    ) -> Verdict {
         let rivals = self.arms.0.iter().enumerate().filter(|(place, rival)| {
             (*place == 0 || rival.arm == BASE || rival.arm == DIRECT) && rival.arm != arm.arm
         });
-        let better = rivals.map(|(_, rival)| rival).max_by(|a, b| middle(a, of).total_cmp(&middle(b, of)));
+        let better =
+            rivals.map(|(_, rival)| rival).max_by(|a, b| middle(a, of).total_cmp(&middle(b, of)));
         let noise = self.arms.noise(|s| Some(of(s)));
         let least = noise.map_or(NOT_WORSE, |noise| NOT_WORSE.max(noise.min.min(1.0)));
         let ratio = better.and_then(|better| arm.over(better, |s| Some(of(s))));
@@ -113,7 +128,13 @@ mod tests {
     use super::super::plan::Job;
     use super::*;
 
-    fn arm(name: &str, operations: [f64; 3], reads: f64, misses: f64, pages: u64) -> Measured<Sample> {
+    fn arm(
+        name: &str,
+        operations: [f64; 3],
+        reads: f64,
+        misses: f64,
+        pages: u64,
+    ) -> Measured<Sample> {
         let rounds = operations.map(|operations| Sample {
             operations,
             reads,
@@ -152,17 +173,24 @@ mod tests {
 
     #[test]
     fn reached_goals_are_met() {
-        let result =
-            result(Expected::Helps, None, usual(arm("pdc", [101.0, 109.0, 105.0], 52e3, 0.002, 900)));
+        let result = result(
+            Expected::Helps,
+            None,
+            usual(arm("pdc", [101.0, 109.0, 105.0], 52e3, 0.002, 900)),
+        );
         for goal in ["misses", "reads", "operations", "the journal's pages"] {
             assert_eq!(met(&result, "pdc", goal), Some(true), "{goal}");
         }
-        assert!(result.verdicts().iter().all(|v| v.arm == "pdc"), "the others are what it is held against");
+        assert!(
+            result.verdicts().iter().all(|v| v.arm == "pdc"),
+            "the others are what it is held against"
+        );
     }
 
     #[test]
     fn each_goal_can_be_missed() {
-        let result = result(Expected::Helps, None, usual(arm("pdc", [94.0, 104.0, 99.0], 40e3, 0.07, 2049)));
+        let result =
+            result(Expected::Helps, None, usual(arm("pdc", [94.0, 104.0, 99.0], 40e3, 0.07, 2049)));
         for goal in ["misses", "reads", "operations", "the journal's pages"] {
             assert_eq!(met(&result, "pdc", goal), Some(false), "{goal}");
         }
@@ -181,7 +209,8 @@ mod tests {
 
     #[test]
     fn better_arm_is_goal_without_expected_difference() {
-        let of = |reads| result(Expected::Fits, Some(5e3), usual(arm("pdc", [105.0; 3], reads, 0.0, 0)));
+        let of =
+            |reads| result(Expected::Fits, Some(5e3), usual(arm("pdc", [105.0; 3], reads, 0.0, 0)));
         // `none` has 50,000 reads per second here, and the base has what it has in each round.
         assert_eq!(met(&of(49e3), "pdc", "reads"), Some(false));
         assert_eq!(met(&of(50e3), "pdc", "reads"), Some(true));
@@ -189,7 +218,8 @@ mod tests {
 
     #[test]
     fn fixed_rate_excludes_goal_for_reads() {
-        let result = result(Expected::Helps, Some(5e3), usual(arm("pdc", [105.0; 3], 5e3, 0.002, 0)));
+        let result =
+            result(Expected::Helps, Some(5e3), usual(arm("pdc", [105.0; 3], 5e3, 0.002, 0)));
         assert!(result.verdicts().iter().all(|v| !v.goal.starts_with("reads")));
     }
 

@@ -1,6 +1,8 @@
-//! The host, made small and put back: a memory cgroup for the back ends, the limit of dirty pages, write-back throttling.
+//! The host, made small and put back: a memory cgroup for the back ends, the limit of dirty pages,
+//! write-back throttling.
 //!
-//! All of it is undone when the values are dropped, so also after an error and an interrupt (SIGKILL leaves it as it is).
+//! All of it is undone when the values are dropped, so also after an error and an interrupt
+//! (SIGKILL leaves it as it is).
 
 use std::fs;
 use std::io;
@@ -24,7 +26,8 @@ struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// By /proc/self/mountinfo and /proc/self/cgroup. `controls` says whether a unified hierarchy at a place has the memory controller.
+    /// By /proc/self/mountinfo and /proc/self/cgroup. `controls` says whether a unified hierarchy
+    /// at a place has the memory controller.
     fn find(mounts: &str, own: &str, controls: impl Fn(&Path) -> bool) -> Option<Self> {
         let parsed = mounts.lines().filter_map(|line| {
             let (before, after) = line.split_once(" - ")?;
@@ -42,13 +45,17 @@ impl Hierarchy {
                         let controllers = parts.next()?;
                         controllers.split(',').any(|c| c == "memory").then(|| parts.next())?
                     });
-                    let below =
-                        own.and_then(|own| own.strip_prefix(root.trim_end_matches('/'))).unwrap_or("");
+                    let below = own
+                        .and_then(|own| own.strip_prefix(root.trim_end_matches('/')))
+                        .unwrap_or("");
                     let dir = point.join(below.trim_start_matches('/'));
                     return Some(Self { dir, unified: false });
                 }
-                // A group with processes of its own cannot have groups with controllers below it; the root can.
-                "cgroup2" if controls(point) => return Some(Self { dir: point.into(), unified: true }),
+                // A group with processes of its own cannot have groups with controllers below it;
+                // the root can.
+                "cgroup2" if controls(point) => {
+                    return Some(Self { dir: point.into(), unified: true });
+                }
                 _ => {}
             }
         }
@@ -63,17 +70,20 @@ impl Hierarchy {
             let text = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
             text.split_whitespace().any(|controller| controller == "memory")
         };
-        let found = Self::find(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?, controls);
+        let found =
+            Self::find(&read("/proc/self/mountinfo")?, &read("/proc/self/cgroup")?, controls);
         found.ok_or_else(|| {
             Error::new(
                 ErrorKind::Invalid,
-                "no memory cgroup is mounted here, so the page cache cannot be limited; with --no-limit it is measured without a limit",
+                "no memory cgroup is mounted here, so the page cache cannot be limited; with \
+                 --no-limit it is measured without a limit",
             )
         })
     }
 }
 
-/// A cgroup whose processes share so much memory, page cache included. Removed when it is dropped; its processes must have ended by then.
+/// A cgroup whose processes share so much memory, page cache included. Removed when it is dropped;
+/// its processes must have ended by then.
 #[derive(Debug)]
 pub struct MemoryLimit {
     dir: PathBuf,
@@ -99,7 +109,8 @@ impl MemoryLimit {
         let dir_of = |dir: &Path| dir.join(format!("vlane-caches-{}", std::process::id()));
         let refused = |path: &Path| {
             format!(
-                "{}: cannot be made or set, so the page cache cannot be limited; run it as root, or with --no-limit to measure without a limit",
+                "{}: cannot be made or set, so the page cache cannot be limited; run it as root, \
+                 or with --no-limit to measure without a limit",
                 path.display()
             )
         };
@@ -125,8 +136,9 @@ impl MemoryLimit {
     /// [`ErrorKind::Io`] if the kernel refuses it.
     pub fn add(&self, pid: u32) -> Result<()> {
         let file = self.dir.join("cgroup.procs");
-        fs::write(&file, pid.to_string())
-            .context(ErrorKind::Io, || format!("{}: process {pid} cannot be put there", file.display()))
+        fs::write(&file, pid.to_string()).context(ErrorKind::Io, || {
+            format!("{}: process {pid} cannot be put there", file.display())
+        })
     }
 
     /// Its present content.
@@ -152,11 +164,15 @@ impl Drop for MemoryLimit {
         // A process that has ended leaves its group a moment later.
         for _ in 0..REMOVALS.0 {
             match fs::remove_dir(&self.dir) {
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                Err(error)
+                    if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) =>
+                {
                     std::thread::sleep(REMOVALS.1);
                 }
                 Ok(()) => return,
-                Err(error) => return tracing::warn!("{}: cannot be removed: {error}", self.dir.display()),
+                Err(error) => {
+                    return tracing::warn!("{}: cannot be removed: {error}", self.dir.display());
+                }
             }
         }
         tracing::warn!("{}: still has processes, and stays", self.dir.display());
@@ -181,7 +197,11 @@ impl Setting {
 impl Drop for Setting {
     fn drop(&mut self) {
         if let Err(error) = fs::write(&self.path, &self.before) {
-            tracing::warn!("{}: cannot be set back to {}: {error}", self.path.display(), self.before);
+            tracing::warn!(
+                "{}: cannot be set back to {}: {error}",
+                self.path.display(),
+                self.before
+            );
         }
     }
 }
@@ -198,14 +218,15 @@ impl DirtyLimit {
     /// # Errors
     /// [`ErrorKind::Invalid`] without root.
     pub fn new(bytes: u64) -> Result<Self> {
-        Self::at(Path::new(VM), bytes).context(
-            ErrorKind::Invalid,
-            || "vm.dirty_bytes cannot be set; run it as root, or with --no-limit to measure without a limit",
-        )
+        Self::at(Path::new(VM), bytes).context(ErrorKind::Invalid, || {
+            "vm.dirty_bytes cannot be set; run it as root, or with --no-limit to measure without a \
+             limit"
+        })
     }
 
     fn at(vm: &Path, bytes: u64) -> io::Result<Self> {
-        // Of bytes and ratio one is in force and the other one reads as 0: setting one clears the other.
+        // Of bytes and ratio one is in force and the other one reads as 0: setting one clears the
+        // other.
         let (by_bytes, by_ratio) = (vm.join("dirty_bytes"), vm.join("dirty_ratio"));
         let before = fs::read_to_string(&by_bytes)?.trim().to_string();
         let setting = match before.as_str() {
@@ -263,7 +284,11 @@ impl Unthrottled {
     pub fn on(device: &Device) -> Result<Self> {
         let file = device.queue().join("wbt_lat_usec");
         let setting = Setting::set(file.clone(), "0").context(ErrorKind::Invalid, || {
-            format!("{}: write-back throttling cannot be switched off there (root? a device that has it?); leave out --throttling off", file.display())
+            format!(
+                "{}: write-back throttling cannot be switched off there (root? a device that has \
+                 it?); leave out --throttling off",
+                file.display()
+            )
         })?;
         Ok(Self { _setting: setting })
     }
@@ -281,16 +306,22 @@ mod tests {
                    31 22 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n";
         let own = "5:devices:/\n4:memory:/jobs/one\n0::/\n";
         let found = Hierarchy::find(old, own, |_| false).unwrap();
-        assert_eq!(found, Hierarchy { dir: "/sys/fs/cgroup/memory/jobs/one".into(), unified: false });
+        assert_eq!(
+            found,
+            Hierarchy { dir: "/sys/fs/cgroup/memory/jobs/one".into(), unified: false }
+        );
         // A container sees a part of the hierarchy, at the mount point.
         let part = "31 22 0:26 /jobs /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
         assert_eq!(
             Hierarchy::find(part, own, |_| false).unwrap().dir,
             Path::new("/sys/fs/cgroup/memory/one")
         );
-        let new = "29 22 0:24 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let found =
-            Hierarchy::find(new, "0::/user.slice/x\n", |point| point == Path::new("/sys/fs/cgroup")).unwrap();
+        let new =
+            "29 22 0:24 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
+        let found = Hierarchy::find(new, "0::/user.slice/x\n", |point| {
+            point == Path::new("/sys/fs/cgroup")
+        })
+        .unwrap();
         assert_eq!(found, Hierarchy { dir: "/sys/fs/cgroup".into(), unified: true });
         assert_eq!(Hierarchy::find(new, "0::/\n", |_| false), None);
         assert_eq!(Hierarchy::find("", "", |_| true), None);

@@ -1,4 +1,5 @@
-//! One measurement: a neighbour that reads its hot set, a volume that is written to, and what both cost the host.
+//! One measurement: a neighbour that reads its hot set, a volume that is written to, and what both
+//! cost the host.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -33,7 +34,8 @@ use vlane_work::{Role, Sampler};
 pub const READ: u32 = 4096;
 /// Bytes at a time while it reads its hot set through.
 const THROUGH: u32 = 64 << 10;
-/// Requests that can be out at once where the neighbour reads at a rate: one that waits does not delay those after it.
+/// Requests that can be out at once where the neighbour reads at a rate: one that waits does not
+/// delay those after it.
 const PACED_DEPTH: u16 = 16;
 /// How often an interrupt is looked for.
 const LOOK: Duration = Duration::from_millis(50);
@@ -53,7 +55,8 @@ pub struct Sample {
     pub read_p99_us: f64,
     /// Bytes of the neighbour's reads that came from the storage, of all: 0 to 1.
     pub misses: f64,
-    /// Bytes per second that the volume's back end made dirty or wrote; of a large folio all bytes, if a part of it becomes dirty.
+    /// Bytes per second that the volume's back end made dirty or wrote; of a large folio all bytes,
+    /// if a part of it becomes dirty.
     pub written: f64,
     /// Bytes per second that anybody wrote to the disk.
     pub device_written: Option<f64>,
@@ -68,7 +71,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Bytes that reached the disk for each operation: by the disk's own counter, where there is one.
+    /// Bytes that reached the disk for each operation: by the disk's own counter, where there is
+    /// one.
     pub fn written_per_operation(&self) -> f64 {
         self.device_written.unwrap_or(self.written) / self.operations.max(1e-9)
     }
@@ -126,13 +130,15 @@ impl Transferred {
     /// Of a process and all its threads, io_uring's workers included.
     fn of(pid: u32) -> Result<Self> {
         let path = format!("/proc/{pid}/io");
-        let text =
-            std::fs::read_to_string(&path).context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
-        Self::parse(&text).ok_or_else(|| Error::new(ErrorKind::Format, format!("{path}: not understood")))
+        let text = std::fs::read_to_string(&path)
+            .context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
+        Self::parse(&text)
+            .ok_or_else(|| Error::new(ErrorKind::Format, format!("{path}: not understood")))
     }
 
-    /// `read_bytes`: what reads made the kernel fetch. `write_bytes`: pages made dirty (once, however often they are written before they
-    /// are written back) and direct writes, less what was dropped unwritten.
+    /// `read_bytes`: what reads made the kernel fetch. `write_bytes`: pages made dirty (once,
+    /// however often they are written before they are written back) and direct writes, less what
+    /// was dropped unwritten.
     fn parse(text: &str) -> Option<Self> {
         let value = |name: &str| -> Option<u64> {
             text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))?.parse().ok()
@@ -162,8 +168,14 @@ impl Bed<'_> {
     ) -> Result<Server> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let socket = self.dir.join(format!("{name}-{}.sock", NEXT.fetch_add(1, Ordering::Relaxed)));
-        let mut words: Vec<OsString> = vec!["serve".into(), image.into(), "--format".into(), "raw".into()];
-        words.extend(["--queues".into(), "1".into(), "--socket".into(), socket.clone().into_os_string()]);
+        let mut words: Vec<OsString> =
+            vec!["serve".into(), image.into(), "--format".into(), "raw".into()];
+        words.extend([
+            "--queues".into(),
+            "1".into(),
+            "--socket".into(),
+            socket.clone().into_os_string(),
+        ]);
         if let Some(control) = control {
             words.extend(["--control".into(), control.into()]);
         }
@@ -200,7 +212,8 @@ impl Bed<'_> {
         volume::forget(self.hot.path())?;
         say("the neighbour reads its hot set through");
         let words = ["--cache", "writeback", "--read-only"].map(str::to_owned);
-        let mut neighbour = self.serve("hot", self.hot.path(), &words, None, self.neighbour_cpus)?;
+        let mut neighbour =
+            self.serve("hot", self.hot.path(), &words, None, self.neighbour_cpus)?;
         self.read_through(&mut neighbour)?;
         let Some((job, volume)) = volume else {
             let window = self.window();
@@ -212,14 +225,20 @@ impl Bed<'_> {
             words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
         }
         let control = self.dir.join("volume.ctl");
-        let mut server = self.serve("volume", volume.path(), &words, Some(&control), self.writer_cpus)?;
+        let mut server =
+            self.serve("volume", volume.path(), &words, Some(&control), self.writer_cpus)?;
         let sample = match job {
             Job::Commits => self.commits(cell, volume, &mut neighbour, &mut server, say),
             Job::MailReplay => self.replay(cell, volume, &mut neighbour, &server),
             job => self.guest(cell, job, volume, &mut neighbour, &server, say),
         };
         let sample = sample.map_err(|error| {
-            let text = format!("{}, {}; the back end said: {}", cell.title(), arm.name, server.log().trim());
+            let text = format!(
+                "{}, {}; the back end said: {}",
+                cell.title(),
+                arm.name,
+                server.log().trim()
+            );
             Error::caused_by(error.kind(), text, error)
         })?;
         server.stop(STOP)?;
@@ -240,7 +259,8 @@ impl Bed<'_> {
         server: &mut Server,
         say: &mut dyn FnMut(&str),
     ) -> Result<Sample> {
-        let mut writer = Writer::new(server.connect(&Writer::session())?, Places::of(&volume.ranges))?;
+        let mut writer =
+            Writer::new(server.connect(&Writer::session())?, Places::of(&volume.ranges))?;
         say("the journal is written for the first time");
         writer.go_round(self.interrupt.flag())?;
         self.interrupt.check()?;
@@ -252,10 +272,11 @@ impl Bed<'_> {
                 bind(self.writer_cpus)?;
                 writer.run(window.from, window.until, &stop)
             });
-            let sample = self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
-                let committed = joined(running.join())?;
-                Ok(Some(Done::of(committed.ns, self.options.time)))
-            });
+            let sample =
+                self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
+                    let committed = joined(running.join())?;
+                    Ok(Some(Done::of(committed.ns, self.options.time)))
+                });
             // The thread ends in any case.
             stop.store(true, Ordering::Relaxed);
             sample
@@ -281,9 +302,10 @@ impl Bed<'_> {
                 replay.run(server.socket(), window.from, &stop)?;
                 replay.run(server.socket(), window.until, &stop)
             });
-            let sample = self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
-                joined(running.join()).map(Some)
-            });
+            let sample =
+                self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
+                    joined(running.join()).map(Some)
+                });
             stop.store(true, Ordering::Relaxed);
             sample
         })
@@ -294,12 +316,14 @@ impl Bed<'_> {
     /// # Errors
     /// As [`Bed::measure`], and those of the recording.
     pub fn record_mail(&self, volume: &mut Volume, say: &mut dyn FnMut(&str)) -> Result<Replay> {
-        let maker = self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
+        let maker =
+            self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
         volume.make_file_system(self.host)?;
         volume::forget(volume.path())?;
         let control = self.dir.join("record.ctl");
         let words = ["--cache", "writeback"].map(str::to_owned);
-        let server = self.serve("record", volume.path(), &words, Some(&control), self.writer_cpus)?;
+        let server =
+            self.serve("record", volume.path(), &words, Some(&control), self.writer_cpus)?;
         let time = recording_time(self.options.time, volume.journal);
         let options = Options { ramp: Duration::ZERO, time, ..self.options.clone() };
         say("the guest boots, and makes its files");
@@ -307,11 +331,15 @@ impl Bed<'_> {
         guest.ready(self.interrupt)?;
         say("");
         let file = self.dir.join(format!("mail-{}.trc", volume.journal));
-        let recording =
-            RecordOptions { output: Output::new(&file), time: Some(time), count: None, hashes: false };
+        let recording = RecordOptions {
+            output: Output::new(&file),
+            time: Some(time),
+            count: None,
+            hashes: false,
+        };
         let recorded = std::thread::scope(|scope| {
-            let recorder =
-                scope.spawn(|| record(&Control::new(&control), &recording, self.interrupt, &mut |_| ()));
+            let recorder = scope
+                .spawn(|| record(&Control::new(&control), &recording, self.interrupt, &mut |_| ()));
             let done = guest.begin().and_then(|()| guest.finish(self.interrupt));
             let recorded = joined(recorder.join());
             done.and(recorded.and_then(Recording::whole))
@@ -341,7 +369,8 @@ impl Bed<'_> {
         server: &Server,
         say: &mut dyn FnMut(&str),
     ) -> Result<Sample> {
-        let maker = self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
+        let maker =
+            self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
         say("the guest boots, and makes its files");
         let mut guest = self.start_guest(|| maker.start(self.options, server.socket(), job))?;
         guest.ready(self.interrupt)?;
@@ -354,7 +383,10 @@ impl Bed<'_> {
     }
 
     /// Starts a guest on the CPUs of who writes, which it inherits from the thread that starts it.
-    fn start_guest(&self, start: impl FnOnce() -> Result<guest::Running> + Send) -> Result<guest::Running> {
+    fn start_guest(
+        &self,
+        start: impl FnOnce() -> Result<guest::Running> + Send,
+    ) -> Result<guest::Running> {
         std::thread::scope(|scope| {
             joined(scope.spawn(|| bind(self.writer_cpus).and_then(|()| start())).join())
         })
@@ -362,8 +394,11 @@ impl Bed<'_> {
 
     /// Reads the hot set once, so that the cache has it.
     fn read_through(&self, neighbour: &mut Server) -> Result<()> {
-        let session =
-            neighbour.connect(&SessionOptions { data: THROUGH, depth: 4, ..SessionOptions::default() })?;
+        let session = neighbour.connect(&SessionOptions {
+            data: THROUGH,
+            depth: 4,
+            ..SessionOptions::default()
+        })?;
         let workload = Workload {
             pattern: "read".parse().map_err(|why: String| Error::new(ErrorKind::Invalid, why))?,
             block: THROUGH,
@@ -393,8 +428,8 @@ impl Bed<'_> {
         })
     }
 
-    /// Lets the neighbour read during the window, looks at its beginning and its end, and puts everything together. `done` waits for the
-    /// end of who writes.
+    /// Lets the neighbour read during the window, looks at its beginning and its end, and puts
+    /// everything together. `done` waits for the end of who writes.
     fn observe(
         &self,
         cell: &Cell,
@@ -441,7 +476,8 @@ impl Bed<'_> {
                 "the neighbour's back end answered reads with errors",
             ));
         }
-        // On a busy machine the looks are late: what they see is divided by the time between them, as requests are by the window's.
+        // On a busy machine the looks are late: what they see is divided by the time between them,
+        // as requests are by the window's.
         let seconds = (after.at - before.at).as_secs_f64();
         let fetched = per(after.hot.read.saturating_sub(before.hot.read), seconds);
         let reads = report.reads.map_or(0.0, |reads| reads.iops);
@@ -449,7 +485,10 @@ impl Bed<'_> {
             reads,
             read_p99_us: report.open.as_ref().map_or(report.latency.p99, |open| open.response.p99),
             misses: share(fetched, reads * f64::from(READ)),
-            device_written: before.device.zip(after.device).map(|(b, a)| per(a.saturating_sub(b), seconds)),
+            device_written: before
+                .device
+                .zip(after.device)
+                .map(|(b, a)| per(a.saturating_sub(b), seconds)),
             cpus: used.cpu().as_secs_f64() / used.wall.as_secs_f64().max(1e-9),
             shared: self.limit.map_or(0, |limit| limit.held().shared),
             ..Sample::default()
@@ -479,7 +518,9 @@ impl Bed<'_> {
 }
 
 fn joined<T>(ended: std::thread::Result<Result<T>>) -> Result<T> {
-    ended.unwrap_or_else(|_| Err(Error::new(ErrorKind::Process, "a thread of the measurement panicked")))
+    ended.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::Process, "a thread of the measurement panicked"))
+    })
 }
 
 fn per(bytes: u64, seconds: f64) -> f64 {
@@ -508,7 +549,8 @@ mod tests {
 
     #[test]
     fn dropped_pages_do_not_count_as_written() {
-        let text = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 4096\nwrite_bytes: 12288\ncancelled_write_bytes: 8192\n";
+        let text = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 4096\nwrite_bytes: \
+                    12288\ncancelled_write_bytes: 8192\n";
         assert_eq!(Transferred::parse(text), Some(Transferred { read: 4096, written: 4096 }));
         assert_eq!(Transferred::parse("rchar: 1\n"), None);
     }

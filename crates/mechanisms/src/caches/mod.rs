@@ -116,7 +116,9 @@ impl Options {
         for journal in &self.journals {
             if *journal < SMALLEST_JOURNAL || !journal.is_multiple_of(1 << 20) {
                 let least = show_size(SMALLEST_JOURNAL);
-                return usage(format!("a journal of {journal} bytes: whole MiB, and at least {least}"));
+                return usage(format!(
+                    "a journal of {journal} bytes: whole MiB, and at least {least}"
+                ));
             }
         }
         if let Some(only) = self.vary_on
@@ -166,7 +168,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
         vary_on: options.vary_on,
     });
     let arms = options.arms.len() + 1;
-    let measurements: usize = cells.iter().map(|cell| if cell.job.is_some() { arms } else { 1 }).sum();
+    let measurements: usize =
+        cells.iter().map(|cell| if cell.job.is_some() { arms } else { 1 }).sum();
     announce(options, &cells);
     let is_replayed = |volume: &u64| {
         let is_it = |cell: &Cell| cell.job == Some(Job::MailReplay) && cell.journal == *volume;
@@ -229,7 +232,8 @@ fn measure_all(
                 (_, true) => None,
                 (Some(device), false) => Some(Unthrottled::on(device)?),
                 (None, false) => {
-                    let text = "the images are on no block device, which is never throttled; leave out --throttling off";
+                    let text = "the images are on no block device, which is never throttled; \
+                                leave out --throttling off";
                     return Err(Error::new(ErrorKind::Invalid, text));
                 }
             };
@@ -283,8 +287,11 @@ fn announce(options: &Options, cells: &[Cell]) {
             said.push(cell.journal);
             let expected = Expected::of(options.cache, options.hot, cell.journal).says();
             // The output may have no reader.
-            let _ =
-                writeln!(std::io::stderr(), "journal of {}: expected: {expected}", show_size(cell.journal));
+            let _ = writeln!(
+                std::io::stderr(),
+                "journal of {}: expected: {expected}",
+                show_size(cell.journal)
+            );
         }
     }
 }
@@ -339,7 +346,10 @@ mod tests {
             let mut wrong = options();
             change(&mut wrong);
             let error = wrong.check().unwrap_err();
-            assert!(error.kind() == ErrorKind::Usage && error.to_string().contains(says), "{error}");
+            assert!(
+                error.kind() == ErrorKind::Usage && error.to_string().contains(says),
+                "{error}"
+            );
         }
         options().check().unwrap();
     }

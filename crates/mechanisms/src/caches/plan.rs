@@ -18,7 +18,8 @@ pub enum Job {
     OltpWal,
     /// A guest: SQLite, LinkBench's mix of requests to a graph of nodes and links.
     Graph,
-    /// A guest: SQLite, single inserts, updates and deletes, each a transaction, as MobiBench has them.
+    /// A guest: SQLite, single inserts, updates and deletes, each a transaction, as MobiBench has
+    /// them.
     Mobile,
     /// A guest: records appended to a log that each is made durable, as db_bench's fillsync does.
     Fill,
@@ -81,29 +82,37 @@ impl Job {
         match self {
             Self::Commits => "16K are written and flushed, round and round the journal",
             Self::Mail => {
-                "a mail server: files made, appended to, fsynced, read, removed, by 16 threads (filebench's varmail)"
+                "a mail server: files made, appended to, fsynced, read, removed, by 16 threads \
+                 (filebench's varmail)"
             }
             Self::OltpRollback => {
-                "SQLite with a rollback journal: ten point and four range reads, two updates, a delete and an insert in each transaction (for sysbench's OLTP)"
+                "SQLite with a rollback journal: ten point and four range reads, two updates, a \
+                 delete and an insert in each transaction (for sysbench's OLTP)"
             }
             Self::OltpWal => "the same transactions on SQLite with a write-ahead log",
             Self::Graph => {
-                "SQLite with a write-ahead log: nodes and links in LinkBench's mix, 69 % reads (for LinkBench, which needs MySQL)"
+                "SQLite with a write-ahead log: nodes and links in LinkBench's mix, 69 % reads \
+                 (for LinkBench, which needs MySQL)"
             }
             Self::Mobile => {
-                "SQLite with a rollback journal: an insert, an update or a delete in each transaction (for MobiBench, which does that on a phone's file system)"
+                "SQLite with a rollback journal: an insert, an update or a delete in each \
+                 transaction (for MobiBench, which does that on a phone's file system)"
             }
             Self::Fill => {
-                "records of 116 bytes appended to a log and fdatasynced one by one (what LevelDB does for db_bench's fillsync; no compaction)"
+                "records of 116 bytes appended to a log and fdatasynced one by one (what LevelDB \
+                 does for db_bench's fillsync; no compaction)"
             }
             Self::KvCompact => {
-                "two tables of 2 MiB are read, merged by their keys, and written as two new ones, each fsynced (for LevelDB's compaction)"
+                "two tables of 2 MiB are read, merged by their keys, and written as two new ones, \
+                 each fsynced (for LevelDB's compaction)"
             }
             Self::Plain => {
-                "4K read and 4K written at random places of a file of 64 MiB, and nothing made durable (a control: db_bench's reads, and writes without sync)"
+                "4K read and 4K written at random places of a file of 64 MiB, and nothing made \
+                 durable (a control: db_bench's reads, and writes without sync)"
             }
             Self::MailReplay => {
-                "what a guest with the mail job wrote, flushed and read, recorded once and sent again and again by the driver; an operation is a request"
+                "what a guest with the mail job wrote, flushed and read, recorded once and sent \
+                 again and again by the driver; an operation is a request"
             }
         }
     }
@@ -186,7 +195,11 @@ impl Cell {
         match self.job {
             None => format!("nobody writes, {rate}{control}"),
             Some(job) => {
-                format!("{}, journal {}, {rate}{control}{delay}", job.name(), show_size(self.journal))
+                format!(
+                    "{}, journal {}, {rate}{control}{delay}",
+                    job.name(),
+                    show_size(self.journal)
+                )
             }
         }
     }
@@ -283,11 +296,13 @@ pub struct Axes<'a> {
     pub throttling: &'a [bool],
     /// How much longer flushes take.
     pub delays: &'a [Duration],
-    /// On this journal alone all but the first of each list are measured, each with the first of the other lists; none: everything with everything.
+    /// On this journal alone all but the first of each list are measured, each with the first of
+    /// the other lists; none: everything with everything.
     pub vary_on: Option<u64>,
 }
 
-/// The cells, in the order in which they are measured: for each way to read, the neighbour alone, then each job on each journal.
+/// The cells, in the order in which they are measured: for each way to read, the neighbour alone,
+/// then each job on each journal.
 pub fn cells(axes: &Axes<'_>) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (a, &throttled) in axes.throttling.iter().enumerate() {
@@ -301,7 +316,8 @@ pub fn cells(axes: &Axes<'_>) -> Vec<Cell> {
                         (Some(only), 1) => **journal == only,
                         _ => false,
                     };
-                    let with = |&journal: &u64| Cell { job: Some(job), journal, rate, throttled, delay };
+                    let with =
+                        |&journal: &u64| Cell { job: Some(job), journal, rate, throttled, delay };
                     cells.extend(axes.journals.iter().filter(is_wanted).map(with));
                 }
             }

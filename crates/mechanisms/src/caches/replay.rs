@@ -13,7 +13,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayReport, ReplayRequest, Timing};
+use vlane_driver::replay::{
+    ReplayKind, ReplayOptions, ReplayPlan, ReplayReport, ReplayRequest, Timing,
+};
 use vlane_driver::{Session, SessionOptions};
 use vlane_error::counted;
 use vlane_policy::journal::{Disk, layout};
@@ -113,8 +115,10 @@ impl Replay {
 fn sum(reports: &[ReplayReport]) -> Done {
     let requests: u64 = reports.iter().map(|report| report.ios).sum();
     let seconds: f64 = reports.iter().map(|report| report.seconds).sum();
-    let longest =
-        reports.iter().filter_map(|report| report.flushes.as_ref()).max_by_key(|flushes| flushes.ios);
+    let longest = reports
+        .iter()
+        .filter_map(|report| report.flushes.as_ref())
+        .max_by_key(|flushes| flushes.ios);
     Done {
         per_second: requests as f64 / seconds.max(1e-9),
         p99_us: longest.map_or(f64::NAN, |flushes| flushes.latency.p99),
@@ -139,7 +143,8 @@ fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
 /// its superblock.
 fn untouched(volume: &Volume) -> Result<Vec<Range<u64>>> {
     let file = File::open(volume.path());
-    let file = file.context(ErrorKind::Io, || format!("{}: cannot be read", volume.path().display()))?;
+    let file =
+        file.context(ErrorKind::Io, || format!("{}: cannot be read", volume.path().display()))?;
     let layout = layout::read(&mut Image(file), volume.bytes_of_image());
     let first = volume.ranges.first().map(|range| range.start..range.start + BLOCK);
     Ok(layout.watched.into_iter().chain(first).collect())
@@ -165,14 +170,17 @@ fn about(volume: &Volume, requests: &[ReplayRequest], left_out: usize) -> String
     let is_flush = |request: &&ReplayRequest| request.kind == ReplayKind::Flush;
     let mut blocks: Vec<u64> = requests
         .iter()
-        .filter(|request| request.kind == ReplayKind::Write && overlaps(&volume.ranges, &bytes(request)))
+        .filter(|request| {
+            request.kind == ReplayKind::Write && overlaps(&volume.ranges, &bytes(request))
+        })
         .flat_map(|request| bytes(request).start / BLOCK..bytes(request).end.div_ceil(BLOCK))
         .collect();
     blocks.sort_unstable();
     blocks.dedup();
     format!(
-        "{}, journal of {}: {} of a guest with the {} job, flushes among them: {}. They write {} of the journal. Left out: {left_out} that write to the file \
-         system's superblock, or to other blocks that say where the journal is, and a trace has no data.",
+        "{}, journal of {}: {} of a guest with the {} job, flushes among them: {}. They write {} \
+         of the journal. Left out: {left_out} that write to the file system's superblock, or to \
+         other blocks that say where the journal is, and a trace has no data.",
         Job::MailReplay.name(),
         show_size(volume.journal),
         counted(requests.len(), "request"),
@@ -215,7 +223,9 @@ mod tests {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");
         }
         let journal = super::super::SMALLEST_JOURNAL;
-        let Ok(place) = Place::find(Medium::Disk, None, Volume::bytes(journal, false), "--disk-dir") else {
+        let Ok(place) =
+            Place::find(Medium::Disk, None, Volume::bytes(journal, false), "--disk-dir")
+        else {
             return vlane_testing::skip("no disk with direct I/O and 300 MiB free");
         };
         let interrupt = Interrupt::listen().unwrap();
@@ -230,7 +240,8 @@ mod tests {
         let pattern = vec![0xa5; 1 << 20];
         let mut at = 0;
         while at < volume.bytes_of_image() {
-            let next = kept.iter().filter(|range| range.end > at).map(|range| range.start.max(at)).min();
+            let next =
+                kept.iter().filter(|range| range.end > at).map(|range| range.start.max(at)).min();
             let end = next.unwrap_or(volume.bytes_of_image()).min(at + pattern.len() as u64);
             if end == at {
                 at = kept
@@ -245,7 +256,8 @@ mod tests {
             at = end;
         }
         let layout = layout::read(&mut Image(file), volume.bytes_of_image());
-        let found: Vec<_> = layout.journals.iter().flat_map(|journal| journal.ranges.clone()).collect();
+        let found: Vec<_> =
+            layout.journals.iter().flat_map(|journal| journal.ranges.clone()).collect();
         assert_eq!(found, volume.ranges);
     }
 

@@ -13,7 +13,8 @@ use vlane_report::experiment::{self, Experiment, Figure, Place};
 use vlane_report::judge::{Measured, Verdict};
 use vlane_report::{Cell, Note, Report, Section};
 
-/// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it was said to be.
+/// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it
+/// was said to be.
 const MUCH: u64 = 20;
 
 /// The experiment, and what came of it.
@@ -24,7 +25,12 @@ struct Shown<'a> {
 }
 
 /// Makes it.
-pub(super) fn fill(options: &Options, results: &[CellResult], about: &About, begun: &Begun) -> Report {
+pub(super) fn fill(
+    options: &Options,
+    results: &[CellResult],
+    about: &About,
+    begun: &Begun,
+) -> Report {
     let place = |result| {
         let CellResult { cell, arms, .. }: &CellResult = result;
         Place { id: cell.id(), name: cell.id(), title: cell.title(), text: Vec::new(), arms }
@@ -84,7 +90,8 @@ impl Experiment for Shown<'_> {
     }
 
     fn aim(&self) -> String {
-        "They are for the arms that keep the journal out of the cache and keep what a flush promises; the others are what those are held against, and an option that begins with \
+        "They are for the arms that keep the journal out of the cache and keep what a flush \
+         promises; the others are what those are held against, and an option that begins with \
          --danger- has none. The better one is the better of writeback and none in the same cell."
             .into()
     }
@@ -116,7 +123,9 @@ impl Experiment for Shown<'_> {
             reads(),
             Figure::new("p99 of reads", "us", |s: &Sample| s.read_p99_us),
             Figure::new("CPUs of both back ends", "", |s: &Sample| s.cpus),
-            Figure::maybe("Written to the disk", "MB/s", |s: &Sample| Some(s.device_written? / 1e6)),
+            Figure::maybe("Written to the disk", "MB/s", |s: &Sample| {
+                Some(s.device_written? / 1e6)
+            }),
         ];
         if self.is_compared(place) {
             figures.extend([
@@ -124,7 +133,9 @@ impl Experiment for Shown<'_> {
                 p99(),
                 Figure::new("Written", "MB/s", |s: &Sample| s.written / 1e6),
                 written(),
-                Figure::maybe("Journal's pages in the cache", "", |s: &Sample| Some(s.journal_pages? as f64)),
+                Figure::maybe("Journal's pages in the cache", "", |s: &Sample| {
+                    Some(s.journal_pages? as f64)
+                }),
                 cpu(),
             ]);
         }
@@ -140,10 +151,12 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     let mut notes = Vec::new();
     match options.cache {
         None => notes.push(Note::warning(
-            "The page cache has no limit (--no-limit): no page is evicted, so hits do not show the modes' effect.",
+            "The page cache has no limit (--no-limit): no page is evicted, so hits do not show \
+             the modes' effect.",
         )),
         Some(bytes) => notes.push(Note::info(format!(
-            "Both back ends share a memory cgroup of {}; on the whole host at most {} may be dirty.",
+            "Both back ends share a memory cgroup of {}; on the whole host at most {} may be \
+             dirty.",
             show_size(bytes),
             show_size(bytes / super::DIRTY)
         ))),
@@ -158,8 +171,10 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     }
     if about.has_device {
         notes.push(Note::info(
-            "\"Written to the disk\", also per operation, is the disk's own counter, of what anybody wrote. \"Written\" is what the volume's back end gave to the \
-             page cache or wrote: a page that is written again before it is written back counts once, and all of a folio (up to 2 MiB) if a part of it is written.",
+            "\"Written to the disk\", also per operation, is the disk's own counter, of what \
+             anybody wrote. \"Written\" is what the volume's back end gave to the page cache or \
+             wrote: a page that is written again before it is written back counts once, and all \
+             of a folio (up to 2 MiB) if a part of it is written.",
         ));
     }
     if let Some(guests) = &about.guests {
@@ -167,18 +182,23 @@ fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> 
     }
     if options.pin == Pin::Apart {
         notes.push(if about.is_apart {
-            Note::info("The neighbour and its back end have half of the CPUs, the volume's back end and the writer have the other half.")
+            Note::info(
+                "The neighbour and its back end have half of the CPUs, the volume's back end and \
+                 the writer have the other half.",
+            )
         } else {
             Note::warning("There is one CPU for all: figures depend on the order of turns.")
         });
     }
     notes.extend(about.replays.iter().map(Note::info));
-    let shared = results.iter().flat_map(|r| &r.arms.0).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
+    let shared =
+        results.iter().flat_map(|r| &r.arms.0).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
     if let (Some(limit), Some(shared)) = (options.cache, shared)
         && shared > limit / MUCH
     {
         notes.push(Note::warning(format!(
-            "Up to {} of a guest's memory was charged to the back ends: the cache was smaller by that.",
+            "Up to {} of a guest's memory was charged to the back ends: the cache was smaller by \
+             that.",
             show_size(shared)
         )));
     }
@@ -209,8 +229,8 @@ fn crossover(options: &Options, results: &[CellResult]) -> Section {
     }
     let sizes = match options.cache {
         Some(cache) => format!(
-            "The cgroup has C = {}, the hot set H = {}. Keeping a journal of J out of the cache can help only where H < C < H + J: \
-             that was said before anything was measured.",
+            "The cgroup has C = {}, the hot set H = {}. Keeping a journal of J out of the cache \
+             can help only where H < C < H + J: that was said before anything was measured.",
             show_size(cache),
             show_size(options.hot)
         ),
@@ -218,9 +238,10 @@ fn crossover(options: &Options, results: &[CellResult]) -> Section {
     };
     let text = vec![
         sizes,
-        "Beside it, the hits of a cache that evicts what was not used for the longest time (LRU), at the rates of reads and writes that were measured; \
-         for direct I/O without a journal in it. Linux keeps pages that were used once and pages that were used again apart, so it does better with long journals and \
-         worse with short ones."
+        "Beside it, the hits of a cache that evicts what was not used for the longest time (LRU), \
+         at the rates of reads and writes that were measured; for direct I/O without a journal in \
+         it. Linux keeps pages that were used once and pages that were used again apart, so it \
+         does better with long journals and worse with short ones."
             .into(),
     ];
     let columns = [
@@ -280,7 +301,13 @@ mod tests {
     }
 
     fn results() -> Vec<CellResult> {
-        let cell = |job, journal| Where { job, journal, rate: None, throttled: true, delay: Duration::ZERO };
+        let cell = |job, journal| Where {
+            job,
+            journal,
+            rate: None,
+            throttled: true,
+            delay: Duration::ZERO,
+        };
         let arms = || {
             vec![
                 measured("writeback", 4000.0, 0.25),
@@ -311,16 +338,22 @@ mod tests {
         options.cache = Some(512 << 20);
         let about = About { guests: None, replays: Vec::new(), has_device: true, is_apart: true };
         let report = fill(&options, &results(), &about, &Begun::now(""));
-        let mut ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
+        let mut ids: Vec<&str> =
+            report.sections.iter().map(|section| section.id.as_str()).collect();
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), report.sections.len());
         for block in report.sections.iter().flat_map(|section| &section.blocks) {
             let Block::Table(table) = block else { continue };
             assert!(!table.rows.is_empty(), "{}", table.caption);
-            assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{}", table.caption);
+            assert!(
+                table.rows.iter().all(|row| row.len() == table.columns.len()),
+                "{}",
+                table.caption
+            );
         }
-        let all = results().iter().flat_map(|r| &r.arms.0).map(|arm| arm.rounds.len()).sum::<usize>();
+        let all =
+            results().iter().flat_map(|r| &r.arms.0).map(|arm| arm.rounds.len()).sum::<usize>();
         assert_eq!(report.samples[0].rows.len(), all);
         let crossover = report.sections.iter().find(|section| section.id == "crossover");
         let Some(Block::Table(crossover)) = crossover.map(|section| &section.blocks[0]) else {
@@ -339,7 +372,8 @@ mod tests {
         options.rounds = 1;
         let about = About { guests: None, replays: Vec::new(), has_device: false, is_apart: true };
         let report = fill(&options, &results(), &about, &Begun::now(""));
-        let warnings = report.notes.iter().filter(|note| note.severity == vlane_report::Severity::Warning);
+        let warnings =
+            report.notes.iter().filter(|note| note.severity == vlane_report::Severity::Warning);
         assert_eq!(warnings.count(), 2);
     }
 }

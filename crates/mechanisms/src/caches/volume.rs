@@ -39,7 +39,8 @@ impl Volume {
     /// Writes the whole image, so that none of its blocks is a hole, and makes a file system.
     ///
     /// # Errors
-    /// Those of [`Place::image`]; [`ErrorKind::Missing`] without e2fsprogs, [`ErrorKind::Process`] if its programs fail.
+    /// Those of [`Place::image`]; [`ErrorKind::Missing`] without e2fsprogs, [`ErrorKind::Process`]
+    /// if its programs fail.
     pub fn new(
         place: &Place,
         host: &Host,
@@ -62,7 +63,8 @@ impl Volume {
         self.ranges = ext4::journal(host, self.path())?;
         let found: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
         if found != self.journal {
-            let text = format!("mkfs.ext4 made a journal of {found} bytes, not of {}", self.journal);
+            let text =
+                format!("mkfs.ext4 made a journal of {found} bytes, not of {}", self.journal);
             return Err(Error::new(ErrorKind::Process, text));
         }
         Ok(())
@@ -91,9 +93,12 @@ impl Volume {
 /// [`ErrorKind::Io`].
 pub fn forget(path: &Path) -> Result<()> {
     let failed = || format!("{}: cannot be dropped from the page cache", path.display());
-    let file = OpenOptions::new().read(true).write(true).open(path).context(ErrorKind::Io, failed)?;
+    let file =
+        OpenOptions::new().read(true).write(true).open(path).context(ErrorKind::Io, failed)?;
     file.sync_data().context(ErrorKind::Io, failed)?;
-    fadvise(&file, 0, None, Advice::DontNeed).map_err(std::io::Error::from).context(ErrorKind::Io, failed)
+    fadvise(&file, 0, None, Advice::DontNeed)
+        .map_err(std::io::Error::from)
+        .context(ErrorKind::Io, failed)
 }
 
 #[cfg(test)]
@@ -109,7 +114,8 @@ mod tests {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");
         }
         let bytes = Volume::bytes(SMALLEST_JOURNAL, false);
-        let Ok(place) = Place::find(vlane_host::image::Medium::Disk, None, bytes, "--disk-dir") else {
+        let Ok(place) = Place::find(vlane_host::image::Medium::Disk, None, bytes, "--disk-dir")
+        else {
             return vlane_testing::skip("no disk with direct I/O and 300 MiB free");
         };
         let interrupt = Interrupt::listen().unwrap();

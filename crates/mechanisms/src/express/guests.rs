@@ -16,9 +16,11 @@ use vlane_report::build::Begun;
 
 pub(super) mod report;
 
-/// A guest boots, and a crowd starts and ends: what a measurement takes beyond the foreground's time, about.
+/// A guest boots, and a crowd starts and ends: what a measurement takes beyond the foreground's
+/// time, about.
 const AROUND: Duration = Duration::from_secs(12);
-/// The foreground's reads would take this long each if all readers stood before each: no measurement takes longer than ten times that.
+/// The foreground's reads would take this long each if all readers stood before each: no
+/// measurement takes longer than ten times that.
 const SLOWER: u32 = 10;
 
 /// The options.
@@ -53,8 +55,9 @@ impl Sample {
     fn of(reads: u32, said: &[String], beside: Beside) -> Result<Self> {
         let number = |at: usize| -> Result<f64> {
             let text = said.get(at).map_or("", String::as_str);
-            text.parse()
-                .map_err(|_| Error::new(ErrorKind::Process, format!("the foreground program says: {text}")))
+            text.parse().map_err(|_| {
+                Error::new(ErrorKind::Process, format!("the foreground program says: {text}"))
+            })
         };
         let seconds = took("the foreground program", said.first().map_or("", String::as_str))?;
         Ok(Self {
@@ -84,16 +87,16 @@ impl Options {
 fn typed(reads: u32) -> String {
     // The mark of a result is in two pieces: the terminal echoes what is typed.
     format!(
-        "A=$EPOCHREALTIME\nvlane express-read /dev/@DEV@ --reads {reads} --seed @SEQ@ --mark @SEQ@\n\
-         echo \"RES\"\"ULT exec.@SEQ@=$A $EPOCHREALTIME $?\"\n"
+        "A=$EPOCHREALTIME\nvlane express-read /dev/@DEV@ --reads {reads} --seed @SEQ@ --mark \
+         @SEQ@\necho \"RES\"\"ULT exec.@SEQ@=$A $EPOCHREALTIME $?\"\n"
     )
 }
 
 /// Measures, and makes a report.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and
-/// those of back ends and guests.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program
+/// that is needed, [`ErrorKind::Interrupted`], and those of back ends and guests.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.wanted.check(" and --repeat")?;
     let begun = Begun::now(&options.wanted.command);
@@ -106,8 +109,10 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     };
     let found = options.wanted.measure(&task, host, interrupt, |machine, setup, variant| {
         let reads = options.reads(setup.place);
-        let each =
-            setup.model.latency.mul_f64(f64::from(setup.readers + 1) / f64::from(setup.model.parallel));
+        let each = setup
+            .model
+            .latency
+            .mul_f64(f64::from(setup.readers + 1) / f64::from(setup.model.parallel));
         let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
         let (said, beside) = machine.measure(variant, "read", &keys, each * reads * SLOWER)?;
         Sample::of(reads, &said, beside)

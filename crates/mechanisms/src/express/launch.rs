@@ -1,8 +1,8 @@
 //! Figure 5: start times of programs with a cold cache, as foreground jobs of a shell in a guest,
 //! in parallel with a crowd of readers.
 //!
-//! The programs lie on a file system of their own ([`super::root`]) on the drive; the crowd reads the same drive. Before each launch the
-//! guest drops its page cache and what it knows of files.
+//! The programs lie on a file system of their own ([`super::root`]) on the drive; the crowd reads
+//! the same drive. Before each launch the guest drops its page cache and what it knows of files.
 
 use std::time::Duration;
 
@@ -71,7 +71,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     }
     let begun = Begun::now(&options.wanted.command);
     let root = Root::find(host, &options.programs)?;
-    let keys: Vec<String> = options.programs.iter().map(|program| program.name().to_owned()).collect();
+    let keys: Vec<String> =
+        options.programs.iter().map(|program| program.name().to_owned()).collect();
     let task = Task {
         name: "launch",
         typed: &|_| options.typed(),
@@ -82,7 +83,8 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     let found = options.wanted.measure(&task, host, interrupt, |machine, _, variant| {
         let (said, beside) = machine.measure(variant, "launch", &keys, LIMIT)?;
         let each = options.programs.iter().zip(&said);
-        let seconds = each.map(|(program, text)| took(program.name(), text)).collect::<Result<_>>()?;
+        let seconds =
+            each.map(|(program, text)| took(program.name(), text)).collect::<Result<_>>()?;
         Ok(Sample { seconds, beside })
     })?;
     let mut report = report::fill(options, &root, &found.results, &begun);

@@ -62,7 +62,8 @@ impl Place {
         }
     }
 
-    /// A drive that leaves the guest's CPUs time: above 80 % busy the guest's CPU scheduler decides who is served.
+    /// A drive that leaves the guest's CPUs time: above 80 % busy the guest's CPU scheduler decides
+    /// who is served.
     pub fn model(self) -> Model {
         let parallel = 2;
         match self {
@@ -107,7 +108,8 @@ pub struct Setup<'a> {
     pub variants: &'a [Variant],
     /// Behind the drive; none: a device without media.
     pub image: Option<&'a Path>,
-    /// Scripts of what is typed, by their names; `@DEV@` stands for the disk, `@SEQ@` for the measurement's number.
+    /// Scripts of what is typed, by their names; `@DEV@` stands for the disk, `@SEQ@` for the
+    /// measurement's number.
     pub typed: Vec<(String, String)>,
     /// Time in which the crowd comes to rest.
     pub ramp: Duration,
@@ -247,7 +249,10 @@ pub struct Machine<'a> {
 impl Setup<'_> {
     /// The modes that need a disk, in order.
     fn modes(&self) -> Vec<Mode> {
-        Mode::ALL.into_iter().filter(|mode| self.variants.iter().any(|v| v.mode() == *mode)).collect()
+        Mode::ALL
+            .into_iter()
+            .filter(|mode| self.variants.iter().any(|v| v.mode() == *mode))
+            .collect()
     }
 
     fn serve(&self, mode: Mode) -> Result<Server> {
@@ -256,8 +261,10 @@ impl Setup<'_> {
             .context(ErrorKind::Io, || format!("{}: cannot be made", dir.display()))?;
         let queues = self.place.vcpus().to_string();
         let mut words = self.model.options();
-        words
-            .extend(["--queues", &queues, "--threads", &queues, "--classes", mode.name()].map(str::to_owned));
+        words.extend(
+            ["--queues", &queues, "--threads", &queues, "--classes", mode.name()]
+                .map(str::to_owned),
+        );
         let storage = match self.image {
             None => Storage::null(VOLUME),
             Some(path) => {
@@ -296,11 +303,13 @@ impl Setup<'_> {
     /// Starts the back ends and boots the guest.
     ///
     /// # Errors
-    /// [`ErrorKind::Missing`] without a program that is needed, those of back ends and guests, [`ErrorKind::Interrupted`].
+    /// [`ErrorKind::Missing`] without a program that is needed, those of back ends and guests,
+    /// [`ErrorKind::Interrupted`].
     pub fn boot<'a>(&self, interrupt: &'a Interrupt) -> Result<Machine<'a>> {
         let servers = self.modes().into_iter().map(|mode| Ok((mode, self.serve(mode)?)));
         let servers = servers.collect::<Result<Vec<_>>>()?;
-        let sockets: Vec<PathBuf> = servers.iter().map(|(_, server)| server.socket().to_path_buf()).collect();
+        let sockets: Vec<PathBuf> =
+            servers.iter().map(|(_, server)| server.socket().to_path_buf()).collect();
         let initramfs = self.initramfs(sockets.len());
         let (mut guest, about) = match self.place {
             Place::Uml => self.uml(sockets, &initramfs)?,
@@ -365,7 +374,8 @@ impl Machine<'_> {
     /// results (`RESULT key.SEQ=value`, by key) and the crowd's figures meanwhile.
     ///
     /// # Errors
-    /// [`ErrorKind::Process`] with the console's end if it does not come to its end, [`ErrorKind::Interrupted`].
+    /// [`ErrorKind::Process`] with the console's end if it does not come to its end,
+    /// [`ErrorKind::Interrupted`].
     pub fn measure(
         &mut self,
         variant: Variant,
@@ -378,7 +388,8 @@ impl Machine<'_> {
         let seq = self.measured;
         let place = self.servers.iter().position(|(mode, _)| *mode == variant.mode());
         let disk = place.and_then(|place| disk_names().nth(place));
-        let disk = disk.ok_or_else(|| Error::new(ErrorKind::Invalid, "there is no disk for this variant"))?;
+        let disk = disk
+            .ok_or_else(|| Error::new(ErrorKind::Invalid, "there is no disk for this variant"))?;
         let raise = u8::from(variant.is_raised());
         self.guest.send(&format!("measure {seq} {disk} {raise} {typed}\n"))?;
         wait(&mut self.guest, &format!("done.{seq}"), limit + AROUND, self.interrupt)?;
@@ -418,7 +429,8 @@ fn submission_us(line: &str) -> Option<f64> {
 /// # Errors
 /// [`ErrorKind::Process`] if it failed, or said something else.
 pub fn took(what: &str, text: &str) -> Result<f64> {
-    let bad = |why: &str| Error::new(ErrorKind::Process, format!("{what} in the guest {why}: {text}"));
+    let bad =
+        |why: &str| Error::new(ErrorKind::Process, format!("{what} in the guest {why}: {text}"));
     let fields: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [begin, end, status] = fields[..] else { return Err(bad("is not understood")) };
     if status != 0.0 {
@@ -446,7 +458,8 @@ mod tests {
 
     #[test]
     fn submission_time_is_not_read_time() {
-        let line = "3;fio-3.33;crowd;0;0;25848;85873;21468;301;1;1931;11.651273;25.870687;0;11002;34.321349";
+        let line = "3;fio-3.33;crowd;0;0;25848;85873;21468;301;1;1931;11.651273;25.870687;0;11002;\
+                    34.321349";
         assert_eq!(submission_us(line), Some(11.651_273));
         assert_eq!(submission_us("3;fio"), None);
     }

@@ -88,7 +88,8 @@ pub enum Variant {
 
 impl Variant {
     /// All, in the paper's order.
-    pub const ALL: [Self; 5] = [Self::Vanilla, Self::Cpu, Self::CpuIo, Self::CpuSize, Self::Proposed];
+    pub const ALL: [Self; 5] =
+        [Self::Vanilla, Self::Cpu, Self::CpuIo, Self::CpuSize, Self::Proposed];
 
     /// As the paper calls it.
     pub fn title(self) -> &'static str {
@@ -176,7 +177,12 @@ impl Model {
 
     /// In words.
     pub fn describe(self) -> String {
-        format!("{} at a time, {:?} each: {:.0} per second", self.parallel, self.latency, self.rate())
+        format!(
+            "{} at a time, {:?} each: {:.0} per second",
+            self.parallel,
+            self.latency,
+            self.rate()
+        )
     }
 }
 
@@ -188,13 +194,16 @@ mod tests {
     #[test]
     fn names_lead_back_to_their_values() {
         assert!(Mode::ALL.iter().all(|mode| Mode::named(mode.name()) == Some(*mode)));
-        assert!(Variant::ALL.iter().all(|variant| Variant::named(variant.name()) == Some(*variant)));
+        assert!(
+            Variant::ALL.iter().all(|variant| Variant::named(variant.name()) == Some(*variant))
+        );
         assert_eq!((Mode::named("all"), Variant::named("Vanilla")), (None, None));
     }
 
     #[test]
     fn the_variants_are_the_papers_table_3() {
-        let table: Vec<_> = Variant::ALL.map(|v| (v.title(), v.mode().name(), v.is_raised())).into();
+        let table: Vec<_> =
+            Variant::ALL.map(|v| (v.title(), v.mode().name(), v.is_raised())).into();
         let expected = [
             ("Vanilla", "off", false),
             ("CPU", "off", true),
@@ -208,7 +217,10 @@ mod tests {
     #[test]
     fn a_model_says_what_it_can_do() {
         let model = Model { latency: Duration::from_millis(1), parallel: 4 };
-        assert_eq!(model.options().join(" "), "--latency 1000us --parallel 4 --device-queues round-robin");
+        assert_eq!(
+            model.options().join(" "),
+            "--latency 1000us --parallel 4 --device-queues round-robin"
+        );
         assert!((model.rate() - 4000.0).abs() < 1e-9);
         assert_eq!(model.describe(), "4 at a time, 1ms each: 4000 per second");
     }

@@ -1,4 +1,5 @@
-//! Without a guest: vlane's driver, a model of a drive with a queue for each thread of the back end, 512 readers and one more.
+//! Without a guest: vlane's driver, a model of a drive with a queue for each thread of the back
+//! end, 512 readers and one more.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -32,7 +33,8 @@ pub enum Load {
     Even,
     /// The last queue has none.
     Uneven,
-    /// As uneven, and the foreground does not think: what it gains in time it takes from the others in reads.
+    /// As uneven, and the foreground does not think: what it gains in time it takes from the others
+    /// in reads.
     Greedy,
 }
 
@@ -167,7 +169,8 @@ impl Options {
         }
         if self.queues < 2 && self.loads.iter().any(|load| *load != Load::Even) {
             return usage(
-                "--queues 1: where one queue has no readers there are two at least; or --loads even",
+                "--queues 1: where one queue has no readers there are two at least; or --loads \
+                 even",
             );
         }
         Ok(())
@@ -177,18 +180,22 @@ impl Options {
 /// Measures, and makes a report.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and those of back end and driver.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and those of
+/// back end and driver.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
     let begun = Begun::now(&options.command);
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let names: Vec<String> = options.modes.iter().map(|mode| mode.name().to_owned()).collect();
-    let mut results: Vec<LoadResult> =
-        options.loads.iter().map(|load| LoadResult { load: *load, arms: Arms::named(&names) }).collect();
+    let mut results: Vec<LoadResult> = options
+        .loads
+        .iter()
+        .map(|load| LoadResult { load: *load, arms: Arms::named(&names) })
+        .collect();
     let arms = names.len() + 1;
-    let mut progress =
-        Progress::new(options.rounds * results.len() * arms).expecting(options.ramp + options.time + AROUND);
+    let mut progress = Progress::new(options.rounds * results.len() * arms)
+        .expecting(options.ramp + options.time + AROUND);
     let rounds = Rounds::measure(options.rounds, |round| {
         for result in &mut results {
             let load = result.load;
@@ -218,7 +225,9 @@ fn measure(
     interrupt.check()?;
     let queues = options.queues.to_string();
     let mut words = options.model.options();
-    words.extend(["--queues", &queues, "--threads", &queues, "--classes", mode.name()].map(str::to_owned));
+    words.extend(
+        ["--queues", &queues, "--threads", &queues, "--classes", mode.name()].map(str::to_owned),
+    );
     let mut server = Server::vlane(&options.vlane, dir, Storage::null(VOLUME), &[], &words)?;
     let crowd = Crowd {
         readers: load.readers(options.readers, options.queues),

@@ -93,7 +93,8 @@ impl Wanted {
             return Ok(());
         }
         let text = format!(
-            "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name it with --fg",
+            "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name \
+             it with --fg",
             self.fg.display()
         );
         Err(Error::new(ErrorKind::Missing, text))
@@ -109,7 +110,8 @@ impl Wanted {
     ) -> Result<Found<S>> {
         let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
         let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
-        let names: Vec<String> = self.variants.iter().map(|variant| variant.title().to_owned()).collect();
+        let names: Vec<String> =
+            self.variants.iter().map(|variant| variant.title().to_owned()).collect();
         let arms = names.len() + 1;
         let steps = self.places.len() * (1 + self.rounds * arms);
         let mut progress = Progress::new(steps).expecting(self.ramp + task.takes);
@@ -153,7 +155,9 @@ impl Wanted {
             });
             match rounds {
                 Err(error) if results.is_empty() => return Err(error),
-                Err(error) => partial = Some(format!("PARTIAL: {} is missing: {error}", place.name())),
+                Err(error) => {
+                    partial = Some(format!("PARTIAL: {} is missing: {error}", place.name()))
+                }
                 Ok(rounds) => {
                     result.arms.keep(rounds.whole());
                     results.push(result);

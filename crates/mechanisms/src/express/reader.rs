@@ -1,4 +1,5 @@
-//! The foreground program of [`super::guests`]: reads so much at random places of a disk, one read after the other, and ends.
+//! The foreground program of [`super::guests`]: reads so much at random places of a disk, one read
+//! after the other, and ends.
 
 use std::fs::OpenOptions;
 use std::io::{Seek, SeekFrom};
@@ -53,7 +54,8 @@ pub fn run(disk: &Path, reads: u32, seed: u64) -> Result<Done> {
 impl Done {
     fn of(us: &mut [f64]) -> Self {
         us.sort_by(f64::total_cmp);
-        let p99_us = us.get((us.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0);
+        let p99_us =
+            us.get((us.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0);
         Self { mean_us: us.iter().sum::<f64>() / us.len().max(1) as f64, p99_us }
     }
 }

@@ -27,7 +27,8 @@ pub(super) fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -
             BUSY * 100.0
         )),
         false => Note::info(format!(
-            "{text}. Where the foreground is quicker they are busier: its shell and its own start are more of the time."
+            "{text}. Where the foreground is quicker they are busier: its shell and its own start \
+             are more of the time."
         )),
     })
 }
@@ -35,7 +36,10 @@ pub(super) fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -
 /// The variants that were measured, in the paper's order.
 pub(super) fn variants<'a, S: 'a>(all: impl Iterator<Item = &'a Arms<S>>) -> Vec<Variant> {
     let first = all.take(1).next();
-    Variant::ALL.into_iter().filter(|v| first.is_some_and(|arms| arms.arm(v.title()).is_some())).collect()
+    Variant::ALL
+        .into_iter()
+        .filter(|v| first.is_some_and(|arms| arms.arm(v.title()).is_some()))
+        .collect()
 }
 
 #[cfg(test)]
@@ -74,14 +78,19 @@ mod tests {
     }
 
     fn is_whole(report: &Report) {
-        let mut ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
+        let mut ids: Vec<&str> =
+            report.sections.iter().map(|section| section.id.as_str()).collect();
         ids.sort_unstable();
         ids.dedup();
         assert_eq!(ids.len(), report.sections.len(), "links lead to one place");
         for block in report.sections.iter().flat_map(|section| &section.blocks) {
             let Block::Table(table) = block else { continue };
             assert!(!table.rows.is_empty(), "{}", table.caption);
-            assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{}", table.caption);
+            assert!(
+                table.rows.iter().all(|row| row.len() == table.columns.len()),
+                "{}",
+                table.caption
+            );
         }
     }
 
@@ -100,11 +109,13 @@ mod tests {
 
     #[test]
     fn guest_report_is_whole_with_cpu_limit() {
-        let options = super::super::guests::Options { wanted: wanted(5), readers: None, reads: None };
+        let options =
+            super::super::guests::Options { wanted: wanted(5), readers: None, reads: None };
         let titles = Variant::ALL.map(Variant::title);
         let report = |busy| {
             let beside = Beside { busy, reads: 100.0, seconds: 1.0, ..Beside::default() };
-            let sample = super::super::guests::Sample { seconds: 2.0, beside, ..Default::default() };
+            let sample =
+                super::super::guests::Sample { seconds: 2.0, beside, ..Default::default() };
             let results = Place::ALL.map(|place| PlaceResult {
                 place,
                 about: place.name().into(),
@@ -122,9 +133,13 @@ mod tests {
 
     #[test]
     fn launch_report_has_goal_per_program() {
-        let options =
-            super::super::launch::Options { wanted: wanted(1), programs: Program::ALL.into(), readers: 1 };
-        let sample = super::super::launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
+        let options = super::super::launch::Options {
+            wanted: wanted(1),
+            programs: Program::ALL.into(),
+            readers: 1,
+        };
+        let sample =
+            super::super::launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
         let result = PlaceResult {
             place: Place::Uml,
             about: "uml".into(),
@@ -134,7 +149,8 @@ mod tests {
             arms: arms(&["Vanilla", "Proposed"], &[sample]),
         };
         let root = Root::empty();
-        let report = super::super::launch::report::fill(&options, &root, &[result], &Begun::now(""));
+        let report =
+            super::super::launch::report::fill(&options, &root, &[result], &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (5, 1), "one launch is too few");
         assert_eq!(report.samples[0].rows.len(), 3, "each arm, and the first one again");
@@ -157,8 +173,13 @@ mod tests {
             ramp: Duration::ZERO,
             time: Duration::ZERO,
         };
-        let sample =
-            Sample { p99_us: 1.0, mean_us: 1.0, background: 1.0, foreground: 1.0, ..Sample::default() };
+        let sample = Sample {
+            p99_us: 1.0,
+            mean_us: 1.0,
+            background: 1.0,
+            foreground: 1.0,
+            ..Sample::default()
+        };
         let names = super::super::Mode::ALL.map(super::super::Mode::name);
         let results = Load::ALL.map(|load| LoadResult { load, arms: arms(&names, &[sample; 5]) });
         let report = super::super::native::report::fill(&options, &results, &Begun::now(""));
@@ -166,7 +187,8 @@ mod tests {
         assert_eq!((goals_of(&report), warnings(&report)), (8, 0));
         let rounds = &report.samples[0];
         assert_eq!(rounds.rows.len(), (names.len() + 1) * Load::ALL.len() * 5);
-        let p99 = rounds.columns.iter().position(|column| column.title == "p99" && column.unit == "us");
+        let p99 =
+            rounds.columns.iter().position(|column| column.title == "p99" && column.unit == "us");
         assert_eq!(p99.map(|at| &rounds.rows[0][at]), Some(&vlane_report::Cell::Number(1.0)));
     }
 }

@@ -1,4 +1,5 @@
-//! Real programs on a file system of their own: this machine's, copied with their libraries and what they read, into an ext4 image.
+//! Real programs on a file system of their own: this machine's, copied with their libraries and
+//! what they read, into an ext4 image.
 //!
 //! It needs no root and takes seconds: mke2fs fills the file system from a directory.
 
@@ -19,7 +20,8 @@ const LIMIT: Duration = Duration::from_secs(300);
 const SPARE: u64 = 64 << 20;
 
 /// Source file that gcc compiles, and vim shows.
-const HELLO: &str = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n\nint main(void)\n{\n    puts(\"hello\");\n    return EXIT_SUCCESS;\n}\n";
+const HELLO: &str = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n\nint \
+                     main(void)\n{\n    puts(\"hello\");\n    return EXIT_SUCCESS;\n}\n";
 /// Files that gcc links, by the names that it knows them by.
 const LINKED: [&str; 14] = [
     "crt1.o",
@@ -77,13 +79,17 @@ impl Program {
     pub fn command(self) -> &'static str {
         match self {
             Self::Python3 => "/usr/bin/python3 -c 'import argparse, json, logging, urllib.request'",
-            Self::Git => "/usr/bin/git -c safe.directory=/data/repository -C /data/repository log --stat",
+            Self::Git => {
+                "/usr/bin/git -c safe.directory=/data/repository -C /data/repository log --stat"
+            }
             Self::Sqlite3 => {
-                "/usr/bin/sqlite3 -readonly /data/database 'select count(*), sum(length(word)) from words where number % 7 = 0'"
+                "/usr/bin/sqlite3 -readonly /data/database 'select count(*), sum(length(word)) \
+                 from words where number % 7 = 0'"
             }
             Self::Gcc => "/usr/bin/gcc -O2 -o /tmp/hello /data/hello.c",
             Self::Vim => {
-                "/usr/bin/vim -i NONE -n --not-a-term -c 'syntax on' -c 'edit /data/hello.c' -c 'quitall!'"
+                "/usr/bin/vim -i NONE -n --not-a-term -c 'syntax on' -c 'edit /data/hello.c' -c \
+                 'quitall!'"
             }
         }
     }
@@ -119,8 +125,8 @@ impl Root {
     /// Makes it.
     ///
     /// # Errors
-    /// [`ErrorKind::Missing`] without a program, [`ErrorKind::Io`] if files cannot be copied, [`ErrorKind::Process`] if a program that is asked
-    /// about itself fails.
+    /// [`ErrorKind::Missing`] without a program, [`ErrorKind::Io`] if files cannot be copied,
+    /// [`ErrorKind::Process`] if a program that is asked about itself fails.
     pub fn find(host: &Host, programs: &[Program]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("vlane-express-root-").tempdir();
         let dir = dir.context(ErrorKind::Io, || "cannot make a directory for programs")?;
@@ -147,7 +153,11 @@ impl Root {
         fs::remove_dir_all(&staging.dir).context(ErrorKind::Io, || "cannot remove copied files")?;
         let version = |program: &Program| {
             let path = program.find(host).ok()?;
-            Some(format!("{} {}", program.name(), vlane_report::machine::version_of(path.to_str()?)?))
+            Some(format!(
+                "{} {}",
+                program.name(),
+                vlane_report::machine::version_of(path.to_str()?)?
+            ))
         };
         let versions = programs.iter().filter_map(version).collect();
         Ok(Self { image, bytes, versions, _dir: Some(dir) })
@@ -172,7 +182,8 @@ fn tell(command: &mut Command) -> Result<String> {
     Err(Error::new(ErrorKind::Process, text))
 }
 
-/// Where a file of this machine is on the file system: there `/lib` and `/bin` are links into `/usr`.
+/// Where a file of this machine is on the file system: there `/lib` and `/bin` are links into
+/// `/usr`.
 fn inside(path: &Path) -> PathBuf {
     let mut parts = Vec::new();
     for part in path.components() {
@@ -207,13 +218,15 @@ impl Staging<'_> {
 
     fn directory(&self, path: &Path) -> Result<()> {
         let path = self.dir.join(path);
-        fs::create_dir_all(&path).context(ErrorKind::Io, || format!("{}: cannot be made", path.display()))
+        fs::create_dir_all(&path)
+            .context(ErrorKind::Io, || format!("{}: cannot be made", path.display()))
     }
 
     fn write(&mut self, path: &str, text: &str) -> Result<()> {
         self.bytes += text.len() as u64;
         let path = self.dir.join(path);
-        fs::write(&path, text).context(ErrorKind::Io, || format!("{}: cannot be written", path.display()))
+        fs::write(&path, text)
+            .context(ErrorKind::Io, || format!("{}: cannot be written", path.display()))
     }
 
     /// Copies a file of this machine; links are followed. Its libraries come later, if it has any.
@@ -228,7 +241,8 @@ impl Staging<'_> {
         }
         self.bytes += fs::copy(from, &to).context(ErrorKind::Io, cannot)?;
         // Python compares the time of a module with that of its compiled form.
-        let times = fs::metadata(from).and_then(|meta| meta.modified()).context(ErrorKind::Io, cannot)?;
+        let times =
+            fs::metadata(from).and_then(|meta| meta.modified()).context(ErrorKind::Io, cannot)?;
         let written = fs::OpenOptions::new().append(true).open(&to);
         // A file that may not be written keeps the time of now.
         if let Ok(file) = written {
@@ -246,7 +260,8 @@ impl Staging<'_> {
             match fs::metadata(&path) {
                 Ok(meta)
                     if meta.is_dir()
-                        && !["test", "tests", "doc", "tutor", "idlelib"].contains(&name.as_str()) =>
+                        && !["test", "tests", "doc", "tutor", "idlelib"]
+                            .contains(&name.as_str()) =>
                 {
                     self.tree(&path)?;
                 }
@@ -285,14 +300,18 @@ impl Staging<'_> {
         };
         match program {
             Program::Python3 => {
-                self.tree(&said(&["-c", "import sysconfig; print(sysconfig.get_paths()['stdlib'])"])?)?;
+                self.tree(&said(&[
+                    "-c",
+                    "import sysconfig; print(sysconfig.get_paths()['stdlib'])",
+                ])?)?;
             }
             Program::Git => self.repository(&path)?,
             Program::Sqlite3 => self.database(&path)?,
             Program::Gcc => {
                 for name in ["cc1", "collect2", "as", "ld"] {
                     let found = said(&[&format!("-print-prog-name={name}")])?;
-                    let found = if found.is_absolute() { found } else { self.host.program(name)? };
+                    let found =
+                        if found.is_absolute() { found } else { self.host.program(name)? };
                     self.program(&found)?;
                 }
                 for name in LINKED {
@@ -359,9 +378,9 @@ impl Staging<'_> {
     /// A table of twenty thousand rows.
     fn database(&mut self, sqlite3: &Path) -> Result<()> {
         let path = self.dir.join("data/database");
-        let fill = "create table words (number integer primary key, word text); \
-                    with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) \
-                    insert into words select i, printf('word %d of the table', i) from n;";
+        let fill = "create table words (number integer primary key, word text); with recursive \
+                    n(i) as (select 1 union all select i + 1 from n where i < 20000) insert into \
+                    words select i, printf('word %d of the table', i) from n;";
         tell(Command::new(sqlite3).arg(&path).arg(fill))?;
         self.bytes += fs::metadata(&path).map_or(0, |meta| meta.len());
         Ok(())

@@ -9,7 +9,8 @@ mount -t tmpfs tmpfs /run
 export TERM=linux SHELL=/usr/bin/bash
 ";
 
-/// The readers have just been started: waits until most of them have a request at the disk `$dev`, for two minutes at the longest.
+/// The readers have just been started: waits until most of them have a request at the disk `$dev`,
+/// for two minutes at the longest.
 const CROWD_READS: &str = r"    crowd=$!
     tries=0
     reading=0
@@ -38,7 +39,8 @@ const AGENT_ENDS: &str = r#"    if [ -n "$agent" ]; then
     fi
 "#;
 
-/// A script with its parts in the places of their names: `@TERMINAL@`, `@CROWD_READS@`, `@AGENT_BEGINS@`, `@AGENT_ENDS@`, each a line.
+/// A script with its parts in the places of their names: `@TERMINAL@`, `@CROWD_READS@`,
+/// `@AGENT_BEGINS@`, `@AGENT_ENDS@`, each a line.
 pub(crate) fn with_parts(script: &str) -> String {
     let parts = [
         ("@TERMINAL@\n", TERMINAL),

@@ -1,4 +1,5 @@
-//! Real guests, the disks of the first of them, and schedulers that come and go: what measurements with guests share.
+//! Real guests, the disks of the first of them, and schedulers that come and go: what measurements
+//! with guests share.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,11 @@ pub(super) struct Bed {
 }
 
 impl Bed {
-    pub(super) fn make(plan: &Plan<'_>, progress: &mut Progress, interrupt: &Interrupt) -> Result<Self> {
+    pub(super) fn make(
+        plan: &Plan<'_>,
+        progress: &mut Progress,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
         let maker = Maker::find(&Host::new(plan.install)?, plan.machines)?;
         let directory = TempDir::with_prefix("vlane-loans-")
             .context(ErrorKind::Io, || "cannot make a temporary directory")?;
@@ -81,12 +86,19 @@ impl Bed {
         for (number, given) in plan.disks.iter().enumerate() {
             let control = beside(&format!("control-{number}"));
             let mut arguments = given.clone();
-            arguments.extend(["--queues".into(), "1".into(), "--control".into(), control.clone().into()]);
+            arguments.extend([
+                "--queues".into(),
+                "1".into(),
+                "--control".into(),
+                control.clone().into(),
+            ]);
             arguments.push(format!("--sched={}", listen.display()).into());
             let home = beside(&format!("disk-{number}"));
             std::fs::create_dir(&home).context(ErrorKind::Io, || "cannot make a directory")?;
-            let server = Server::vlane(plan.program, &home, Storage::null(VOLUME), &[], &arguments)?;
-            // Also under EEVDF alone: a back end that waits for its turn would be measured instead of the guest.
+            let server =
+                Server::vlane(plan.program, &home, Storage::null(VOLUME), &[], &arguments)?;
+            // Also under EEVDF alone: a back end that waits for its turn would be measured instead
+            // of the guest.
             for tid in threads_of(server.pid())? {
                 let attr = Attr::round_robin(BACK_END_PRIORITY);
                 sys::set(tid, &attr).context(
@@ -101,7 +113,8 @@ impl Bed {
             interrupt.check()?;
             progress.detail(&format!("guest {} of {} boots", number + 1, plan.guests));
             let guest = if number == 0 {
-                let sockets = disks.iter().map(|(server, _)| server.socket().to_path_buf()).collect();
+                let sockets =
+                    disks.iter().map(|(server, _)| server.socket().to_path_buf()).collect();
                 maker.start(sockets, &plan.first, LIFE)?
             } else {
                 maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE)?
@@ -134,7 +147,8 @@ impl Bed {
             let console = self.guests[0].console();
             let from = console.len().saturating_sub(1500);
             let last = console.get(from..).unwrap_or(&console);
-            let text = format!("the guest with I/O cannot be measured; its console ends with:\n{last}");
+            let text =
+                format!("the guest with I/O cannot be measured; its console ends with:\n{last}");
             Error::caused_by(error.kind(), text, error)
         })
     }
@@ -203,12 +217,17 @@ impl Bed {
             Error::new(ErrorKind::Process, text)
         })?;
         if known.events == 0 {
-            let text = format!("the back end never reported a completion to the scheduler; it said:\n{log}");
+            let text = format!(
+                "the back end never reported a completion to the scheduler; it said:\n{log}"
+            );
             return Err(Error::new(ErrorKind::Process, text));
         }
         if state.vcpus.len() != self.guests.len() {
-            let text =
-                format!("the scheduler has {} of {}", counted(state.vcpus.len(), "vCPU"), self.guests.len());
+            let text = format!(
+                "the scheduler has {} of {}",
+                counted(state.vcpus.len(), "vCPU"),
+                self.guests.len()
+            );
             return Err(Error::new(ErrorKind::Process, text));
         }
         let denied = state.counters.get("denied_rt_budget").copied().unwrap_or(0);
@@ -231,8 +250,13 @@ pub(crate) struct Places<'a> {
     pub(crate) state_dir: &'a Path,
 }
 
-/// Starts a scheduler of the machines with these process ids, by real-time slices, and prints its last state when it ends.
-pub(crate) fn schedule(places: &Places<'_>, pids: &[u32], arguments: &[OsString]) -> Result<Backend> {
+/// Starts a scheduler of the machines with these process ids, by real-time slices, and prints its
+/// last state when it ends.
+pub(crate) fn schedule(
+    places: &Places<'_>,
+    pids: &[u32],
+    arguments: &[OsString],
+) -> Result<Backend> {
     let mut words: Vec<OsString> =
         ["sched", "run", "--json", "-", "--vehicle", "realtime"].map(OsString::from).to_vec();
     words.extend([OsString::from("--listen"), places.listen.into()]);
@@ -251,22 +275,25 @@ fn ns(time: Duration) -> u64 {
 
 fn threads_of(pid: u32) -> Result<Vec<u32>> {
     let path = format!("/proc/{pid}/task");
-    let entries =
-        std::fs::read_dir(Path::new(&path)).context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
+    let entries = std::fs::read_dir(Path::new(&path))
+        .context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// The state that `vlane sched run --json -` prints when it ends.
 pub(crate) fn last_state(log: &str) -> Result<DaemonState> {
     let line = log.lines().rfind(|line| line.starts_with('{'));
-    let line = line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
-    serde_json::from_str(line).context(ErrorKind::Format, || "the scheduler's output is not understood")
+    let line =
+        line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
+    serde_json::from_str(line)
+        .context(ErrorKind::Format, || "the scheduler's output is not understood")
 }
 
 /// The guest has started and does something.
 fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
     let begin = Instant::now();
-    let done = || control.counters().map(|counters| counters.sum.get("reads").copied().unwrap_or(0));
+    let done =
+        || control.counters().map(|counters| counters.sum.get("reads").copied().unwrap_or(0));
     let first = done()?;
     while done()? < first + 20 {
         interrupt.check()?;
@@ -281,14 +308,20 @@ fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
 /// Caveats that a reader must know before believing figures of these guests.
 pub(crate) fn warnings(machines: Machines) -> Vec<String> {
     let mut warnings = Vec::new();
-    let autogroup = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+    let autogroup =
+        std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
     if autogroup.trim() == "1" {
-        let text = "Each guest is in a session of its own, which the kernel's autogroups give equal shares: a vCPU that owes cannot be held back against other sessions. Without (sysctl kernel.sched_autogroup_enabled=0) loans are granted more often.";
+        let text = "Each guest is in a session of its own, which the kernel's autogroups give \
+                    equal shares: a vCPU that owes cannot be held back against other sessions. \
+                    Without (sysctl kernel.sched_autogroup_enabled=0) loans are granted more \
+                    often.";
         warnings.push(text.to_owned());
     }
     if machines == Machines::Uml {
-        let text = "A User-Mode Linux guest lets its present process run on until a system call of it or the guest's own timer tick (10 ms) when an \
-                    interrupt comes: the host's scheduler cannot shorten that, and about one response in six waits for it.";
+        let text = "A User-Mode Linux guest lets its present process run on until a system call \
+                    of it or the guest's own timer tick (10 ms) when an interrupt comes: the \
+                    host's scheduler cannot shorten that, and about one response in six waits for \
+                    it.";
         warnings.push(text.to_owned());
     }
     warnings

@@ -127,7 +127,8 @@ fn add_trace(sample: &mut Sample, trace: &Trace) -> Result<()> {
         records.partition(|record| is_foreground(record.priority.class()));
     foreground.sort_unstable_by_key(|record| record.submit);
     let pairs = foreground.windows(2);
-    sample.responses = pairs.filter_map(|pair| pair[1].submit.checked_sub(pair[0].completed())).collect();
+    sample.responses =
+        pairs.filter_map(|pair| pair[1].submit.checked_sub(pair[0].completed())).collect();
     sample.services = foreground.iter().map(|record| record.service).collect();
     // The program reads the disk from its beginning.
     let begins = foreground.iter().filter(|record| record.sector.is_multiple_of(READS * READ));
@@ -136,7 +137,8 @@ fn add_trace(sample: &mut Sample, trace: &Trace) -> Result<()> {
     sample.background = background.len() as u64;
     if sample.jobs.is_empty() {
         let text = format!(
-            "the foreground did {} while it was measured, too few for a whole job of {READS}; measure longer (--time)",
+            "the foreground did {} while it was measured, too few for a whole job of {READS}; \
+             measure longer (--time)",
             counted(foreground.len(), "read")
         );
         return Err(Error::new(ErrorKind::Process, text));
@@ -153,8 +155,8 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
     let begun = Begun::now(&options.command);
-    let mut progress =
-        Progress::new(1 + options.rounds * ARMS.len()).expecting(options.time + Duration::from_secs(5));
+    let mut progress = Progress::new(1 + options.rounds * ARMS.len())
+        .expecting(options.time + Duration::from_secs(5));
     progress.step(format!("{} guests boot", options.guests));
     let disk = |classes: &str| -> Vec<OsString> {
         let latency = options.latency.as_micros().to_string();
@@ -185,7 +187,8 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
                 let Arm { name, completions, .. } = ARMS[number];
                 progress.step(name.to_owned());
                 let scheduler = completions.map(|completions| arguments(options, completions));
-                let (mut sample, trace) = bed.measure(disk, scheduler.as_deref(), options.time, interrupt)?;
+                let (mut sample, trace) =
+                    bed.measure(disk, scheduler.as_deref(), options.time, interrupt)?;
                 add_trace(&mut sample, &trace)?;
                 arms.0[number].rounds.push(sample);
             }
@@ -213,15 +216,22 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
 /// Of `vlane sched run`.
 fn arguments(options: &Options, completions: &str) -> Vec<OsString> {
     let words = ["--completions", completions];
-    words.into_iter().chain(options.arguments.iter().map(String::as_str)).map(OsString::from).collect()
+    words
+        .into_iter()
+        .chain(options.arguments.iter().map(String::as_str))
+        .map(OsString::from)
+        .collect()
 }
 
 fn about(options: &Options, guests: &str) -> String {
     format!(
-        "{} guests ({guests}), each with a process that computes all the time. The first also has {} in the background (I/O priority idle) and \
-         a program in the foreground (best effort 0, real-time for the guest's own CPU scheduler) that reads 4 KiB after 4 KiB; {READS} of them are a job. The device works on {PARALLEL} requests at a time, {:?} each. A response lasts from vlane's answer to the foreground's next \
-         request; the service before it from the lane's taking the request to its answer. \
-         The guest's I/O scheduler is none. vlane's lanes are real-time under all arms.",
+        "{} guests ({guests}), each with a process that computes all the time. The first also has \
+         {} in the background (I/O priority idle) and a program in the foreground (best effort 0, \
+         real-time for the guest's own CPU scheduler) that reads 4 KiB after 4 KiB; {READS} of \
+         them are a job. The device works on {PARALLEL} requests at a time, {:?} each. A response \
+         lasts from vlane's answer to the foreground's next request; the service before it from \
+         the lane's taking the request to its answer. The guest's I/O scheduler is none. vlane's \
+         lanes are real-time under all arms.",
         options.guests,
         counted(options.readers, "reader"),
         options.latency

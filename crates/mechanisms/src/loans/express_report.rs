@@ -2,7 +2,8 @@
 
 use super::figures::{Measured, Sample};
 use super::live_report::{
-    all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, samples, shares_of,
+    all_rounds, distribution_of, figure, furthest, mean, median, ms, number, percentile, samples,
+    shares_of,
 };
 use vlane_host::error::{Error, ErrorKind, Result};
 use vlane_report::judge::{Arms, Measured as Arm};
@@ -68,7 +69,8 @@ fn summary(arms: &Arms<Sample>, reads: u64) -> Vec<String> {
     let neither = arms.0.first().map_or(f64::NAN, job);
     let line = |cell: &Arm<Sample>| {
         format!(
-            "{}: {reads} reads of the foreground take {:.0} ms, {:.2} of the time with neither; mean response {:.2} ms.",
+            "{}: {reads} reads of the foreground take {:.0} ms, {:.2} of the time with neither; \
+             mean response {:.2} ms.",
             cell.arm,
             job(cell),
             job(cell) / neither,
@@ -85,7 +87,8 @@ pub(super) fn make(measured: &Measured, guests: &str, reads: u64) -> Result<Repo
         return Err(Error::new(ErrorKind::Process, "there is one load"));
     };
     let more = format!(
-        " Execution time: of {reads} reads of the foreground's, one after the other, with all that is between them."
+        " Execution time: of {reads} reads of the foreground's, one after the other, with all \
+         that is between them."
     );
     let responses = |sample: &Sample| sample.responses.clone();
     let section = Section::new(

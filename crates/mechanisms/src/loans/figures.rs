@@ -65,8 +65,9 @@ impl Measured {
     /// Common content of its reports: warnings, and the method.
     pub(super) fn notes(&self, more: &str) -> Vec<Note> {
         let facts = format!(
-            "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the smallest and the largest. \
-             \"All rounds\" adds up the CPU time of all guests over them.{more}",
+            "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the \
+             smallest and the largest. \"All rounds\" adds up the CPU time of all guests over \
+             them.{more}",
             counted(self.rounds, "round"),
             self.time
         );
@@ -76,7 +77,8 @@ impl Measured {
 
     /// Fails if an arm has no sample.
     pub(super) fn check(&self) -> Result<()> {
-        let is_missing = self.loads.iter().flat_map(|arms| &arms.0).any(|arm| arm.rounds.is_empty());
+        let is_missing =
+            self.loads.iter().flat_map(|arms| &arms.0).any(|arm| arm.rounds.is_empty());
         match is_missing {
             true => Err(Error::new(ErrorKind::Process, "a measurement is missing")),
             false => Ok(()),

@@ -71,15 +71,22 @@ while read -r disk; do
     echo RESULT load$n=1
 done
 "#;
-/// From each answer to the next request: with one request at a time, what the guest needs to take it and to go on.
+/// From each answer to the next request: with one request at a time, what the guest needs to take
+/// it and to go on.
 fn responses(trace: &Trace) -> Result<Vec<u64>> {
-    let mut requests: Vec<(u64, u64)> =
-        trace.requests.iter().map(|request| (request.record.submit, request.record.completed())).collect();
+    let mut requests: Vec<(u64, u64)> = trace
+        .requests
+        .iter()
+        .map(|request| (request.record.submit, request.record.completed()))
+        .collect();
     requests.sort_unstable();
     let pairs = requests.windows(2).filter_map(|pair| pair[1].0.checked_sub(pair[0].1));
     let responses: Vec<u64> = pairs.collect();
     if responses.is_empty() {
-        return Err(Error::new(ErrorKind::Process, "the guest with I/O did none while it was measured"));
+        return Err(Error::new(
+            ErrorKind::Process,
+            "the guest with I/O did none while it was measured",
+        ));
     }
     Ok(responses)
 }
@@ -89,7 +96,8 @@ fn check(options: &Options) -> Result<()> {
     if !(2..=64).contains(&options.guests) {
         return invalid("there are between 2 and 64 real guests; change --guests");
     }
-    if options.rounds == 0 || options.time < Duration::from_secs(1) || options.latencies.is_empty() {
+    if options.rounds == 0 || options.time < Duration::from_secs(1) || options.latencies.is_empty()
+    {
         return invalid("measure at least once, for a second, with one --gap");
     }
     Ok(())
@@ -106,11 +114,13 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
     let arms: Vec<Option<&Scheduler>> =
         std::iter::once(None).chain(options.schedulers.iter().map(Some)).collect();
-    let name = |arm: &Option<&Scheduler>| arm.map_or_else(|| "EEVDF".to_owned(), |arm| arm.name.clone());
+    let name =
+        |arm: &Option<&Scheduler>| arm.map_or_else(|| "EEVDF".to_owned(), |arm| arm.name.clone());
     let steps = 1 + options.rounds * options.latencies.len() * arms.len();
     let mut progress = Progress::new(steps).expecting(options.time + Duration::from_secs(5));
     progress.step(format!("{} guests boot", options.guests));
-    let disk = |latency: &Duration| vec!["--latency".into(), latency.as_micros().to_string().into()];
+    let disk =
+        |latency: &Duration| vec!["--latency".into(), latency.as_micros().to_string().into()];
     let plan = Plan {
         program: &options.program,
         machines: options.machines,
@@ -121,15 +131,18 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     };
     let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
     let names = || arms.iter().map(name);
-    let mut loads: Vec<Arms<Sample>> = options.latencies.iter().map(|_| Arms::once(names())).collect();
+    let mut loads: Vec<Arms<Sample>> =
+        options.latencies.iter().map(|_| Arms::once(names())).collect();
     let rounds = Rounds::measure(options.rounds, |round| {
         for (load, latency) in options.latencies.iter().enumerate() {
             bed.load(load, interrupt)?;
             in_turns(&mut loads[load], round, |at, arm| {
                 progress.step(format!("a device of {latency:?}, {arm}"));
-                let words = |arm: &Scheduler| arm.arguments.iter().map(OsString::from).collect::<Vec<_>>();
+                let words =
+                    |arm: &Scheduler| arm.arguments.iter().map(OsString::from).collect::<Vec<_>>();
                 let scheduler = arms[at].map(words);
-                let (sample, trace) = bed.measure(load, scheduler.as_deref(), options.time, interrupt)?;
+                let (sample, trace) =
+                    bed.measure(load, scheduler.as_deref(), options.time, interrupt)?;
                 Ok(Sample { responses: responses(&trace)?, ..sample })
             })?;
         }
@@ -145,20 +158,34 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         rounds: rounds.whole(),
         time: options.time,
         about: format!(
-            "{} guests ({}), each with a process that computes all the time; the first also reads and writes 4 KiB of its vlane disk, \
-             synchronously, as fast as it can, by a process that is real-time in the guest: the guest's own scheduler is not what is measured. A response lasts from vlane's answer to the guest's next request. vlane's lanes are \
+            "{} guests ({}), each with a process that computes all the time; the first also reads \
+             and writes 4 KiB of its vlane disk, synchronously, as fast as it can, by a process \
+             that is real-time in the guest: the guest's own scheduler is not what is measured. A \
+             response lasts from vlane's answer to the guest's next request. vlane's lanes are \
              real-time under all schedulers, EEVDF included.",
             options.guests, bed.what
         ),
         warnings: bed::warnings(options.machines),
     };
-    let labels = Labels {
-        loads: options.latencies.iter().map(|latency| format!("a device that takes {latency:?}")).collect(),
-        ids: options.latencies.iter().map(|latency| format!("latency-{}us", latency.as_micros())).collect(),
-        versions: vec![("guests".into(), bed.what.clone())],
-    };
-    let report = live_report::make(&labels, &measured);
+    let report = live_report::make(&labels(options, &bed.what), &measured);
     let mut report = report.context(ErrorKind::Io, || "cannot make the report")?;
     rounds.mark(&mut report);
     Ok(report)
+}
+
+/// The report's words for each latency, and the kind of the guests.
+fn labels(options: &Options, what: &str) -> Labels {
+    Labels {
+        loads: options
+            .latencies
+            .iter()
+            .map(|latency| format!("a device that takes {latency:?}"))
+            .collect(),
+        ids: options
+            .latencies
+            .iter()
+            .map(|latency| format!("latency-{}us", latency.as_micros()))
+            .collect(),
+        versions: vec![("guests".into(), what.to_owned())],
+    }
 }

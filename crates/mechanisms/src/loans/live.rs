@@ -1,4 +1,5 @@
-//! The live scheduler, measured natively: threads that compute all the time stand for guests, one of them also does I/O.
+//! The live scheduler, measured natively: threads that compute all the time stand for guests, one
+//! of them also does I/O.
 //!
 //! Guest 1 does one synchronous I/O after the other. An event comes some time after the last one
 //! was served. It is taken when the guest next runs, and costs it some CPU time. The response is an
@@ -111,7 +112,11 @@ fn tid() -> u32 {
 }
 
 /// A guest that computes; with I/O if it has a device.
-fn guest(shared: &Shared, work_ns: u64, io: Option<(&mpsc::Sender<()>, Option<&Poster>)>) -> Vec<u64> {
+fn guest(
+    shared: &Shared,
+    work_ns: u64,
+    io: Option<(&mpsc::Sender<()>, Option<&Poster>)>,
+) -> Vec<u64> {
     let mut responses = Vec::new();
     while !shared.stop.load(Ordering::Relaxed) {
         // A few microseconds: as late as a guest takes an interrupt.
@@ -139,7 +144,13 @@ fn guest(shared: &Shared, work_ns: u64, io: Option<(&mpsc::Sender<()>, Option<&P
 }
 
 /// The disk: an event `gap` (0.5 to 1.5 of it) after the last one was served.
-fn disk(shared: &Shared, gap: Duration, served: &mpsc::Receiver<()>, poster: Option<&Poster>, seed: u64) {
+fn disk(
+    shared: &Shared,
+    gap: Duration,
+    served: &mpsc::Receiver<()>,
+    poster: Option<&Poster>,
+    seed: u64,
+) {
     // It must not wait for its turn itself.
     let _ = sys::set(tid(), &Attr::round_robin(priority::GUARD));
     let mut random = fastrand::Rng::with_seed(seed);
@@ -168,13 +179,19 @@ struct Running {
 }
 
 impl Running {
-    fn start(settings: &Settings, options: &Options, guests: Vec<u32>, weights: &[u32]) -> Result<Self> {
+    fn start(
+        settings: &Settings,
+        options: &Options,
+        guests: Vec<u32>,
+        weights: &[u32],
+    ) -> Result<Self> {
         let (poster, mailbox) = Mailbox::new(true).map_err(sched)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from);
         let stop = stop.map_err(failed("cannot make an eventfd"))?;
         let theirs = stop.try_clone().map_err(failed("cannot share an eventfd"))?;
         let (ready, is_ready) = mpsc::channel();
-        let (settings, dir, guard) = (settings.clone(), options.state_dir.clone(), options.guard.clone());
+        let (settings, dir, guard) =
+            (settings.clone(), options.state_dir.clone(), options.guard.clone());
         let weights = weights.to_vec();
         let begin = move || -> vlane_sched::Result<Daemon> {
             Daemon::raise()?;
@@ -222,7 +239,9 @@ impl Running {
         match is_ready.recv() {
             Ok(Ok(())) => Ok(Self { poster, stop, thread }),
             Ok(Err(error)) => Err(sched(error)),
-            Err(_) => Err(Error::new(ErrorKind::Process, "the scheduler ended before it had begun")),
+            Err(_) => {
+                Err(Error::new(ErrorKind::Process, "the scheduler ended before it had begun"))
+            }
         }
     }
 
@@ -272,7 +291,8 @@ fn measure(
     for (number, tid) in told.iter().take(options.guests) {
         tids[number] = tid;
     }
-    let threads = tids.iter().map(|&tid| Thread::open(tid).map_err(sched)).collect::<Result<Vec<_>>>()?;
+    let threads =
+        tids.iter().map(|&tid| Thread::open(tid).map_err(sched)).collect::<Result<Vec<_>>>()?;
     let running = match &arm.settings {
         Some(settings) => Running::start(settings, options, tids, weights).map(Some),
         None => Ok(None),
@@ -310,7 +330,8 @@ fn measure(
     let _ = disk.join();
     let (daemon_ns, boosts) = ended.transpose()?.unwrap_or_default();
     interrupt.check()?;
-    let used = before.iter().zip(&after).map(|(before, after)| after.saturating_sub(*before)).collect();
+    let used =
+        before.iter().zip(&after).map(|(before, after)| after.saturating_sub(*before)).collect();
     Ok(Sample { responses, used, time, daemon_ns, boosts, ..Sample::default() })
 }
 
@@ -331,15 +352,16 @@ fn check(options: &Options) -> Result<()> {
 /// Measures, and makes the report of it.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on which it cannot run,
-/// [`ErrorKind::Interrupted`], and what the scheduler says.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on
+/// which it cannot run, [`ErrorKind::Interrupted`], and what the scheduler says.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     check(options)?;
     vlane_sched::live::probe::real_time().map_err(sched)?;
     let begun = Begun::now(&options.command);
     let last = options.weights.last().copied().unwrap_or(vlane_policy::loan::units::DEFAULT_WEIGHT);
-    let weights: Vec<u32> =
-        (0..options.guests).map(|number| options.weights.get(number).copied().unwrap_or(last)).collect();
+    let weights: Vec<u32> = (0..options.guests)
+        .map(|number| options.weights.get(number).copied().unwrap_or(last))
+        .collect();
     let names = || options.arms.iter().map(|arm| arm.name.clone());
     let mut loads: Vec<Arms<Sample>> = options.gaps.iter().map(|_| Arms::once(names())).collect();
     let steps = options.rounds * options.gaps.len() * options.arms.len();
@@ -357,12 +379,13 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     drop(progress);
     loads.iter_mut().for_each(|arms| arms.keep(rounds.whole()));
     let about = format!(
-        "{} threads of this program compute all the time; guest 1 also serves events, each with {:?} of CPU time. A response \
-         lasts from the event until it is served.",
+        "{} threads of this program compute all the time; guest 1 also serves events, each with \
+         {:?} of CPU time. A response lasts from the event until it is served.",
         options.guests, options.work
     );
     let (time, rounds_kept) = (options.time, rounds.whole());
-    let measured = Measured { loads, weights, begun, rounds: rounds_kept, time, about, warnings: Vec::new() };
+    let measured =
+        Measured { loads, weights, begun, rounds: rounds_kept, time, about, warnings: Vec::new() };
     let labels = Labels {
         loads: options
             .gaps

@@ -4,7 +4,9 @@ use super::figures::{Measured, Sample};
 use vlane_host::error::Result;
 use vlane_report::judge::{Arms, Measured as Arm};
 use vlane_report::stats::nearest_rank;
-use vlane_report::{Axis, Block, Cell, Chart, Point, Report, Samples, Section, Series, Spread, Table};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Point, Report, Samples, Section, Series, Spread, Table,
+};
 
 /// The report's description of the loads.
 #[derive(Debug, Clone)]
@@ -122,7 +124,12 @@ pub(super) fn distribution_of(
         });
         Series::measured(cell.arm.clone(), points.collect())
     });
-    Chart::steps(caption, Axis::log("response", "ms"), Axis::new("of all responses", "%"), series.collect())
+    Chart::steps(
+        caption,
+        Axis::log("response", "ms"),
+        Axis::new("of all responses", "%"),
+        series.collect(),
+    )
 }
 
 /// Share of each guest, relative to its entitlement by weight.
@@ -154,8 +161,9 @@ fn summary(labels: &Labels, measured: &Measured) -> Vec<String> {
             let off = furthest(&all_rounds(cell, measured.weights.len()), &measured.weights);
             let verdict = |met: bool| if met { "met" } else { "NOT met" };
             lines.push(format!(
-                "{name}, {under}: mean response {mean:.3} ms, {:.0} times shorter than EEVDF's {eevdf:.1} ms (goal {FASTER:.0}: \
-                 {}); no share is more than {off:.1} % off its weight (goal {OFF:.0} %: {}).",
+                "{name}, {under}: mean response {mean:.3} ms, {:.0} times shorter than EEVDF's \
+                 {eevdf:.1} ms (goal {FASTER:.0}: {}); no share is more than {off:.1} % off its \
+                 weight (goal {OFF:.0} %: {}).",
                 eevdf / mean,
                 verdict(eevdf / mean >= FASTER),
                 verdict(off <= OFF),
@@ -176,16 +184,21 @@ pub(super) fn samples(loads: &[String], measured: &Measured) -> Samples {
         for cell in &arms.0 {
             for (round, sample) in (1_u64..).zip(&cell.rounds) {
                 let percentile = |percent| Cell::from(percentile(&sample.responses, percent));
-                let mut row = vec![load.as_str().into(), cell.arm.as_str().into(), number(round).into()];
+                let mut row =
+                    vec![load.as_str().into(), cell.arm.as_str().into(), number(round).into()];
                 row.extend([number(sample.responses.len() as u64).into(), mean_ms(sample).into()]);
                 row.extend([50, 90, 99, 100].map(percentile));
                 row.extend(sample.boosts.map(|count| Cell::from(number(count))));
                 row.extend([ms(sample.daemon_ns).into(), sample.time.as_secs_f64().into()]);
                 let others: u64 = sample.used.iter().skip(1).sum();
                 let off = sample.off(&measured.weights).first().copied().unwrap_or(f64::NAN);
-                row.extend([ms(sample.used.first().copied().unwrap_or(0)), ms(others), off].map(Into::into));
+                row.extend(
+                    [ms(sample.used.first().copied().unwrap_or(0)), ms(others), off]
+                        .map(Into::into),
+                );
                 row.push(furthest(sample, &measured.weights).into());
-                let times = |times: &[u64]| [mean(times).into(), self::percentile(times, 99).into()];
+                let times =
+                    |times: &[u64]| [mean(times).into(), self::percentile(times, 99).into()];
                 row.extend(times(&sample.services));
                 row.extend([number(sample.jobs.len() as u64).into(), mean(&sample.jobs).into()]);
                 row.push(number(sample.background).into());
@@ -196,9 +209,11 @@ pub(super) fn samples(loads: &[String], measured: &Measured) -> Samples {
     Samples::new(
         "rounds",
         "Every round of every scheduler",
-        "load | scheduler | round | responses | mean [ms] | p50 [ms] | p90 [ms] | p99 [ms] | slowest [ms] | boosts granted | denied by the policy | \
-         denied for want of budget | scheduler's CPU time [ms] | time [s] | guest 1's CPU time [ms] | the others' CPU time [ms] | \
-         guest 1 off its share [%] | furthest off [%] | mean service [ms] | p99 of service [ms] | jobs | mean job [ms] | background's requests",
+        "load | scheduler | round | responses | mean [ms] | p50 [ms] | p90 [ms] | p99 [ms] | \
+         slowest [ms] | boosts granted | denied by the policy | denied for want of budget | \
+         scheduler's CPU time [ms] | time [s] | guest 1's CPU time [ms] | the others' CPU time \
+         [ms] | guest 1 off its share [%] | furthest off [%] | mean service [ms] | p99 of service \
+         [ms] | jobs | mean job [ms] | background's requests",
         rows,
     )
 }

@@ -1,4 +1,5 @@
-//! Loans in the simulator: scenarios by host schedulers, and the paper's figures and tables beside what comes out.
+//! Loans in the simulator: scenarios by host schedulers, and the paper's figures and tables beside
+//! what comes out.
 
 mod extras;
 mod sections;
@@ -25,7 +26,8 @@ pub struct Options {
     pub scenarios: Vec<Scenario>,
     /// With which host schedulers.
     pub setups: Vec<Setup>,
-    /// With the paper's scenario also: its parameters with one change at a time, and events more and less frequent.
+    /// With the paper's scenario also: its parameters with one change at a time, and events more
+    /// and less frequent.
     pub extras: bool,
     /// Of the events more and less frequent, so many runs, each with a seed of its own.
     pub seeds: u32,
@@ -41,7 +43,11 @@ struct Run {
     outcome: Outcome,
 }
 
-/// Pings per second in the section on rates. hping's own rate is the first; the paper gives it no other.
+/// A run to be made: the names of its scenario and its phase, the part itself, and the scheduler.
+type Job = (String, String, Scenario, Setup);
+
+/// Pings per second in the section on rates. hping's own rate is the first; the paper gives it no
+/// other.
 const RATES: [f64; 5] = [1.0, 2.0, 5.0, 20.0, 100.0];
 
 /// All runs of a report.
@@ -54,8 +60,10 @@ impl Runs {
     }
 
     fn one(&self, scenario: &str, phase: &str, setup: &str) -> Option<&Outcome> {
-        let run =
-            self.0.iter().find(|r| r.scenario == scenario && r.phase == phase && r.outcome.setup == setup);
+        let run = self
+            .0
+            .iter()
+            .find(|r| r.scenario == scenario && r.phase == phase && r.outcome.setup == setup);
         run.map(|run| &run.outcome)
     }
 }
@@ -84,33 +92,9 @@ fn rate(per_second: f64) -> String {
 /// has ended. After it, the report is of those that have.
 pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
-    let paper = options.scenarios.iter().find(|scenario| options.extras && scenario.name == "paper");
-    let mut jobs: Vec<(String, String, Scenario, Setup)> = Vec::new();
-    for scenario in &options.scenarios {
-        for (phase, part) in scenario.parts() {
-            for setup in &options.setups {
-                jobs.push((scenario.name.clone(), phase.clone(), part.clone(), setup.clone()));
-            }
-        }
-    }
-    if let Some(paper) = paper {
-        for name in ABLATION {
-            let setup = Setup::named(name).context(ErrorKind::Invalid, || "the ablation")?;
-            for (phase, part) in paper.parts() {
-                jobs.push(("ablation".into(), phase, part, setup.clone()));
-            }
-        }
-        if let Some((phase, part)) = paper.parts().into_iter().next() {
-            for (per_second, setup) in RATES.iter().flat_map(|&r| options.setups.iter().map(move |s| (r, s)))
-            {
-                let scenario = with_rate(&part, per_second);
-                for seed in (scenario.seed..).take(options.seeds as usize) {
-                    let scenario = Scenario { seed, ..scenario.clone() };
-                    jobs.push((rate(per_second), phase.clone(), scenario, setup.clone()));
-                }
-            }
-        }
-    }
+    let paper =
+        options.scenarios.iter().find(|scenario| options.extras && scenario.name == "paper");
+    let jobs = jobs_of(options, paper)?;
     let runs = simulate_all(&jobs, interrupt);
     if runs.0.is_empty() {
         interrupt.check()?;
@@ -128,17 +112,22 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     sections.push(extras::cost(&runs));
     let mut notes = vec![Note {
         severity: Severity::Warning,
-        text: "Simulated: these figures are calculated from a model, the same on every machine; they are not measured. The model's limits are in docs/src/loan-simulator.md."
+        text: "Simulated: these figures are calculated from a model, the same on every machine; \
+               they are not measured. The model's limits are in docs/src/loan-simulator.md."
             .into(),
     }];
-    let seeds: Vec<_> = options.scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
+    let seeds: Vec<_> =
+        options.scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
     let rates = match paper {
         Some(_) if options.seeds > 1 => {
             format!("; rates of pings with {} seeds from there on", options.seeds)
         }
         _ => String::new(),
     };
-    notes.push(Note { severity: Severity::Info, text: format!("Seeds: {}{rates}.", seeds.join(", ")) });
+    notes.push(Note {
+        severity: Severity::Info,
+        text: format!("Seeds: {}{rates}.", seeds.join(", ")),
+    });
     let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
     let mut report = Report {
         summary: extras::summary(&runs, options),
@@ -148,18 +137,53 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     };
     if runs.0.len() < jobs.len() {
         let (ended, wanted) = (runs.0.len(), counted(jobs.len(), "simulation"));
-        report.mark_partial(format!("PARTIAL: {ended} of {wanted} ended, the others were interrupted"));
+        report.mark_partial(format!(
+            "PARTIAL: {ended} of {wanted} ended, the others were interrupted"
+        ));
     }
     Ok(report)
 }
 
+/// Everything to simulate; `paper` is the paper's scenario, if it is to have extras.
+fn jobs_of(options: &Options, paper: Option<&Scenario>) -> Result<Vec<Job>> {
+    let mut jobs: Vec<Job> = Vec::new();
+    for scenario in &options.scenarios {
+        for (phase, part) in scenario.parts() {
+            for setup in &options.setups {
+                jobs.push((scenario.name.clone(), phase.clone(), part.clone(), setup.clone()));
+            }
+        }
+    }
+    if let Some(paper) = paper {
+        for name in ABLATION {
+            let setup = Setup::named(name).context(ErrorKind::Invalid, || "the ablation")?;
+            for (phase, part) in paper.parts() {
+                jobs.push(("ablation".into(), phase, part, setup.clone()));
+            }
+        }
+        if let Some((phase, part)) = paper.parts().into_iter().next() {
+            for (per_second, setup) in
+                RATES.iter().flat_map(|&r| options.setups.iter().map(move |s| (r, s)))
+            {
+                let scenario = with_rate(&part, per_second);
+                for seed in (scenario.seed..).take(options.seeds as usize) {
+                    let scenario = Scenario { seed, ..scenario.clone() };
+                    jobs.push((rate(per_second), phase.clone(), scenario, setup.clone()));
+                }
+            }
+        }
+    }
+    Ok(jobs)
+}
+
 /// Every job, several at once; the results in the order of the jobs.
 /// Those that are interrupted are left out.
-fn simulate_all(jobs: &[(String, String, Scenario, Setup)], interrupt: &Interrupt) -> Runs {
+fn simulate_all(jobs: &[Job], interrupt: &Interrupt) -> Runs {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<Run>>> = Mutex::new(vec![None; jobs.len()]);
     let progress = Mutex::new(Progress::new(jobs.len()));
-    let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(jobs.len());
+    let workers =
+        std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(jobs.len());
     let work = || {
         while let Some((at, (scenario, phase, part, setup))) = {
             let at = next.fetch_add(1, Ordering::Relaxed);
@@ -169,7 +193,9 @@ fn simulate_all(jobs: &[(String, String, Scenario, Setup)], interrupt: &Interrup
                 progress.step(format!("{scenario} {phase} {}", setup.name));
             }
             let begin = Instant::now();
-            let Some(outcome) = vlane_simulate::run_unless(interrupt.flag(), part, setup) else { return };
+            let Some(outcome) = vlane_simulate::run_unless(interrupt.flag(), part, setup) else {
+                return;
+            };
             let seconds = begin.elapsed().as_secs_f64();
             tracing::debug!("{scenario} {phase} {} was simulated", setup.name);
             let run = Run { scenario: scenario.clone(), phase: phase.clone(), seconds, outcome };

@@ -1,4 +1,5 @@
-//! The sched_ext vehicle, measured in a guest whose kernel has sched_ext, against that kernel's own scheduler.
+//! The sched_ext vehicle, measured in a guest whose kernel has sched_ext, against that kernel's own
+//! scheduler.
 //!
 //! [`prove`] boots the guest, which runs [`measure`] of the same program: threads that only compute
 //! and one that also gets events, on two CPUs, in turns. Then it kills the loader of the scheduler
@@ -25,7 +26,8 @@ use self::turn::{Turn, hold, turn, unloaded};
 /// Parameters of the turns, and their number.
 #[derive(Debug, Clone)]
 pub struct Load {
-    /// The schedulers, each for a turn, in this order: `eevdf` (the kernel's own) or a policy's name.
+    /// The schedulers, each for a turn, in this order: `eevdf` (the kernel's own) or a policy's
+    /// name.
     pub turns: Vec<String>,
     /// How long each takes, seconds.
     pub seconds: f64,
@@ -76,8 +78,8 @@ pub fn wait_for_a_kill(hogs: usize) -> Result<()> {
     hold(hogs).map_err(sched)
 }
 
-/// Measures on the kernel that this runs on, with `hogs` threads that compute besides the one with events, and prints `RESULT` lines. `own` is
-/// this program's file.
+/// Measures on the kernel that this runs on, with `hogs` threads that compute besides the one with
+/// events, and prints `RESULT` lines. `own` is this program's file.
 ///
 /// # Errors
 /// What the vehicle says.
@@ -93,7 +95,8 @@ pub fn measure(load: &Load, hogs: usize, own: &Path) -> Result<()> {
             weights: load.weights.clone(),
         })
         .map_err(sched)?;
-        let text = serde_json::to_string(&shown).context(ErrorKind::Format, || "what a turn has shown")?;
+        let text =
+            serde_json::to_string(&shown).context(ErrorKind::Format, || "what a turn has shown")?;
         println!("RESULT turn_{place}={text}");
     }
     if load.kills > 0 { kill(own, load.kills) } else { Ok(()) }
@@ -125,8 +128,11 @@ fn kill(own: &Path, times: u32) -> Result<()> {
                 .context(ErrorKind::Process, || "the loader printed no state")?;
             if line.trim() != "loaded" {
                 let _ = child.kill();
-                let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-                let said = format!("the loader said {line:?} instead of `loaded` and ended with {end}");
+                let end = child
+                    .wait()
+                    .map_or_else(|error| error.to_string(), |status| status.to_string());
+                let said =
+                    format!("the loader said {line:?} instead of `loaded` and ended with {end}");
                 return Err(Error::new(ErrorKind::Process, said));
             }
             longest = begun.elapsed();
@@ -175,8 +181,13 @@ impl Bed<'_> {
         let guest = Initramfs::new(script).program_at("vlane", self.own);
         let mut again = 0;
         loop {
-            let mut guest =
-                machine.clone().start_with(self.host, self.kernel, &guest, self.limit, Some(show))?;
+            let mut guest = machine.clone().start_with(
+                self.host,
+                self.kernel,
+                &guest,
+                self.limit,
+                Some(show),
+            )?;
             while guest.poll(LOOK)?.is_none() && !guest.is_overdue() {
                 self.interrupt.check()?;
             }
@@ -186,9 +197,13 @@ impl Bed<'_> {
             // been changed. It had met the kernel's temporary breakpoint after the kernel had made
             // sure that no CPU can. The fault is QEMU's emulation of CPUs on several threads, not
             // the kernel and not the scheduler. The report counts these crashes.
-            if report.console.contains("Kernel panic") && report.result("state").is_err() && again < AGAIN {
+            if report.console.contains("Kernel panic")
+                && report.result("state").is_err()
+                && again < AGAIN
+            {
                 (again, *crashes) = (again + 1, *crashes + 1);
-                let at = report.console.lines().find(|line| line.contains("RIP:")).unwrap_or_default();
+                let at =
+                    report.console.lines().find(|line| line.contains("RIP:")).unwrap_or_default();
                 eprintln!("the guest's kernel crashed; again ({again} of {AGAIN}): {}", at.trim());
                 continue;
             }
@@ -221,7 +236,8 @@ pub fn prove(options: &Options<'_>, host: &Host, interrupt: &Interrupt) -> Resul
     // In turns: what changes on the host meanwhile changes for all.
     let turns = schedulers.join(",");
     let weights: Vec<String> = load.weights.iter().map(ToString::to_string).collect();
-    let weights = if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
+    let weights =
+        if weights.is_empty() { String::new() } else { format!("--weights {}", weights.join(",")) };
     let measures = format!(
         "--turns {turns} --time {} --every {}ms --boost {}us --strangers {} --kills 0 {weights}",
         load.seconds,
@@ -229,7 +245,8 @@ pub fn prove(options: &Options<'_>, host: &Host, interrupt: &Interrupt) -> Resul
         load.boost.as_micros(),
         load.strangers
     );
-    let boot = Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
+    let boot =
+        Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
     let mut machine = Qemu::new(program, Accel::Tcg, boot, Disk::at("/nowhere"));
     machine.disks.clear();
     machine.memory_mib = 1024;
@@ -240,7 +257,8 @@ pub fn prove(options: &Options<'_>, host: &Host, interrupt: &Interrupt) -> Resul
         serde_json::from_str(text)
             .context(ErrorKind::Format, || format!("what turn {place} has shown: {text}"))
     };
-    // A guest for each round: every load is a chance for it to crash, and takes the other turns with it.
+    // A guest for each round: every load is a chance for it to crash, and takes the other turns
+    // with it.
     let (mut shown, mut last) = (Vec::new(), None);
     let rounds = Rounds::measure((*repeats).into(), |_| {
         let report = bed.run(machine.clone(), &measures, &mut crashes)?;
@@ -255,16 +273,20 @@ pub fn prove(options: &Options<'_>, host: &Host, interrupt: &Interrupt) -> Resul
     let kills = if partial.is_some() { 0 } else { load.kills };
     let report = match (kills, last) {
         (0, Some(report)) => report,
-        (kills, last) => match (bed.run(machine, &format!("--kills {kills}"), &mut crashes), last) {
-            (Ok(report), _) => report,
-            (Err(error), Some(last)) => {
-                partial = Some(format!("PARTIAL: the kills of the loader are missing: {error}"));
-                last
+        (kills, last) => {
+            match (bed.run(machine, &format!("--kills {kills}"), &mut crashes), last) {
+                (Ok(report), _) => report,
+                (Err(error), Some(last)) => {
+                    partial =
+                        Some(format!("PARTIAL: the kills of the loader are missing: {error}"));
+                    last
+                }
+                (Err(error), None) => return Err(error),
             }
-            (Err(error), None) => return Err(error),
-        },
+        }
     };
-    let number = |key: &str| report.result(key).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0);
+    let number =
+        |key: &str| report.result(key).ok().and_then(|text| text.parse().ok()).unwrap_or(0.0);
     let kills = Kills {
         all: number("kills"),
         while_loaded: number("kills_while_loaded"),

@@ -4,7 +4,8 @@ use vlane_report::build::Begun;
 use vlane_report::stats::nearest_rank;
 
 use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread, Table,
+    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread,
+    Table,
 };
 
 use super::turn::{Kept, Shown};
@@ -29,7 +30,8 @@ pub(super) fn report(
     kernel: &str,
     begun: &Begun,
 ) -> Report {
-    let of = |name: &str| -> Vec<&Shown> { shown.iter().filter(|one| one.scheduler == name).collect() };
+    let of =
+        |name: &str| -> Vec<&Shown> { shown.iter().filter(|one| one.scheduler == name).collect() };
     let all = |name: &str| figure(&of(name), |one| percentile(&one.responses_us, 50));
     let granted = |name: &str| figure(&of(name), |one| percentile(&one.granted_us, 50));
     let mut summary = Vec::new();
@@ -37,7 +39,8 @@ pub(super) fn report(
         if let (Cell::Figure(ours), Cell::Figure(theirs)) = (granted(name), all("eevdf")) {
             let times = theirs.median / ours.median.max(1.0);
             summary.push(format!(
-                "{name}: median response to a granted event {:.2} ms, {times:.1} times shorter than the kernel's own scheduler ({:.1} ms).",
+                "{name}: median response to a granted event {:.2} ms, {times:.1} times shorter \
+                 than the kernel's own scheduler ({:.1} ms).",
                 ours.median / 1e3,
                 theirs.median / 1e3
             ));
@@ -49,8 +52,9 @@ pub(super) fn report(
         notes: vec![Note {
             severity: Severity::Warning,
             text: format!(
-                "Measured in a guest with Linux {kernel} on 2 emulated CPUs: times are some ten times those of a real CPU. Compare \
-                 schedulers, not with other machines. Guests that crashed under emulation and were started again: {}.",
+                "Measured in a guest with Linux {kernel} on 2 emulated CPUs: times are some ten \
+                 times those of a real CPU. Compare schedulers, not with other machines. Guests \
+                 that crashed under emulation and were started again: {}.",
                 kills.crashes
             ),
         }],
@@ -99,7 +103,8 @@ fn responses<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
         ]
     });
     Table::new(
-        "Time from event to answer, and CPU time of each thread over what its weight entitles it to",
+        "Time from event to answer, and CPU time of each thread over what its weight entitles it \
+         to",
         "scheduler | p50 [us] | p99 [us] | p50 of granted [us] | share of the one with events | \
             farthest share [%]",
         rows.collect(),
@@ -160,7 +165,8 @@ fn books(shown: &[Shown]) -> Table {
         ]
     });
     Table::new(
-        "Every turn: how late a real-time thread woke at the most (the machine stood still), and all accounts together",
+        "Every turn: how late a real-time thread woke at the most (the machine stood still), and \
+         all accounts together",
         "scheduler | late [ms] | farthest share [%] | used [ms] | charged [ms] | allotted [ms] | \
             forgiven [ms] | least credits [ms] | most credits [ms]",
         rows.collect(),
@@ -182,8 +188,8 @@ fn decisions<'a>(schedulers: &[String], of: &impl Fn(&str) -> Vec<&'a Shown>) ->
     });
     Table::new(
         "What was decided, and how long an event takes from its telling until all is done",
-        "scheduler | granted | denied | not at once | lent per boost [us] | deciding an event [us] | \
-            given back to the ordinary scheduler",
+        "scheduler | granted | denied | not at once | lent per boost [us] | deciding an event \
+         [us] | given back to the ordinary scheduler",
         rows.collect(),
     )
 }

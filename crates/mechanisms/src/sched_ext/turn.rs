@@ -21,7 +21,11 @@ use vlane_sched::ext::{Counters, Options, Presence, SchedExt, state};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::{Error, ErrorKind, Result, VcpuThreads, Vehicle};
 
-fn failed(kind: ErrorKind, what: &str, cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+fn failed(
+    kind: ErrorKind,
+    what: &str,
+    cause: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
     Error::caused_by(kind, format!("sched_ext: {what}"), cause)
 }
 
@@ -60,7 +64,8 @@ pub struct Shown {
     pub responses_us: Vec<u64>,
     /// Those of them whose event was granted a boost.
     pub granted_us: Vec<u64>,
-    /// CPU time of each thread over what its weight entitles it to; the first is the one with events.
+    /// CPU time of each thread over what its weight entitles it to; the first is the one with
+    /// events.
     pub shares: Vec<f64>,
     /// Events that the policy granted a boost for (loans and own credits).
     pub granted: u64,
@@ -78,7 +83,8 @@ pub struct Shown {
     pub sheltered: u64,
     /// Microseconds from an event until the vehicle had decided and done what follows, median.
     pub tell_us: f64,
-    /// How late the real-time thread woke at the most, milliseconds: more than a few mean that the machine itself stood still.
+    /// How late the real-time thread woke at the most, milliseconds: more than a few mean that the
+    /// machine itself stood still.
     pub late_ms: f64,
     /// Every thread's books, in the order of `shares`; empty without a vehicle.
     pub books: Vec<Kept>,
@@ -165,12 +171,14 @@ pub fn turn(turn: &Turn) -> Result<Shown> {
         let _ = stranger.join();
     }
     let (mut shown, before) = shown?;
-    let used: Vec<u64> = used.iter().zip(&before).map(|(&now, &before)| now.saturating_sub(before)).collect();
+    let used: Vec<u64> =
+        used.iter().zip(&before).map(|(&now, &before)| now.saturating_sub(before)).collect();
     let weight = |place: usize| turn.policy.map_or(1.0, |_| f64::from(turn.weight(place)));
     let weights: f64 = (0..used.len()).map(weight).sum();
     let all = used.iter().sum::<u64>() as f64;
     let entitled = |place: usize| (all * weight(place) / weights).max(1.0);
-    shown.shares = used.iter().enumerate().map(|(place, &used)| used as f64 / entitled(place)).collect();
+    shown.shares =
+        used.iter().enumerate().map(|(place, &used)| used as f64 / entitled(place)).collect();
     Ok(shown)
 }
 
@@ -208,7 +216,8 @@ fn carried(
 ) -> Result<(Shown, Vec<u64>)> {
     let scheduler = turn.policy.map_or("eevdf", Policy::name).to_string();
     let mut shown = Shown { scheduler, ..Shown::default() };
-    let load = |policy| SchedExt::load(Options { params: params(turn, policy), ..Options::default() });
+    let load =
+        |policy| SchedExt::load(Options { params: params(turn, policy), ..Options::default() });
     let mut vehicle = turn.policy.map(load).transpose()?;
     let ids = vehicle.as_mut().map_or(Ok(Vec::new()), |vehicle| join(vehicle, turn, found))?;
     desk.go.store(true, Ordering::Relaxed);
@@ -218,17 +227,26 @@ fn carried(
     let before: Vec<u64> = found.iter().map(|&(_, tid)| used_by(tid)).collect();
     let opened = accounts(vehicle.as_mut(), &ids)?;
 
-    let lane =
-        Lane { desk: Arc::clone(desk), seen, every_ns: turn.every_ns, vehicle, vcpu: ids.first().copied() };
+    let lane = Lane {
+        desk: Arc::clone(desk),
+        seen,
+        every_ns: turn.every_ns,
+        vehicle,
+        vcpu: ids.first().copied(),
+    };
     let ends = Instant::now() + Duration::from_secs_f64(turn.seconds);
     let heard = std::thread::spawn(move || lane.run(ends)).join();
     let panicked = |_| Err(Error::new(ErrorKind::Io, "the lane's thread panicked"));
     let Heard { answers, late_ns, mut vehicle } = heard.unwrap_or_else(panicked)?;
     let after = found.iter().map(|&(_, tid)| used_by(tid));
-    let kernel: Vec<u64> = after.zip(&before).map(|(after, before)| after.saturating_sub(*before)).collect();
+    let kernel: Vec<u64> =
+        after.zip(&before).map(|(after, before)| after.saturating_sub(*before)).collect();
     let closed = accounts(vehicle.as_mut(), &ids)?;
-    let kept =
-        opened.iter().zip(&closed).zip(kernel).map(|((from, to), kernel_ns)| kept(from, to, kernel_ns));
+    let kept = opened
+        .iter()
+        .zip(&closed)
+        .zip(kernel)
+        .map(|((from, to), kernel_ns)| kept(from, to, kernel_ns));
     shown.books.extend(kept);
     desk.stop.store(true, Ordering::Relaxed);
     shown.responses_us = answers.iter().map(|answer| answer.response_ns / 1000).collect();
@@ -256,7 +274,8 @@ fn accounts(vehicle: Option<&mut SchedExt>, ids: &[VcpuId]) -> Result<Vec<Accoun
 /// The vehicle's own figures.
 fn look(vehicle: &SchedExt, ids: &[VcpuId], shown: &mut Shown) -> Result<()> {
     let Counters { moved, missed, overtime, sheltered, .. } = vehicle.counters()?;
-    (shown.moved, shown.missed, shown.overtime, shown.sheltered) = (moved, missed, overtime, sheltered);
+    (shown.moved, shown.missed, shown.overtime, shown.sheltered) =
+        (moved, missed, overtime, sheltered);
     if let Some(account) = ids.first().and_then(|&id| vehicle.account(id)) {
         let totals = account.totals;
         shown.granted = totals.boosts + totals.wake_boosts;
@@ -318,7 +337,8 @@ fn hog(
 
 /// CPU time of a thread of this process so far, nanoseconds (`/proc/PID/task/TID/schedstat`).
 fn used_by(tid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap_or_default();
+    let text =
+        std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap_or_default();
     text.split_whitespace().next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
 }
 
@@ -344,8 +364,9 @@ impl Lane {
     /// At a real-time priority: it is not the one that is measured.
     fn run(mut self, ends: Instant) -> Result<Heard> {
         let tid = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
-        sys::set(tid, &Attr::round_robin(10))
-            .map_err(|e| failed(ErrorKind::Permission, "the source of events cannot be made real-time", e))?;
+        sys::set(tid, &Attr::round_robin(10)).map_err(|e| {
+            failed(ErrorKind::Permission, "the source of events cannot be made real-time", e)
+        })?;
         // The same events in every turn.
         let mut random = fastrand::Rng::with_seed(88_172_645_463_325_252);
         let (mut due, mut answers, mut late_ns) = (now(), Vec::new(), 0);
@@ -446,8 +467,10 @@ pub fn hold(hogs: usize) -> Result<()> {
     for (place, tid) in tids.iter().take(hogs) {
         let vm = u32::try_from(place).unwrap_or(u32::MAX);
         let name = format!("hog {place}");
-        vehicle
-            .add(&VcpuThreads { pid: std::process::id(), index: 0, tids: vec![tid], name }, Claim::of(vm))?;
+        vehicle.add(
+            &VcpuThreads { pid: std::process::id(), index: 0, tids: vec![tid], name },
+            Claim::of(vm),
+        )?;
     }
     desk.go.store(true, Ordering::Relaxed);
     println!("loaded");

@@ -99,9 +99,11 @@ impl<'a> Bed<'a> {
         conditions: &[Condition],
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let directory = tempfile::Builder::new().prefix("vlane-together-").tempdir_in(&options.disk_dir);
-        let directory = directory
-            .context(ErrorKind::Io, || format!("{}: no room for images", options.disk_dir.display()))?;
+        let directory =
+            tempfile::Builder::new().prefix("vlane-together-").tempdir_in(&options.disk_dir);
+        let directory = directory.context(ErrorKind::Io, || {
+            format!("{}: no room for images", options.disk_dir.display())
+        })?;
         add_journal(host, &root.image, options.journal)?;
         let disks = conditions.iter().map(|one| serve(options, host, root, *one, directory.path()));
         let disks = disks.collect::<Result<Vec<_>>>()?;
@@ -125,12 +127,17 @@ impl<'a> Bed<'a> {
         let listen = self.directory.path().join("sched");
         let (state, state_dir) =
             (self.directory.path().join("state"), self.directory.path().join("scheduler"));
-        let places =
-            Places { program: &self.options.vlane, listen: &listen, state: &state, state_dir: &state_dir };
+        let places = Places {
+            program: &self.options.vlane,
+            listen: &listen,
+            state: &state,
+            state_dir: &state_dir,
+        };
         let pids: Vec<u32> =
             std::iter::once(self.guest.id()).chain(self.others.iter().map(Guest::id)).collect();
         let words = disk.condition.schedule();
-        let words: Option<Vec<OsString>> = words.map(|words| words.into_iter().map(Into::into).collect());
+        let words: Option<Vec<OsString>> =
+            words.map(|words| words.into_iter().map(Into::into).collect());
         let scheduler = words.map(|words| schedule(&places, &pids, &words)).transpose()?;
         let settled = Instant::now() + SETTLE;
         while scheduler.is_some() && Instant::now() < settled {
@@ -154,13 +161,15 @@ impl<'a> Bed<'a> {
         let (pages, journal_pages) = disk.cached();
         wait(&mut self.guest, &format!("over.{seq}"), limit, interrupt)?;
         let said = self.guest.results().get(&format!("done.{seq}")).cloned();
-        let said =
-            said.ok_or_else(|| trouble(&self.guest, "the guest did not report its foreground's results"))?;
+        let said = said.ok_or_else(|| {
+            trouble(&self.guest, "the guest did not report its foreground's results")
+        })?;
         let done: job::Done = serde_json::from_str(&said).context(ErrorKind::Format, || {
             format!("the report of the guest's foreground is not understood: {said}")
         })?;
         let seconds = used.wall.as_secs_f64();
-        let cpus: Vec<f64> = used.roles.iter().map(|role| role.cpu.as_secs_f64() / seconds).collect();
+        let cpus: Vec<f64> =
+            used.roles.iter().map(|role| role.cpu.as_secs_f64() / seconds).collect();
         let boosts = scheduler.map(|running| self.boosts(&running.stop(END)?.log)).transpose()?;
         Ok(Sample {
             done,
@@ -185,7 +194,8 @@ impl<'a> Bed<'a> {
         let expected = usize::from(VCPUS) + self.others.len();
         if events == 0 || state.vcpus.len() != expected {
             let text = format!(
-                "the scheduler has {} of {expected}, and heard of {events} completions of the guest; it said:\n{log}",
+                "the scheduler has {} of {expected}, and heard of {events} completions of the \
+                 guest; it said:\n{log}",
                 counted(state.vcpus.len(), "vCPU")
             );
             return Err(Error::new(ErrorKind::Process, text));
@@ -218,8 +228,8 @@ fn requests(control: &Control) -> Result<f64> {
 
 /// Bytes of a file.
 fn bytes_of(path: &Path) -> Result<u64> {
-    let meta =
-        std::fs::metadata(path).context(ErrorKind::Io, || format!("{}: cannot be read", path.display()))?;
+    let meta = std::fs::metadata(path)
+        .context(ErrorKind::Io, || format!("{}: cannot be read", path.display()))?;
     Ok(meta.len())
 }
 
@@ -241,12 +251,21 @@ fn add_journal(host: &Host, image: &Path, bytes: u64) -> Result<()> {
     let output = run(&mut command, TUNE)?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(Error::new(ErrorKind::Process, format!("{command:?} failed: {}", output.text.trim()))),
+        false => Err(Error::new(
+            ErrorKind::Process,
+            format!("{command:?} failed: {}", output.text.trim()),
+        )),
     }
 }
 
 /// A copy of the image, and its back end.
-fn serve(options: &Options, host: &Host, root: &Root, condition: Condition, dir: &Path) -> Result<Served> {
+fn serve(
+    options: &Options,
+    host: &Host,
+    root: &Root,
+    condition: Condition,
+    dir: &Path,
+) -> Result<Served> {
     let beside = |end: &str| dir.join(format!("{}.{end}", condition.name));
     let (image, socket) = (beside("img"), beside("sock"));
     std::fs::copy(&root.image, &image)
@@ -261,12 +280,20 @@ fn serve(options: &Options, host: &Host, root: &Root, condition: Condition, dir:
 }
 
 /// The guest that is measured.
-fn boot(options: &Options, maker: &Maker, disks: &[Served], readable: &Range<u64>) -> Result<Guest> {
+fn boot(
+    options: &Options,
+    maker: &Maker,
+    disks: &[Served],
+    readable: &Range<u64>,
+) -> Result<Guest> {
     let Maker::Qemu(host, program, kernel, choice) = maker else {
         return Err(Error::new(ErrorKind::Invalid, "the guest has two vCPUs, so it is QEMU's"));
     };
     let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(""));
-    let at = |disk: &Served| Disk { queues: Some(disk.condition.queues()), ..Disk::at(disk.server.socket()) };
+    let at = |disk: &Served| Disk {
+        queues: Some(disk.condition.queues()),
+        ..Disk::at(disk.server.socket())
+    };
     machine.disks = disks.iter().map(at).collect();
     machine.vcpus = VCPUS;
     machine.memory_mib = 1024;

@@ -51,7 +51,8 @@ struct Window {
 }
 
 impl Window {
-    /// Does something again and again until the window's end; what each one took that began in the window, us.
+    /// Does something again and again until the window's end; what each one took that began in the
+    /// window, us.
     fn repeat(self, mut one: impl FnMut() -> io::Result<Vec<Duration>>) -> io::Result<Vec<u64>> {
         let mut all = Vec::new();
         loop {
@@ -61,7 +62,9 @@ impl Window {
             }
             let took = one()?;
             if begin >= self.from {
-                all.extend(took.iter().map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX)));
+                all.extend(
+                    took.iter().map(|took| u64::try_from(took.as_micros()).unwrap_or(u64::MAX)),
+                );
             }
         }
     }
@@ -73,7 +76,11 @@ impl Job {
         std::fs::write("/proc/sys/vm/drop_caches", "3")?;
         let line = format!("chroot {} {}", self.dir.display(), self.program.command());
         let mut command = Command::new("sh");
-        command.args(["-c", &line]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(["-c", &line])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let begin = Instant::now();
         let status = command.status()?;
         match status.success() {
@@ -85,10 +92,11 @@ impl Job {
     /// Bytes that the readers have read, and how much was computed.
     fn progress(&self) -> Result<(u64, u64)> {
         let path = format!("/proc/{}/io", self.readers);
-        let text =
-            std::fs::read_to_string(&path).context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
-        let computed = std::fs::metadata(&self.computed)
-            .context(ErrorKind::Io, || format!("{}: cannot be looked at", self.computed.display()))?;
+        let text = std::fs::read_to_string(&path)
+            .context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
+        let computed = std::fs::metadata(&self.computed).context(ErrorKind::Io, || {
+            format!("{}: cannot be looked at", self.computed.display())
+        })?;
         let read = read_bytes(&text)
             .ok_or_else(|| Error::new(ErrorKind::Format, format!("{path}: has no read_bytes")))?;
         Ok((read, computed.len()))
@@ -102,7 +110,8 @@ impl Job {
         let failed = |what: &'static str| move || format!("{}: {what}", self.dir.display());
         let spool = self.dir.join("spool-0");
         if spool.exists() {
-            std::fs::remove_dir_all(&spool).context(ErrorKind::Io, failed("old mails cannot be removed"))?;
+            std::fs::remove_dir_all(&spool)
+                .context(ErrorKind::Io, failed("old mails cannot be removed"))?;
         }
         let mut mail = mail(&self.dir).context(ErrorKind::Io, failed("mails cannot be made"))?;
         let from = Instant::now() + self.ramp;

@@ -113,10 +113,16 @@ impl Condition {
     fn serve(self, image: &Path, model: Model, sched: &Path) -> Vec<String> {
         let queues = self.queues().to_string();
         let mut words = vec!["serve".to_owned(), image.display().to_string()];
-        words.extend(["--format", "raw", "--queues", &queues, "--threads", &queues].map(str::to_owned));
+        words.extend(
+            ["--format", "raw", "--queues", &queues, "--threads", &queues].map(str::to_owned),
+        );
         words.extend(["--cache", if self.pdc { "pdc" } else { "writeback" }].map(str::to_owned));
         words.extend(["--classes", if self.express { "on" } else { "off" }].map(str::to_owned));
-        words.push(if self.loans { format!("--sched={}", sched.display()) } else { "--sched=off".into() });
+        words.push(if self.loans {
+            format!("--sched={}", sched.display())
+        } else {
+            "--sched=off".into()
+        });
         words.extend(model.options());
         words
     }
@@ -126,7 +132,8 @@ impl Condition {
     /// same in all conditions, which differ only in the order of running.
     fn schedule(self) -> Option<Vec<String>> {
         let whose = if self.express { "express" } else { "all" };
-        let (own, others) = ((u32::from(VCPUS) * DEFAULT_WEIGHT).to_string(), DEFAULT_WEIGHT.to_string());
+        let (own, others) =
+            ((u32::from(VCPUS) * DEFAULT_WEIGHT).to_string(), DEFAULT_WEIGHT.to_string());
         let words = ["--completions", whose, "--weight", &own, "--weight", &others];
         self.loans.then(|| words.map(str::to_owned).to_vec())
     }
@@ -163,7 +170,8 @@ impl Options {
         }
         if !self.fg.is_file() {
             let text = format!(
-                "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name it with --fg",
+                "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or \
+                 name it with --fg",
                 self.fg.display()
             );
             return Err(Error::new(ErrorKind::Missing, text));
@@ -172,11 +180,12 @@ impl Options {
     }
 }
 
-/// Measures, and makes the report of it. Where threads cannot be real-time, what has loans in it is left out, and the report says so.
+/// Measures, and makes the report of it. Where threads cannot be real-time, what has loans in it is
+/// left out, and the report says so.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`],
-/// and what guests, back ends and schedulers say.
+/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program
+/// that is needed, [`ErrorKind::Interrupted`], and what guests, back ends and schedulers say.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     options.check()?;
     let begun = Begun::now(&options.command);
@@ -223,8 +232,9 @@ mod tests {
 
     #[test]
     fn baseline_is_one_buffered_queue_and_thread() {
-        let expected = "serve disk --format raw --queues 1 --threads 1 --cache writeback --classes off --sched=off \
-                        --latency 2000us --parallel 2 --device-queues round-robin";
+        let expected = "serve disk --format raw --queues 1 --threads 1 --cache writeback \
+                        --classes off --sched=off --latency 2000us --parallel 2 --device-queues \
+                        round-robin";
         assert_eq!(words(NOTHING), expected);
         assert_eq!((NOTHING.schedule(), NOTHING.is_raised()), (None, false));
     }

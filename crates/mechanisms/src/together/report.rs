@@ -57,16 +57,19 @@ impl Panel {
     fn says(self) -> &'static str {
         match self {
             Self::Waits => {
-                "A launch lasts from the start of the program, with nothing of it in the guest's memory, to its end; an fsync until the mail is durable. \
-                 The 99th percentile of one turn's, by nearest rank: of fewer than a hundred it is the slowest."
+                "A launch lasts from the start of the program, with nothing of it in the guest's \
+                 memory, to its end; an fsync until the mail is durable. The 99th percentile of \
+                 one turn's, by nearest rank: of fewer than a hundred it is the slowest."
             }
             Self::Lose => {
-                "Readers: all of them together. Compute: what the guest's own processes, one for each vCPU, computed, in turns of a thousand steps. Other guests: the CPU time of those that only \
-                 compute, which is their progress."
+                "Readers: all of them together. Compute: what the guest's own processes, one for \
+                 each vCPU, computed, in turns of a thousand steps. Other guests: the CPU time of \
+                 those that only compute, which is their progress."
             }
             Self::Pays => {
-                "Back end: its CPU time, also for each request. Scheduler: that of `vlane sched run`. Pages: of the disk's image, and of the journal in it, in the host's page cache \
-                 at the end of the turn."
+                "Back end: its CPU time, also for each request. Scheduler: that of `vlane sched \
+                 run`. Pages: of the disk's image, and of the journal in it, in the host's page \
+                 cache at the end of the turn."
             }
         }
     }
@@ -115,7 +118,9 @@ const FIGURES: [Figure; 16] = [
     figure(Panel::Pays, "scheduler", "ms of CPU/s", false, |s| Some(s.scheduler_us / 1e3)),
     figure(Panel::Pays, "boosts", "/s", false, |s| Some(s.boosts)),
     figure(Panel::Pays, "page cache", "pages", false, |s| Some(s.pages? as f64)),
-    figure(Panel::Pays, "journal in the page cache", "pages", true, |s| Some(s.journal_pages? as f64)),
+    figure(Panel::Pays, "journal in the page cache", "pages", true, |s| {
+        Some(s.journal_pages? as f64)
+    }),
 ];
 
 fn of(panel: Panel) -> impl Iterator<Item = &'static Figure> {
@@ -134,8 +139,15 @@ fn picture(arms: &Arms<Sample>) -> Block {
         Panel::Lose => format!("others: {}", figure.title),
         Panel::Pays => format!("host: {}", figure.title),
     });
-    let caption = "Of what it is with nothing (1): waits and costs are better small, what the others have is better large; medians, with the smallest and the largest of all rounds";
-    bars(caption, ("of nothing's", "x"), categories.collect(), arms.0.iter().skip(1).map(row).collect())
+    let caption = "Of what it is with nothing (1): waits and costs are better small, what the \
+                   others have is better large; medians, with the smallest and the largest of all \
+                   rounds";
+    bars(
+        caption,
+        ("of nothing's", "x"),
+        categories.collect(),
+        arms.0.iter().skip(1).map(row).collect(),
+    )
 }
 
 /// All figures of a panel.
@@ -156,7 +168,11 @@ fn panel(panel: Panel, arms: &Arms<Sample>, impossible: bool) -> Section {
             cells
         }));
     }
-    let block = table(format!("{}: median of all rounds (smallest-largest)", panel.title()), &columns, rows);
+    let block = table(
+        format!("{}: median of all rounds (smallest-largest)", panel.title()),
+        &columns,
+        rows,
+    );
     Section::new(panel.id(), panel.title(), vec![panel.says().into()], vec![block])
 }
 
@@ -177,7 +193,8 @@ fn summary(options: &Options, arms: &Arms<Sample>) -> Vec<String> {
     }
     let said = [0, 3, 6, 7, 8, 10].map(|at| &FIGURES[at]);
     let line = |arm: &Measured<Sample>| {
-        let told: Vec<_> = said.iter().map(|figure| (figure.title, difference(arms, arm, figure))).collect();
+        let told: Vec<_> =
+            said.iter().map(|figure| (figure.title, difference(arms, arm, figure))).collect();
         let different = told.iter().filter(|(_, ratio)| ratio.is_some());
         let different: Vec<String> =
             different.map(|(title, ratio)| format!("{title} {}", says(*ratio))).collect();
@@ -207,17 +224,23 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
     }
     if let Some(load) = seen.load.filter(|load| *load > BUSY * cpus as f64) {
         notes.push(Note::warning(format!(
-            "The machine was not idle: a load average of {load} on {} before anything was begun. Conditions were measured in turns, so each had its part of that.",
+            "The machine was not idle: a load average of {load} on {} before anything was begun. \
+             Conditions were measured in turns, so each had its part of that.",
             counted(cpus, "CPU")
         )));
     }
     notes.extend(few(options.rounds));
     notes.extend(
-        crate::loans::bed::warnings(vlane_host::guests::Machines::Qemu).into_iter().map(Note::warning),
+        crate::loans::bed::warnings(vlane_host::guests::Machines::Qemu)
+            .into_iter()
+            .map(Note::warning),
     );
     notes.push(Note::info(format!(
-        "The guest is {}; beside it {} with one vCPU only compute: {} vCPUs that are never idle, on {}. The guest computes on each of its vCPUs; {} (fio, libaio, random 4 KiB reads, one request \
-         out each) read its disk; the foreground job of a bash in a pseudo-terminal writes mails (16 KiB on average, each with its fsync) and, beside that, launches `{}` with a cold cache, both again and again.",
+        "The guest is {}; beside it {} with one vCPU only compute: {} vCPUs that are never idle, \
+         on {}. The guest computes on each of its vCPUs; {} (fio, libaio, random 4 KiB reads, one \
+         request out each) read its disk; the foreground job of a bash in a pseudo-terminal \
+         writes mails (16 KiB on average, each with its fsync) and, beside that, launches `{}` \
+         with a cold cache, both again and again.",
         seen.guest,
         counted(options.others, "guest"),
         usize::from(super::VCPUS) + options.others,
@@ -226,8 +249,9 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
         options.program.command()
     )));
     notes.push(Note::info(format!(
-        "Its disks, one for each condition, are ext4 with {} of files and a journal of {}, behind a model of a drive ({}) with a queue for each thread of the back end. When measuring begins the whole image is in \
-         the host's page cache: it was just made.",
+        "Its disks, one for each condition, are ext4 with {} of files and a journal of {}, behind \
+         a model of a drive ({}) with a queue for each thread of the back end. When measuring \
+         begins the whole image is in the host's page cache: it was just made.",
         show_size(seen.root.bytes),
         show_size(options.journal),
         options.model.describe()
@@ -237,7 +261,9 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
         versions => format!(" Versions: {versions}."),
     };
     notes.push(Note::info(format!(
-        "{}; in each of them {:?} of each condition, after {:?} that do not count, in turns, each round beginning with another one. The condition without any mechanism has two turns in each round.{versions}",
+        "{}; in each of them {:?} of each condition, after {:?} that do not count, in turns, each \
+         round beginning with another one. The condition without any mechanism has two turns in \
+         each round.{versions}",
         counted(options.rounds, "round"),
         options.time,
         options.ramp,
@@ -248,13 +274,20 @@ fn notes(options: &Options, seen: &Seen) -> Vec<Note> {
 /// Every round: each launch and each fsync of it, and all else.
 fn samples(arms: &Arms<Sample>) -> Samples {
     let records = arms.records("the guest");
-    Samples::of_records("rounds", "Every round of every condition", "where | condition | round", records)
+    Samples::of_records(
+        "rounds",
+        "Every round of every condition",
+        "where | condition | round",
+        records,
+    )
 }
 
 /// The report.
 pub(super) fn make(options: &Options, arms: &Arms<Sample>, seen: &Seen, begun: &Begun) -> Report {
-    let text = "Each condition over nothing in the same round. Nothing again is what no smaller difference can be seen beside.";
-    let mut sections = vec![Section::new("together", "All together", vec![text.into()], vec![picture(arms)])];
+    let text = "Each condition over nothing in the same round. Nothing again is what no smaller \
+                difference can be seen beside.";
+    let mut sections =
+        vec![Section::new("together", "All together", vec![text.into()], vec![picture(arms)])];
     sections.extend(Panel::ALL.map(|one| panel(one, arms, seen.impossible.is_some())));
     Report {
         summary: summary(options, arms),

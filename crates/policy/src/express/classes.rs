@@ -9,9 +9,10 @@
 //! | idle | background |
 //! | anything else | normal |
 //!
-//! Best effort 3 is not the foreground: ext4's journal thread has it on every mount with default options (`journal_ioprio`), so each
-//! background fsync would be express. Some kernels give a task without a priority of its own one by
-//! its nice value: -20 to -16 becomes best effort 0, -15 to -11 becomes 1, and so on to 7.
+//! Best effort 3 is not the foreground: ext4's journal thread has it on every mount with default
+//! options (`journal_ioprio`), so each background fsync would be express. Some kernels give a task
+//! without a priority of its own one by its nice value: -20 to -16 becomes best effort 0, -15 to
+//! -11 becomes 1, and so on to 7.
 
 use std::fmt;
 use std::str::FromStr;
@@ -72,7 +73,8 @@ impl Ioprio {
     }
 }
 
-/// Which I/O priority is which class: real time and best effort 0 to 2 are express, best effort 5 to 7 and idle are background, unless configured otherwise.
+/// Which I/O priority is which class: real time and best effort 0 to 2 are express, best effort 5
+/// to 7 and idle are background, unless configured otherwise.
 ///
 /// Lists of priorities are written `rt,be0-2`.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -89,7 +91,9 @@ pub struct ClassesError {
 impl Default for Classes {
     fn default() -> Classes {
         let mut classes = Classes::normal();
-        for (list, class) in [(Classes::EXPRESS, Class::Express), (Classes::BACKGROUND, Class::Background)] {
+        for (list, class) in
+            [(Classes::EXPRESS, Class::Express), (Classes::BACKGROUND, Class::Background)]
+        {
             let understood = classes.put(list, class);
             debug_assert!(understood.is_ok(), "{list}");
         }
@@ -139,7 +143,9 @@ impl Classes {
                 _ if word.starts_with("be") => (2, &word[2..]),
                 _ => return Err(wrong()),
             };
-            let level = |text: &str| usize::from_str(text).ok().filter(|level| *level <= 7).ok_or_else(wrong);
+            let level = |text: &str| {
+                usize::from_str(text).ok().filter(|level| *level <= 7).ok_or_else(wrong)
+            };
             let levels = match rest.split_once('-') {
                 None if rest.is_empty() => 0..=7,
                 None => level(rest)?..=level(rest)?,
@@ -202,7 +208,10 @@ mod tests {
         assert_eq!(classes.of(ioprio(2, 7)), Class::Background);
         assert_eq!(classes.of(ioprio(0, 5)), Class::Express);
         for wrong in ["be8", "be2-1", "bee", "rt-", "0", "be0-9", "be-"] {
-            assert_eq!(classes.put(wrong, Class::Express), Err(ClassesError { word: wrong.to_owned() }));
+            assert_eq!(
+                classes.put(wrong, Class::Express),
+                Err(ClassesError { word: wrong.to_owned() })
+            );
         }
     }
 

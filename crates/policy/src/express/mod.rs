@@ -27,10 +27,11 @@ pub enum Mode {
     /// paper's Vanilla and CPU.
     #[default]
     Off,
-    /// Express requests are begun first, in front of a bounded window of requests in flight. The paper's CPU+IO.
+    /// Express requests are begun first, in front of a bounded window of requests in flight. The
+    /// paper's CPU+IO.
     Order,
-    /// Express requests go to the submission queue with the fewest requests in flight; the order of arrival and an unbounded window
-    /// stay. The paper's CPU+SIZE.
+    /// Express requests go to the submission queue with the fewest requests in flight; the order of
+    /// arrival and an unbounded window stay. The paper's CPU+SIZE.
     Shortest,
     /// Both. The paper's Proposed.
     On,

@@ -10,8 +10,8 @@ use super::Class;
 
 /// One of so many turns goes to each waiting lower class.
 pub const SHARE: u8 = 16;
-/// Requests of other classes that are begun while a class waits, at most: one more than a share's others, because both lower classes can be
-/// due at once.
+/// Requests of other classes that are begun while a class waits, at most: one more than a share's
+/// others, because both lower classes can be due at once.
 pub const MOST_PASSED: u32 = SHARE as u32;
 
 /// Which of something there is one of for each class: which classes wait, or which may begin one.

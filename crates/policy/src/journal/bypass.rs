@@ -133,7 +133,8 @@ impl Bypass {
             return;
         }
         let before = std::mem::replace(&mut self.swept, Arc::clone(self.detector.map()));
-        for piece in self.swept.pieces().iter().filter(|piece| piece.verdict.kind == Kind::Journal) {
+        for piece in self.swept.pieces().iter().filter(|piece| piece.verdict.kind == Kind::Journal)
+        {
             let mut begin = piece.range.start;
             let known = before.overlapping(piece.range.clone());
             for known in known.filter(|known| known.verdict.kind == Kind::Journal) {
@@ -144,11 +145,13 @@ impl Bypass {
         }
     }
 
-    /// As [`Detector::write`]. `is_durable`: the write is durable when it is answered, without a flush.
+    /// As [`Detector::write`]. `is_durable`: the write is durable when it is answered, without a
+    /// flush.
     pub fn write(&mut self, range: Range<u64>, heads: &[Head], is_durable: bool) {
         self.detector.write(range.clone(), heads);
         self.sweep();
-        self.traffic.written = self.traffic.written.saturating_add(range.end.saturating_sub(range.start));
+        self.traffic.written =
+            self.traffic.written.saturating_add(range.end.saturating_sub(range.start));
         self.all.add(range.clone());
         // With the verdict that this write may have brought about.
         for piece in self.detector.map().overlapping(range.clone()) {
@@ -215,9 +218,13 @@ impl Bypass {
         let now = self.detector.journals().to_vec();
         let before = std::mem::replace(&mut self.told, now);
         let missing = |of: &[Journal], from: &[Journal]| -> Vec<Journal> {
-            of.iter().filter(|journal| !from.iter().any(|other| is_same(journal, other))).cloned().collect()
+            of.iter()
+                .filter(|journal| !from.iter().any(|other| is_same(journal, other)))
+                .cloned()
+                .collect()
         };
-        let change = Change { found: missing(&self.told, &before), lost: missing(&before, &self.told) };
+        let change =
+            Change { found: missing(&self.told, &before), lost: missing(&before, &self.told) };
         (change != Change::default()).then_some(change)
     }
 
@@ -257,7 +264,8 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn layout(ranges: Vec<Range<u64>>) -> JournalLayout {
-        let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+        let journal =
+            Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
         JournalLayout { journals: vec![journal], watched: vec![Range { start: 1024, end: 2048 }] }
     }
 

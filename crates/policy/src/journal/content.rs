@@ -62,12 +62,14 @@ impl Head {
     }
 }
 
-/// Finds the heads in the data of a write of `len` bytes at `offset` of the volume. `word` gives the four bytes from a place of the data on, and is asked for
-/// rising places; `head` gives as many as a head has. Each head found goes to `each`, at most
-/// [`MOST_HEADS`] of them.
+/// Finds the heads in the data of a write of `len` bytes at `offset` of the volume. `word` gives
+/// the four bytes from a place of the data on, and is asked for rising places; `head` gives as many
+/// as a head has. Each head found goes to `each`, at most [`MOST_HEADS`] of them.
 ///
-/// Looked at is each 1 KiB from the beginning of the write on: JBD2's blocks have 1 KiB or more, and a file system writes whole blocks, so this is
-/// right wherever its partition begins. XFS' records have any number of sectors: the first is looked for at the beginning, the next behind each one.
+/// Looked at is each 1 KiB from the beginning of the write on: JBD2's blocks have 1 KiB or more,
+/// and a file system writes whole blocks, so this is right wherever its partition begins. XFS'
+/// records have any number of sectors: the first is looked for at the beginning, the next behind
+/// each one.
 #[inline]
 pub fn scan(
     offset: u64,
@@ -125,7 +127,8 @@ impl Content {
         self.size = size;
     }
 
-    /// The guest writes to a range; `heads` are those blocks of it that begin with a magic number, in order.
+    /// The guest writes to a range; `heads` are those blocks of it that begin with a magic number,
+    /// in order.
     #[inline]
     pub fn write(&mut self, range: &Range<u64>, heads: &[Head]) {
         if heads.is_empty() && self.jbd2.is_empty() && self.xfs.is_empty() {
@@ -145,14 +148,19 @@ impl Content {
         // Another writer into a journal means that it is none, or none any more.
         let changed = &mut self.is_changed;
         if !is_of_jbd2 {
-            self.jbd2.retain_mut(|chain| !chain.is_written_over(range) || !std::mem::replace(changed, true));
+            self.jbd2.retain_mut(|chain| {
+                !chain.is_written_over(range) || !std::mem::replace(changed, true)
+            });
         }
         if !is_of_xfs {
-            self.xfs.retain_mut(|chain| !chain.is_written_over(range) || !std::mem::replace(changed, true));
+            self.xfs.retain_mut(|chain| {
+                !chain.is_written_over(range) || !std::mem::replace(changed, true)
+            });
         }
     }
 
-    /// The guest discards a range, or has it zeroed: no file system does so with its journal while it is one.
+    /// The guest discards a range, or has it zeroed: no file system does so with its journal while
+    /// it is one.
     pub fn cleared(&mut self, range: &Range<u64>) {
         let before = self.jbd2.len() + self.xfs.len();
         self.jbd2.retain(|chain| chain.pieces.overlap(range) == 0);
@@ -167,10 +175,16 @@ impl Content {
 
     /// The journals that are believed in now.
     pub fn journals(&self) -> Vec<Journal> {
-        let journal =
-            |filesystem, ranges| Journal { filesystem, kind: Kind::Journal, way: Way::Content, ranges };
-        let ext4 = self.jbd2.iter().filter(|chain| chain.is_sure()).map(|chain| chain.ranges(self.size));
-        let xfs = self.xfs.iter().filter(|chain| chain.is_sure()).map(|chain| chain.ranges(self.size));
+        let journal = |filesystem, ranges| Journal {
+            filesystem,
+            kind: Kind::Journal,
+            way: Way::Content,
+            ranges,
+        };
+        let ext4 =
+            self.jbd2.iter().filter(|chain| chain.is_sure()).map(|chain| chain.ranges(self.size));
+        let xfs =
+            self.xfs.iter().filter(|chain| chain.is_sure()).map(|chain| chain.ranges(self.size));
         let ext4 = ext4.map(|ranges| journal(FileSystem::Ext4, ranges));
         let all = ext4.chain(xfs.map(|ranges| journal(FileSystem::Xfs, ranges)));
         all.filter(|journal| !journal.is_empty()).collect()

@@ -69,7 +69,8 @@ impl Detector {
         }
     }
 
-    /// The guest writes to a range; `heads` are those blocks of it that begin with a magic number, in order.
+    /// The guest writes to a range; `heads` are those blocks of it that begin with a magic number,
+    /// in order.
     pub fn write(&mut self, range: Range<u64>, heads: &[Head]) {
         self.look_at_layout(&range);
         self.content.write(&range, heads);
@@ -121,7 +122,11 @@ impl Detector {
             let known = Map::new(&journals);
             let is_known = |range: &Range<u64>| -> u64 {
                 let parts = known.overlapping(range.clone());
-                parts.map(|piece| piece.range.end.min(range.end) - piece.range.start.max(range.start)).sum()
+                parts
+                    .map(|piece| {
+                        piece.range.end.min(range.end) - piece.range.start.max(range.start)
+                    })
+                    .sum()
             };
             // One that is mostly known already is the same one, found less exactly.
             if journal.ranges.iter().map(is_known).sum::<u64>() <= journal.len() / 2 {

@@ -10,8 +10,8 @@ const GROUP: u64 = 1 << 15;
 
 /// Which blocks of a volume were written, one bit each.
 ///
-/// Memory: 32 MiB per TiB of which something was written in every 128 MiB, and less for the rest. A volume of more than 1 TiB is counted in
-/// larger blocks, so that it is never more than 32 MiB.
+/// Memory: 32 MiB per TiB of which something was written in every 128 MiB, and less for the rest. A
+/// volume of more than 1 TiB is counted in larger blocks, so that it is never more than 32 MiB.
 #[derive(Debug, Clone)]
 pub struct Footprint {
     block: u64,

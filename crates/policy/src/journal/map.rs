@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::{Journal, Kind, Verdict};
 
-/// Pieces that a map has at most: 24 bytes each. A journal in more pieces than that is not worth it.
+/// Pieces that a map has at most: 24 bytes each. A journal in more pieces than that is not worth
+/// it.
 pub const MOST_PIECES: usize = 4096;
 
 /// An immutable map of the volume: which bytes are a journal's. Made anew at a change; shared by
@@ -28,7 +29,8 @@ pub struct Piece {
 }
 
 impl Map {
-    /// Of these journals, those first that win where two overlap: the more trusted way, then the earlier of the list.
+    /// Of these journals, those first that win where two overlap: the more trusted way, then the
+    /// earlier of the list.
     pub fn new(journals: &[Journal]) -> Map {
         let mut order: Vec<&Journal> = journals.iter().collect();
         order.sort_by_key(|journal| journal.way);

@@ -8,14 +8,16 @@
 //!
 //! Here three ways lead to a journal, in the order in which they are trusted ([`Way`]):
 //!
-//! - [`layout`]: the partition table and the file systems' own superblocks say where it is. Exact, and known before the first write.
+//! - [`layout`]: the partition table and the file systems' own superblocks say where it is. Exact,
+//!   and known before the first write.
 //! - [`content`]: journal blocks begin with a magic number. Finds journals where no layout is
 //!   understood (LVM, unknown tables).
 //! - [`pattern`]: the paper's. All that is left when the guest encrypts. It cannot distinguish a
 //!   file system's journal from another cyclic log; a log that is known to be none ([`Kind::Log`])
 //!   gets a separate verdict.
 //!
-//! [`Detector`] puts them together. All offsets and lengths are bytes from the beginning of the volume.
+//! [`Detector`] puts them together. All offsets and lengths are bytes from the beginning of the
+//! volume.
 
 pub mod bypass;
 pub mod content;
@@ -78,7 +80,8 @@ pub struct Journal {
     pub kind: Kind,
     /// How it was found.
     pub way: Way,
-    /// Where its pieces lie, in the order in which they are written: not empty, none overlaps another.
+    /// Where its pieces lie, in the order in which they are written: not empty, none overlaps
+    /// another.
     pub ranges: Vec<Range<u64>>,
 }
 
@@ -113,7 +116,8 @@ pub trait Disk {
 impl Disk for &[u8] {
     fn read(&mut self, offset: u64, buffer: &mut [u8]) -> bool {
         let Ok(begin) = usize::try_from(offset) else { return false };
-        let Some(bytes) = begin.checked_add(buffer.len()).and_then(|end| self.get(begin..end)) else {
+        let Some(bytes) = begin.checked_add(buffer.len()).and_then(|end| self.get(begin..end))
+        else {
             return false;
         };
         buffer.copy_from_slice(bytes);

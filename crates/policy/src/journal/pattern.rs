@@ -1,4 +1,5 @@
-//! Journals by pattern: ranges that are written in order and cyclically. All that is left where the guest encrypts.
+//! Journals by pattern: ranges that are written in order and cyclically. All that is left where the
+//! guest encrypts.
 //!
 //! Kim and Lee remember the last address of each group of 128 MiB (ext4's block groups). They take
 //! a group for the journal's if it is written sequentially and again and again. Here as there, the
@@ -8,29 +9,35 @@
 //! - The unit of a verdict is a *track*, a run that grew to [`LONG`], and not a group. A group is
 //!   128 MiB only with 4 KiB blocks; a journal fills a part of a group or several of them; and
 //!   other data in its group would be called journal with it.
-//! - [`SLOTS`] runs a group, not one address: files that share the group with the journal are written between its commits.
+//! - [`SLOTS`] runs a group, not one address: files that share the group with the journal are
+//!   written between its commits.
 //! - *Cyclically* means that the writer that stopped at the track's end continues at its beginning,
 //!   in its earlier rhythm. About as many bytes of the volume's writes passed between as passed
 //!   between two of its own writes (16 times the mean at most, and [`PAUSE`]). A file that is
 //!   written where a deleted one was begins at the same place too, but not in that rhythm: so a
 //!   log-structured store's files, and copies, get no verdict.
-//! - Then it must write over its old track in order, for a 64th of it ([`REPLAYED`] at least), before it is believed.
-//! - A journal in several pieces is several tracks. Each remembers which one had stopped when it began; where the first is written again when the last one has stopped, they
-//!   are one. Only tracks that are written as JBD2 writes are put together: files are written one after the other, too.
+//! - Then it must write over its old track in order, for a 64th of it ([`REPLAYED`] at least),
+//!   before it is believed.
+//! - A journal in several pieces is several tracks. Each remembers which one had stopped when it
+//!   began; where the first is written again when the last one has stopped, they are one. Only
+//!   tracks that are written as JBD2 writes are put together: files are written one after the
+//!   other, too.
 //!
 //! The order and the sizes of writes and flushes show *which* writer's log it is
 //! (`pattern/track.rs`). The verdict is made each time that its writes have doubled:
 //!
-//! - A file system's journal only appends: each block is written once a loop, because a transaction begins in a block of its own. A database's log (InnoDB's redo
-//!   log, SQLite's WAL) fills its last block bit by bit and writes it again with each commit. So a
-//!   log is [`Kind::Log`](super::Kind::Log) if its writes begin before the end of the written part,
-//!   one in eight of them or more.
+//! - A file system's journal only appends: each block is written once a loop, because a transaction
+//!   begins in a block of its own. A database's log (InnoDB's redo log, SQLite's WAL) fills its
+//!   last block bit by bit and writes it again with each commit. So a log is
+//!   [`Kind::Log`](super::Kind::Log) if its writes begin before the end of the written part, one in
+//!   eight of them or more.
 //! - JBD2's commit block follows its transaction's blocks, with only a flush between; it is one
 //!   block. One in eight commits is enough.
-//! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has such. Where sectors are larger, they look as files do that are made and fsynced, always anew in the
-//!   same places. But XFS commits without files, and no file is made without a commit. So a track
-//!   *waits* for another one if it never commits twice without it, while the other does; a track
-//!   that waits is no journal.
+//! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has
+//!   such. Where sectors are larger, they look as files do that are made and fsynced, always anew
+//!   in the same places. But XFS commits without files, and no file is made without a commit. So a
+//!   track *waits* for another one if it never commits twice without it, while the other does; a
+//!   track that waits is no journal.
 //! - A track without either mark is [`Kind::Log`](super::Kind::Log): a ring of recorded video;
 //!   files that a journal writes home in bursts; any cyclic writes on a volume that is never
 //!   flushed.
@@ -38,8 +45,9 @@
 //! One case cannot be distinguished: a database that pads each of its log's writes to whole blocks,
 //! and flushes each, writes as a journal does. It is called one.
 //!
-//! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and [`MOST_TRACKS`] tracks of 16 ranges at most. Time: a write is compared with each
-//! track and with the runs of its group; both are of fixed number.
+//! Memory: 8 bytes for each 128 MiB, 256 more where something was written (2.1 MiB per TiB), and
+//! [`MOST_TRACKS`] tracks of 16 ranges at most. Time: a write is compared with each track and with
+//! the runs of its group; both are of fixed number.
 
 mod track;
 
@@ -172,9 +180,14 @@ impl Pattern {
 
     /// The logs that are believed in now.
     pub fn journals(&self) -> Vec<Journal> {
-        let believed = self.tracks.iter().filter_map(|track| Some((track.verdict?, track.pieces.clone())));
-        let journal =
-            |(kind, ranges)| Journal { filesystem: FileSystem::Unknown, kind, way: Way::Pattern, ranges };
+        let believed =
+            self.tracks.iter().filter_map(|track| Some((track.verdict?, track.pieces.clone())));
+        let journal = |(kind, ranges)| Journal {
+            filesystem: FileSystem::Unknown,
+            kind,
+            way: Way::Pattern,
+            ranges,
+        };
         believed.map(journal).collect()
     }
 
@@ -187,7 +200,8 @@ impl Pattern {
         // A run may be reported earlier though it came later: requests of several lanes have no
         // exact order.
         if let Some(group) = Self::group(&mut self.groups, track.at)
-            && let Some(run) = group.0.iter_mut().find(|run| run.range.start == track.at && run.first > since)
+            && let Some(run) =
+                group.0.iter_mut().find(|run| run.range.start == track.at && run.first > since)
         {
             let run = std::mem::take(run);
             track.step(&run.range, now, flushes, false);
@@ -201,7 +215,9 @@ impl Pattern {
         let Some(track) = self.tracks.get(place) else { return };
         let (id, new, is_new) = (track.id, track.start()..track.at, track.loops == 0);
         let (born, after) = (track.born, track.after);
-        let met = |other: &Track| other.pieces.iter().any(|piece| (before..new.end).contains(&piece.start));
+        let met = |other: &Track| {
+            other.pieces.iter().any(|piece| (before..new.end).contains(&piece.start))
+        };
         let met = |other: &&Track| other.id != id && met(other);
         let Some(other) = self.tracks.iter().find(met).map(|other| other.id) else { return };
         if is_new && self.closes(other, born, after) {
@@ -262,7 +278,9 @@ impl Pattern {
     /// A write that is no track's.
     fn remember(&mut self, range: &Range<u64>) {
         let now = self.written;
-        let Some(group) = Self::group(&mut self.groups, range.start.saturating_sub(1)) else { return };
+        let Some(group) = Self::group(&mut self.groups, range.start.saturating_sub(1)) else {
+            return;
+        };
         // It continues where one ended, or a little before.
         let is_next = |run: &Run| {
             run.range.start <= range.start
@@ -290,7 +308,8 @@ impl Pattern {
         }
         let Some(group) = Self::group(&mut self.groups, run.range.end - 1) else { return };
         // Short ones give way first: random writes do not drive out a log.
-        let oldest = group.0.iter_mut().min_by_key(|run| (run.range.end - run.range.start > TAIL, run.last));
+        let oldest =
+            group.0.iter_mut().min_by_key(|run| (run.range.end - run.range.start > TAIL, run.last));
         if let Some(oldest) = oldest {
             *oldest = run;
         }
@@ -307,8 +326,8 @@ impl Pattern {
         goes_round
     }
 
-    /// Which track may have gone on elsewhere at that time: the last one that stopped then, of those that are written as JBD2 writes. Only
-    /// JBD2's journals have pieces.
+    /// Which track may have gone on elsewhere at that time: the last one that stopped then, of
+    /// those that are written as JBD2 writes. Only JBD2's journals have pieces.
     fn stopped_at(&self, begin: u64) -> Option<u64> {
         let stopped = |track: &&Track| track.can_go_on_at(begin) && track.counts.is_jbd2s();
         self.tracks.iter().filter(stopped).max_by_key(|track| track.last).map(|track| track.id)
@@ -325,7 +344,9 @@ impl Pattern {
         let (mut next, mut chain) = (last, Vec::new());
         while let Some(place) = next.filter(|place| *place != id) {
             // A track is younger than the one that it began after: no circle.
-            let Some(track) = track_of(place).filter(|track| track.verdict.is_none()) else { return false };
+            let Some(track) = track_of(place).filter(|track| track.verdict.is_none()) else {
+                return false;
+            };
             chain.push(place);
             next = track.after;
         }
@@ -335,7 +356,9 @@ impl Pattern {
         let others: Vec<Track> = chain
             .iter()
             .rev()
-            .filter_map(|id| Some(self.tracks.remove(self.tracks.iter().position(|track| track.id == *id)?)))
+            .filter_map(|id| {
+                Some(self.tracks.remove(self.tracks.iter().position(|track| track.id == *id)?))
+            })
             .collect();
         if let Some(track) = self.tracks.iter_mut().find(|track| track.id == id) {
             track.join(others);

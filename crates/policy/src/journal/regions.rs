@@ -18,15 +18,18 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Of the journals that do not move, which are those of the layout. For a volume of `size` bytes, on a system with pages of `page` bytes, on
-    /// storage that does direct I/O in blocks of `block` bytes.
+    /// Of the journals that do not move, which are those of the layout. For a volume of `size`
+    /// bytes, on a system with pages of `page` bytes, on storage that does direct I/O in blocks of
+    /// `block` bytes.
     pub fn new(map: &Map, size: u64, page: u64, block: u64) -> Regions {
         let page = page.clamp(512, 1 << 20).next_power_of_two();
         let unit = largest_folio(page).max(block.checked_next_power_of_two().unwrap_or(u64::MAX));
         let mut regions = Regions::default();
         let mut run = 0..0;
         let is_still = |way, kind| way == Way::Layout && kind == Kind::Journal;
-        for piece in map.pieces().iter().filter(|piece| is_still(piece.verdict.way, piece.verdict.kind)) {
+        for piece in
+            map.pieces().iter().filter(|piece| is_still(piece.verdict.way, piece.verdict.kind))
+        {
             if piece.range.start != run.end {
                 regions.push_whole(&run, unit);
                 run.start = piece.range.start;
@@ -89,7 +92,9 @@ impl Regions {
     pub fn bytes_of(&self, range: &Range<u64>) -> u64 {
         let first = self.ranges.partition_point(|region| region.end <= range.start);
         let touched = self.ranges[first..].iter().take_while(|region| region.start < range.end);
-        touched.map(|region| region.end.min(range.end).saturating_sub(region.start.max(range.start))).sum()
+        touched
+            .map(|region| region.end.min(range.end).saturating_sub(region.start.max(range.start)))
+            .sum()
     }
 
     /// Returns the ranges in exactly one of the two: a change from one to the other changes them.
@@ -108,8 +113,12 @@ impl Regions {
     }
 
     fn combine(&self, other: &Regions, is_in: impl Fn(bool, bool) -> bool) -> Regions {
-        let mut borders: Vec<u64> =
-            self.ranges.iter().chain(&other.ranges).flat_map(|range| [range.start, range.end]).collect();
+        let mut borders: Vec<u64> = self
+            .ranges
+            .iter()
+            .chain(&other.ranges)
+            .flat_map(|range| [range.start, range.end])
+            .collect();
         borders.sort_unstable();
         borders.dedup();
         let mut regions = Regions::default();
@@ -163,7 +172,10 @@ mod tests {
         assert_eq!(regions(&layout(vec![8 * FOLIO..9 * FOLIO]), 3 * FOLIO), []);
         assert_eq!(regions(&layout(vec![u64::MAX - 7..u64::MAX]), u64::MAX), []);
         // Two pieces that touch within a folio.
-        assert_eq!(regions(&layout(vec![0..FOLIO + 5, FOLIO + 5..3 * FOLIO]), SIZE), [0..3 * FOLIO]);
+        assert_eq!(
+            regions(&layout(vec![0..FOLIO + 5, FOLIO + 5..3 * FOLIO]), SIZE),
+            [0..3 * FOLIO]
+        );
         assert_eq!(
             regions(&layout(vec![0..FOLIO + 5, FOLIO + 6..3 * FOLIO]), SIZE),
             [0..FOLIO, 2 * FOLIO..3 * FOLIO]
@@ -173,8 +185,9 @@ mod tests {
     #[test]
     fn larger_pages_and_blocks_make_larger_units() {
         let map = Map::new(&layout(vec![1..SIZE]));
-        let first =
-            |page, block| Regions::new(&map, SIZE, page, block).ranges().first().map(|range| range.start);
+        let first = |page, block| {
+            Regions::new(&map, SIZE, page, block).ranges().first().map(|range| range.start)
+        };
         assert_eq!(first(4096, 4096), Some(2 << 20));
         assert_eq!(first(16 << 10, 512), Some(32 << 20));
         assert_eq!(first(4096, 8 << 20), Some(8 << 20));

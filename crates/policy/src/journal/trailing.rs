@@ -1,9 +1,10 @@
-//! The trailing drop: which journal bytes may go from the page cache, and which ranges are given to the system to have them go.
+//! The trailing drop: which journal bytes may go from the page cache, and which ranges are given to
+//! the system to have them go.
 //!
-//! A journal's writes go through the page cache as all others do. Once a flush has made them durable, the system is asked to drop their
-//! pages (`posix_fadvise(DONTNEED)`). It drops clean pages only, and no part of a large folio that
-//! the range covers in part. So ranges are widened to the borders of the largest possible folio,
-//! but never beyond the journal.
+//! A journal's writes go through the page cache as all others do. Once a flush has made them
+//! durable, the system is asked to drop their pages (`posix_fadvise(DONTNEED)`). It drops clean
+//! pages only, and no part of a large folio that the range covers in part. So ranges are widened to
+//! the borders of the largest possible folio, but never beyond the journal.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -131,11 +132,14 @@ impl Trailing {
     /// Takes a part out of the present drops.
     fn leave_out(&mut self, left: &Range<u64>, drops: &mut Vec<Drop>) {
         let is_apart = |drop: &Drop| drop.range.end <= left.start || left.end <= drop.range.start;
-        for Drop { range, way } in drops.extract_if(.., |drop| !is_apart(drop)).collect::<Vec<_>>() {
+        for Drop { range, way } in drops.extract_if(.., |drop| !is_apart(drop)).collect::<Vec<_>>()
+        {
             let both = range.start.max(left.start)..range.end.min(left.end);
             remember(&mut self.due, &both, self.folio);
             let parts = [range.start..both.start, both.end..range.end];
-            drops.extend(parts.into_iter().filter(|part| !part.is_empty()).map(|range| Drop { range, way }));
+            drops.extend(
+                parts.into_iter().filter(|part| !part.is_empty()).map(|range| Drop { range, way }),
+            );
         }
         drops.sort_by_key(|drop| drop.range.start);
     }
@@ -170,7 +174,8 @@ fn drops_of(run: Option<Range<u64>>, map: &Map, drops: &mut Vec<Drop>) {
     }
 }
 
-/// Linux maps the page cache's largest folios with one entry of the page table's second level, but has none of more than 2048 pages.
+/// Linux maps the page cache's largest folios with one entry of the page table's second level, but
+/// has none of more than 2048 pages.
 pub(super) fn largest_folio(page: u64) -> u64 {
     page * (page / 8).clamp(1, 2048)
 }
@@ -265,7 +270,9 @@ mod tests {
         assert_eq!(trailing.fresh.len(), MOST);
         trailing.flushed();
         // The arithmetic saturates: no range is beyond the end of the numbers.
-        assert!(ranges(&mut trailing, &map(vec![0..u64::MAX])).is_sorted_by(|a, b| a.end <= b.start));
+        assert!(
+            ranges(&mut trailing, &map(vec![0..u64::MAX])).is_sorted_by(|a, b| a.end <= b.start)
+        );
     }
 
     proptest! {

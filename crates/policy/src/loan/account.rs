@@ -123,7 +123,8 @@ pub struct Loan {
     pub since: Option<u64>,
     /// Spent, and no boost until all is redeemed.
     pub redeeming: bool,
-    /// The rate at which the last loan was spent, parts per million of a CPU (the paper's cm); 0: not known yet.
+    /// The rate at which the last loan was spent, parts per million of a CPU (the paper's cm); 0:
+    /// not known yet.
     pub cm_ppm: u64,
     /// CPU time per boost in the last loan (the paper's cb).
     pub cb_ns: u64,
@@ -189,7 +190,8 @@ pub struct Account {
     pub loan: Loan,
     /// The line from which cm makes the next loan's; [`Policy::Adaptive`] moves it.
     pub base_line_ns: u64,
-    /// How much of an allotment redeems the loan, parts per thousand; [`Policy::Adaptive`] moves it.
+    /// How much of an allotment redeems the loan, parts per thousand; [`Policy::Adaptive`] moves
+    /// it.
     pub redemption_permille: u64,
     /// CPU time after which a boost ends, served or not; [`Policy::Adaptive`] moves it.
     pub boost_max_ns: u64,
@@ -288,7 +290,8 @@ impl Account {
         Decision::Boost { ns: self.boost_max_ns }
     }
 
-    /// CPU time that the boost that is on may still use before it ends by itself: by its length, or by its loan.
+    /// CPU time that the boost that is on may still use before it ends by itself: by its length, or
+    /// by its loan.
     pub fn boost_left_ns(&self) -> u64 {
         let left = self.boost_max_ns.saturating_sub(self.boost_used_ns);
         match self.boosted {
@@ -308,13 +311,14 @@ impl Account {
         params.payment == Payment::Share && self.credit_ns <= -signed(params.overdraft_ns)
     }
 
-    /// The vCPU has used `ns` of CPU time since this was last called; it is `now`. Ends a boost that has had its time
-    /// or whose loan is spent: look at [`Account::boosted`] afterwards.
+    /// The vCPU has used `ns` of CPU time since this was last called; it is `now`. Ends a boost
+    /// that has had its time or whose loan is spent: look at [`Account::boosted`] afterwards.
     pub fn ran(&mut self, now: u64, ns: u64, params: &Params) {
         self.used(now, ns, self.boosted, params);
     }
 
-    /// The same where the boost itself was ended late: it is charged as the boost that it was, also after that had its time.
+    /// The same where the boost itself was ended late: it is charged as the boost that it was, also
+    /// after that had its time.
     pub fn ran_boosted(&mut self, now: u64, ns: u64, params: &Params) {
         self.used(now, ns, self.last_boosted, params);
     }
@@ -333,8 +337,9 @@ impl Account {
             self.totals.uncharged_ns += ns;
         }
         if kind == Boosted::Loan {
-            let charge =
-                ns.min((self.loan.line_ns + params.credit_min_ns).saturating_sub(self.loan.debt_ns()));
+            let charge = ns.min(
+                (self.loan.line_ns + params.credit_min_ns).saturating_sub(self.loan.debt_ns()),
+            );
             self.totals.clamped_ns += ns - charge;
             self.totals.lent_ns += charge;
             self.loan.spent_ns += charge;
@@ -413,8 +418,8 @@ impl Account {
             self.loan.renew();
         }
         if params.redemption == Redemption::Always {
-            // Redemption comes once in a period: a line that is smaller than what it brings would deny events that are
-            // paid for.
+            // Redemption comes once in a period: a line that is smaller than what it brings would
+            // deny events that are paid for.
             let share = due_ns * self.redemption_permille / PERMILLE;
             self.loan.line_ns = self.loan.line_ns.max(share.min(params.line_max_ns));
         }

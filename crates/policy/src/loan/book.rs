@@ -87,8 +87,12 @@ impl Book {
 
     /// Opens an account, without credits until the next accounting.
     pub fn open(&mut self, claim: Claim) -> VcpuId {
-        let vcpu =
-            Vcpu { claim, account: Account::new(&self.params), watch: Watch::default(), used_before_ns: 0 };
+        let vcpu = Vcpu {
+            claim,
+            account: Account::new(&self.params),
+            watch: Watch::default(),
+            used_before_ns: 0,
+        };
         let place = self.vcpus.iter().position(Option::is_none).unwrap_or_else(|| {
             self.vcpus.push(None);
             self.vcpus.len() - 1
@@ -139,14 +143,17 @@ impl Book {
 
     /// A vCPU has used CPU time; whether the boost that it may have had is over now.
     pub fn ran(&mut self, id: VcpuId, now: u64, ns: u64) -> bool {
-        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return false };
+        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return false;
+        };
         let before = vcpu.account.boosted.is_some();
         vcpu.account.ran(now, ns, &self.params);
         vcpu.watch.ran(ns);
         vcpu.watch_end(before)
     }
 
-    /// A vCPU has used CPU time before the others, for a boost that may have had its time before: timers are late.
+    /// A vCPU has used CPU time before the others, for a boost that may have had its time before:
+    /// timers are late.
     pub fn ran_boosted(&mut self, id: VcpuId, now: u64, ns: u64) {
         let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
         let before = vcpu.account.boosted.is_some();
@@ -155,7 +162,8 @@ impl Book {
         vcpu.watch_end(before);
     }
 
-    /// The event for which a vCPU was boosted, or for which it was not, was served `response_ns` after it came.
+    /// The event for which a vCPU was boosted, or for which it was not, was served `response_ns`
+    /// after it came.
     pub fn served(&mut self, id: VcpuId, response_ns: u64) {
         let goal = self.goal.response_ns;
         let Some(vcpu) = self.vcpu_mut(id) else { return };
@@ -179,7 +187,8 @@ impl Book {
         }
     }
 
-    /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their machines.
+    /// The accounting: gives `pool_ns` of CPU time to the accounts by the weights of their
+    /// machines.
     ///
     /// Credits that an account cannot take go to the others: they would expire, or no CPU could run
     /// them. So a sleeper does not keep the others from the credits that it leaves. Of an account
@@ -279,7 +288,8 @@ impl Plan {
         }
     }
 
-    /// Shares the pool between machines and then between the vCPUs of each, as far as there is room.
+    /// Shares the pool between machines and then between the vCPUs of each, as far as there is
+    /// room.
     fn share(&mut self, vcpus: &[Option<Vcpu>], pool_ns: u64, params: &Params) {
         self.allotments.clear();
         self.allotments.resize(vcpus.len(), 0);
@@ -304,7 +314,8 @@ impl Plan {
         let groups = self.order.chunk_by(|&a, &b| vm(a) == vm(b));
         for (machine, places) in self.machines.iter().zip(groups) {
             self.members.clear();
-            let member = |&place: &usize| Share { place, weight: 1, limit: self.room[place], gets: 0 };
+            let member =
+                |&place: &usize| Share { place, weight: 1, limit: self.room[place], gets: 0 };
             self.members.extend(places.iter().map(member));
             fill(machine.gets, &mut self.members);
             for member in &self.members {

@@ -1,15 +1,16 @@
 //! [`Policy::Adaptive`](super::Policy::Adaptive): the terms of a loan find themselves from a goal.
 //!
-//! The paper fixes them (1000 credits, 20 %) and leaves open how they would adapt. Here every account is watched, and its terms change
-//! once in a window at the most:
+//! The paper fixes them (1000 credits, 20 %) and leaves open how they would adapt. Here every
+//! account is watched, and its terms change once in a window at the most:
 //!
-//! - Answers. 99 within the goal allow one that is late; a few that were allowed and have not come are kept. That counts answers and not windows,
-//!   so it is the same at one event per second and at thousands. A late answer is blamed only on a
-//!   term that would have helped. After a denial for want of a loan, these are the line and the
-//!   redemption share; after a boost that was over before the answer, it is the length of boosts. A
-//!   late answer that had all that it asked for is the guest's own affair. When more late answers
-//!   have come than were allowed, the blamed term becomes a quarter more. For a line and a share,
-//!   unused late answers pay for steps down, of 2 %, each as long as a quarter of one would do.
+//! - Answers. 99 within the goal allow one that is late; a few that were allowed and have not come
+//!   are kept. That counts answers and not windows, so it is the same at one event per second and
+//!   at thousands. A late answer is blamed only on a term that would have helped. After a denial
+//!   for want of a loan, these are the line and the redemption share; after a boost that was over
+//!   before the answer, it is the length of boosts. A late answer that had all that it asked for is
+//!   the guest's own affair. When more late answers have come than were allowed, the blamed term
+//!   becomes a quarter more. For a line and a share, unused late answers pay for steps down, of 2
+//!   %, each as long as a quarter of one would do.
 //! - The length of a boost lies between [`Params::boost_max_ns`] and the goal: a longer service is
 //!   late anyhow. It doubles when it is blamed, and stays so.
 //! - Shares. When the account has used more than its share by more than the tolerance, line and
@@ -67,7 +68,9 @@ impl Goal {
         }
         if !(1..=PERMILLE).contains(&self.tolerance_permille) {
             let told = self.tolerance_permille;
-            return Err(ParamsError(format!("tolerance_permille = {told}: must be between 1 and 1000")));
+            return Err(ParamsError(format!(
+                "tolerance_permille = {told}: must be between 1 and 1000"
+            )));
         }
         Ok(self)
     }
@@ -97,7 +100,8 @@ pub(crate) struct Watch {
     share: ShareWatch,
 }
 
-/// Late answers that are allowed, counted in answers within the goal ([`TIMELY_PER_LATE`] each); negative: more have come.
+/// Late answers that are allowed, counted in answers within the goal ([`TIMELY_PER_LATE`] each);
+/// negative: more have come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Allowance(i64);
 
@@ -139,7 +143,8 @@ impl ShareWatch {
     fn judge(&mut self, credit_ns: i64, tolerance_permille: u64, turn_ns: u64) -> Judged {
         let tolerance_ns = mul_div(self.allotted_ns, tolerance_permille, PERMILLE);
         let is_long = tolerance_ns >= turn_ns;
-        // A turn more in one window and less in the next is no unfairness, nor is it to use what was saved.
+        // A turn more in one window and less in the next is no unfairness, nor is it to use what
+        // was saved.
         let slack_ns = if is_long { 0 } else { turn_ns };
         let owes = credit_ns < -i64::try_from(turn_ns).unwrap_or(i64::MAX);
         let is_exceeded = owes && self.used_ns > self.allotted_ns + tolerance_ns + slack_ns;
@@ -209,7 +214,8 @@ impl Watch {
                 line += line / 4;
             }
         } else if self.answers > 0 && self.lending.0 >= TIMELY_PER_STEP {
-            // Only what is not needed: a step too far is paid for with many late responses before it is taken back.
+            // Only what is not needed: a step too far is paid for with many late responses before
+            // it is taken back.
             let lent = account.totals.lent_ns - self.lent_before_ns;
             let redeems_more = lent < mul_div(self.allotted_ns, redemption, PERMILLE) / 4;
             let lends_more = self.peak_debt_ns < line / 4;
@@ -218,7 +224,8 @@ impl Watch {
             self.lending.0 -= if redeems_more || lends_more { TIMELY_PER_STEP } else { 0 };
         }
         if self.length.is_overdrawn() && !self.share.is_exceeded {
-            account.boost_max_ns = (account.boost_max_ns * 2).min(goal.response_ns.max(params.boost_max_ns));
+            account.boost_max_ns =
+                (account.boost_max_ns * 2).min(goal.response_ns.max(params.boost_max_ns));
         }
         account.redemption_permille = redemption.clamp(REDEMPTION_MIN_PERMILLE, PERMILLE);
         account.base_line_ns = line.clamp(params.line_min_ns, params.line_max_ns);

@@ -54,7 +54,8 @@ enum Cause {
     ItsOwn,
 }
 
-/// Answers evenly apart, so many per second, of which so many of a thousand are late, evenly apart too.
+/// Answers evenly apart, so many per second, of which so many of a thousand are late, evenly apart
+/// too.
 struct Answers {
     per_second: u64,
     late_permille: u64,
@@ -145,7 +146,8 @@ proptest! {
         weights[0] = weight;
         let mut host = Host::new(&weights);
         let mut answers = Answers::new(50, late, 0);
-        // A twentieth of a CPU at the least: a turn of 30 ms is 2 % of what that is in half a minute.
+        // A twentieth of a CPU at the least: a turn of 30 ms is 2 % of what that is in half a
+        // minute.
         while host.now < 120 * SECOND {
             host.period(excess);
             answers.until(&mut host);
@@ -200,8 +202,9 @@ fn unblamed_late_answers_raise_no_terms() {
     assert_eq!((line, redemption), begun());
 }
 
-/// One of `vcpus` on one CPU answers events with boosts, of so much CPU time each, and computes with the rest of its share. It begins
-/// with `params`; how many of the events of the last half a minute of two were denied, parts per million.
+/// One of `vcpus` on one CPU answers events with boosts, of so much CPU time each, and computes
+/// with the rest of its share. It begins with `params`; how many of the events of the last half a
+/// minute of two were denied, parts per million.
 fn denied_at_the_end(params: &Params, vcpus: u32, per_second: u64, work_ns: u64) -> u64 {
     let mut book = Book::new(params.clone(), Goal::default());
     let ids: Vec<VcpuId> = (0..vcpus).map(|vm| book.open(Claim::of(vm))).collect();

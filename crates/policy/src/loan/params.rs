@@ -15,7 +15,8 @@ pub enum Policy {
     AlwaysBoost,
     /// Also boosts a vCPU that was waiting for its turn, as long as it has a loan.
     Loan,
-    /// [`Policy::Loan`], whose line, redemption share and length of boosts find themselves from a [`Goal`](super::Goal).
+    /// [`Policy::Loan`], whose line, redemption share and length of boosts find themselves from a
+    /// [`Goal`](super::Goal).
     Adaptive,
 }
 
@@ -45,7 +46,9 @@ impl std::str::FromStr for Policy {
     fn from_str(name: &str) -> Result<Self, ParamsError> {
         let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
         found.ok_or_else(|| {
-            ParamsError(format!("no policy {name:?}: there are credit, always-boost, loan and adaptive"))
+            ParamsError(format!(
+                "no policy {name:?}: there are credit, always-boost, loan and adaptive"
+            ))
         })
     }
 }
@@ -62,9 +65,9 @@ impl std::fmt::Display for Policy {
 pub enum Payment {
     /// The loan alone; lent time is taken out of later allotments (the paper).
     Loan,
-    /// The normal share, at once, and the loan limits how much of it may be taken out of turn: redemption then opens
-    /// the loan again without taking credits a second time. A vCPU never runs ahead of its share by
-    /// more than its credits show.
+    /// The normal share, at once, and the loan limits how much of it may be taken out of turn:
+    /// redemption then opens the loan again without taking credits a second time. A vCPU never runs
+    /// ahead of its share by more than its credits show.
     Share,
 }
 
@@ -103,7 +106,8 @@ pub struct Params {
     pub payment: Payment,
     /// One boost ends after so much CPU time, served or not. [`Policy::Adaptive`] begins with it.
     pub boost_max_ns: u64,
-    /// A loan that is not spent after so long is reviewed: cm is taken and the line follows it. 0: never (the paper).
+    /// A loan that is not spent after so long is reviewed: cm is taken and the line follows it. 0:
+    /// never (the paper).
     pub review_ns: u64,
     /// Credits beyond so much CPU time expire.
     pub credit_max_ns: u64,
@@ -149,7 +153,8 @@ impl Params {
             boost_max_ns: MS,
             review_ns: 10 * PERIOD_NS,
             credit_max_ns: 600 * CREDIT_NS,
-            // Contenders may owe a period each (see `level_permille`), and a turn of 30 ms comes on top of that.
+            // Contenders may owe a period each (see `level_permille`), and a turn of 30 ms comes on
+            // top of that.
             overdraft_ns: 1000 * CREDIT_NS,
             credit_min_ns: 3000 * CREDIT_NS,
             level_permille: 125,

@@ -1,8 +1,8 @@
 //! The units of the loan policy, and its constants: every one of them is here.
 //!
-//! CPU time is counted in nanoseconds, in `i64` or `u64`, never in floating point: a simulation comes to the
-//! same decisions on every machine. A *credit* is 100 us of CPU time (Xen's
-//! Credit scheduler: ten credits per millisecond) and is used only where people read or write figures.
+//! CPU time is counted in nanoseconds, in `i64` or `u64`, never in floating point: a simulation
+//! comes to the same decisions on every machine. A *credit* is 100 us of CPU time (Xen's Credit
+//! scheduler: ten credits per millisecond) and is used only where people read or write figures.
 
 /// Nanoseconds of CPU time in one credit.
 pub const CREDIT_NS: u64 = 100_000;

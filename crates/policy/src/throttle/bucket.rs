@@ -44,8 +44,10 @@ impl Bucket {
     /// Returns the cost of so many tokens, in ticks.
     #[inline]
     pub fn cost(&self, tokens: u64) -> u64 {
-        // At most 2^34 * 2^32 for a token, of which there are less than 2^62 in anything that exists.
-        let parts = self.cost.saturating_mul(u128::from(tokens)).saturating_add((1 << FRACTION) - 1);
+        // At most 2^34 * 2^32 for a token, of which there are less than 2^62 in anything that
+        // exists.
+        let parts =
+            self.cost.saturating_mul(u128::from(tokens)).saturating_add((1 << FRACTION) - 1);
         u64::try_from(parts >> FRACTION).unwrap_or(MOST).min(MOST)
     }
 

@@ -1,11 +1,12 @@
 //! Limits of a volume: requests per second, bytes per second, and bursts above them.
 //!
-//! Source: the token bucket in its form without a timer that fills it, the virtual scheduling algorithm of ATM (ITU-T I.371, Annex A,
-//! GCRA). A bucket is a single number, the *level*: the time up to which all that was asked for is
-//! paid. A taker that asks for a piece moves the level by the piece's cost, and learns when it is
-//! *due*: when the level is no further ahead of the clock than the burst. So a piece is taken once,
-//! without a second request. Those who share a bucket are served in the order in which they asked,
-//! and one number that several threads change needs no lock.
+//! Source: the token bucket in its form without a timer that fills it, the virtual scheduling
+//! algorithm of ATM (ITU-T I.371, Annex A, GCRA). A bucket is a single number, the *level*: the
+//! time up to which all that was asked for is paid. A taker that asks for a piece moves the level
+//! by the piece's cost, and learns when it is *due*: when the level is no further ahead of the
+//! clock than the burst. So a piece is taken once, without a second request. Those who share a
+//! bucket are served in the order in which they asked, and one number that several threads change
+//! needs no lock.
 //!
 //! * [`Limits`]: the wanted limits.
 //! * [`Bucket`]: one rate, and the operations on a [`Level`].
@@ -73,7 +74,12 @@ pub enum ExpressBudget {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { iops: None, bandwidth: None, burst: DEFAULT_BURST, express: ExpressBudget::Counted }
+        Limits {
+            iops: None,
+            bandwidth: None,
+            burst: DEFAULT_BURST,
+            express: ExpressBudget::Counted,
+        }
     }
 }
 
@@ -104,7 +110,9 @@ impl Limits {
             (_, Some(bytes)) if !(MIN_BANDWIDTH..=MAX_BANDWIDTH).contains(&bytes) => {
                 Err(LimitsError::Bandwidth(bytes))
             }
-            _ if !(MIN_BURST..=MAX_BURST).contains(&self.burst) => Err(LimitsError::Burst(self.burst)),
+            _ if !(MIN_BURST..=MAX_BURST).contains(&self.burst) => {
+                Err(LimitsError::Burst(self.burst))
+            }
             _ => Ok(()),
         }
     }

@@ -33,7 +33,13 @@ impl Share {
     /// little. Otherwise returns the time to ask again; until then the caller can only wait, and
     /// blocks no other.
     #[inline]
-    pub fn have(&mut self, bucket: &Bucket, level: &impl Level, now: u64, cost: u64) -> Result<(), u64> {
+    pub fn have(
+        &mut self,
+        bucket: &Bucket,
+        level: &impl Level,
+        now: u64,
+        cost: u64,
+    ) -> Result<(), u64> {
         if self.held >= cost {
             return Ok(());
         }

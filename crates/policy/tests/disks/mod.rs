@@ -1,5 +1,5 @@
-//! Disks that are made byte by byte: partition tables and file systems as small as they can be, right in all that says where a journal lies.
-//! The fuzz target makes its disks with it, too.
+//! Disks that are made byte by byte: partition tables and file systems as small as they can be,
+//! right in all that says where a journal lies. The fuzz target makes its disks with it, too.
 
 #![allow(
     dead_code,
@@ -12,7 +12,8 @@ use std::ops::Range;
 
 use vlane_policy::journal::Disk;
 
-/// A disk of which only some sectors are not zeroes. It counts its reads, and may change while it is read.
+/// A disk of which only some sectors are not zeroes. It counts its reads, and may change while it
+/// is read.
 #[derive(Debug, Clone, Default)]
 pub struct Sparse {
     pub size: u64,
@@ -132,7 +133,9 @@ pub fn gpt(disk: &mut Sparse, sector: u64, partitions: &[(u64, u64)]) {
         let mut header = [0; 92];
         put(&mut header, 0, b"EFI PART\0\0\x01\0");
         put32(&mut header, 12, 92);
-        for (at, value) in [(24, own), (32, other), (40, 2 + blocks), (48, last - blocks - 1), (72, array)] {
+        for (at, value) in
+            [(24, own), (32, other), (40, 2 + blocks), (48, last - blocks - 1), (72, array)]
+        {
             put(&mut header, at, &value.to_le_bytes());
         }
         put32(&mut header, 80, entries.len() as u64 / 128);
@@ -157,7 +160,8 @@ pub struct Xfs {
 }
 
 impl Xfs {
-    pub const SMALL: Xfs = Xfs { block: 4096, groups: 4, group: 5000, log: (2, 6, 1000), version: 5 };
+    pub const SMALL: Xfs =
+        Xfs { block: 4096, groups: 4, group: 5000, log: (2, 6, 1000), version: 5 };
 
     pub fn make(&self, disk: &mut Sparse, at: u64) -> Range<u64> {
         let Xfs { block, groups, group, log: (of, first, length), version } = *self;
@@ -227,7 +231,8 @@ impl Ext {
     /// The first blocks that are not needed to describe a journal.
     pub const FREE: u64 = 512;
 
-    /// One of 64 MiB or so with a journal of 1536 blocks in three pieces, the second of which lies before the first.
+    /// One of 64 MiB or so with a journal of 1536 blocks in three pieces, the second of which lies
+    /// before the first.
     pub fn small() -> Ext {
         let from = Self::FREE;
         Ext {
@@ -267,7 +272,9 @@ impl Ext {
         };
         let inode_seed = crc32c(crc32c(seed, &8_u32.to_le_bytes()), &[0; 4]);
         let root = match self.mapped {
-            Mapped::Extents(depth, fan) => self.tree(disk, at, depth, fan, inode_seed, &mut parts.maps),
+            Mapped::Extents(depth, fan) => {
+                self.tree(disk, at, depth, fan, inode_seed, &mut parts.maps)
+            }
             Mapped::Blocks => self.block_map(disk, at, &mut parts.maps),
         };
         let size = self.length() * self.block;
@@ -360,7 +367,9 @@ impl Ext {
     ) -> [u8; 60] {
         let node = |entries: &[[u8; 12]], most: usize, level: u16| {
             let mut bytes = vec![0; 12];
-            for (at, value) in [(0, 0xf30a), (2, entries.len() as u64), (4, most as u64), (6, level.into())] {
+            for (at, value) in
+                [(0, 0xf30a), (2, entries.len() as u64), (4, most as u64), (6, level.into())]
+            {
                 put16(&mut bytes, at, value);
             }
             bytes.extend(entries.iter().flatten());

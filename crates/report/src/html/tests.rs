@@ -14,13 +14,15 @@ fn dangers(document: &Document<'_>) -> Vec<String> {
     let bad = |node: &Node<'_, '_>| {
         let name = node.tag_name().name();
         let runs = name == "script" && node.attribute("type") != Some("application/json");
-        let loads = matches!(name, "img" | "link" | "iframe" | "object" | "embed" | "base" | "form");
+        let loads =
+            matches!(name, "img" | "link" | "iframe" | "object" | "embed" | "base" | "form");
         let attribute = node.attributes().any(|a| {
             a.name().starts_with("on")
                 || a.name() == "src"
                 || a.name() == "href" && !a.value().starts_with('#')
         });
-        let css = name == "style" && node.text().is_some_and(|t| t.contains("url(") || t.contains("@import"));
+        let css = name == "style"
+            && node.text().is_some_and(|t| t.contains("url(") || t.contains("@import"));
         runs || loads || attribute || css
     };
     document.descendants().filter(|n| n.is_element() && bad(n)).map(|n| format!("{n:?}")).collect()
@@ -49,7 +51,8 @@ fn page_has_the_whole_report() {
     let page = page(&report).unwrap();
     let document = parse(&page);
     let body = document.descendants().find(|n| n.has_tag_name("main")).unwrap();
-    let text: String = body.descendants().filter_map(|n| if n.is_text() { n.text() } else { None }).collect();
+    let text: String =
+        body.descendants().filter_map(|n| if n.is_text() { n.text() } else { None }).collect();
     for part in [
         &report.title,
         &report.summary[0],
@@ -90,7 +93,8 @@ fn wide_content_scrolls_in_its_box() {
     );
 }
 
-/// Writes the example for looking at it: `VLANE_EXAMPLE_DIR=/tmp/x cargo test -p vlane-report example_for_eyes`.
+/// Writes the example for looking at it:
+/// `VLANE_EXAMPLE_DIR=/tmp/x cargo test -p vlane-report example_for_eyes`.
 #[test]
 fn example_page_for_review() {
     let Some(dir) = std::env::var_os("VLANE_EXAMPLE_DIR") else { return };
@@ -99,7 +103,11 @@ fn example_page_for_review() {
         let path = std::path::Path::new(&dir).join(name);
         std::fs::write(&path, report.in_form_of(&path).unwrap()).unwrap();
     }
-    std::fs::write(std::path::Path::new(&dir).join("chart.svg"), svg::svg_file(&example::scaling())).unwrap();
+    std::fs::write(
+        std::path::Path::new(&dir).join("chart.svg"),
+        svg::svg_file(&example::scaling()),
+    )
+    .unwrap();
 }
 
 proptest! {

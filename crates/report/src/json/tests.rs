@@ -29,16 +29,20 @@ fn missing_numbers_survive_as_null() {
     let back: Point = serde_json::from_str(&json).unwrap();
     assert!(back.x.is_nan() && back.y.median.is_nan() && back.y.runs == 2);
     let cells: Vec<Cell> =
-        serde_json::from_str("[null, 1, \"x\", {\"median\":1,\"min\":1,\"max\":1,\"runs\":1}]").unwrap();
+        serde_json::from_str("[null, 1, \"x\", {\"median\":1,\"min\":1,\"max\":1,\"runs\":1}]")
+            .unwrap();
     assert!(matches!(cells[..], [Cell::Empty, Cell::Number(_), Cell::Text(_), Cell::Figure(_)]));
 }
 
 #[test]
 fn file_name_decides_the_format() {
     let report = example::report();
-    for (name, start) in
-        [("a.json", "{"), ("a.html", "<!DOCTYPE html>"), ("a.HTM", "<!DOCTYPE html>"), ("a.txt", "What")]
-    {
+    for (name, start) in [
+        ("a.json", "{"),
+        ("a.html", "<!DOCTYPE html>"),
+        ("a.HTM", "<!DOCTYPE html>"),
+        ("a.txt", "What"),
+    ] {
         Report::check_name(name.as_ref()).unwrap();
         assert!(report.in_form_of(name.as_ref()).unwrap().starts_with(start), "{name}");
     }

@@ -7,11 +7,13 @@ use serde::{Deserialize, Serialize};
 /// How busy the machine was.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// Load average of the minute before it began: tasks that ran or waited for a CPU or a disk. On a quiet machine it is near 0.
+    /// Load average of the minute before it began: tasks that ran or waited for a CPU or a disk. On
+    /// a quiet machine it is near 0.
     pub before: f64,
     /// Load average of its last minute: of the measurement itself, and of other processes.
     pub after: f64,
-    /// Of the CPUs' time, what a hypervisor gave to other machines meanwhile, in per cent; 0 on bare metal.
+    /// Of the CPUs' time, what a hypervisor gave to other machines meanwhile, in per cent; 0 on
+    /// bare metal.
     pub stolen_percent: f64,
 }
 
@@ -19,7 +21,10 @@ impl Load {
     /// `0.25 before, 1.50 at the end, 0.5 % of the CPU time stolen`.
     pub fn words(self) -> String {
         let Self { before, after, stolen_percent } = self;
-        format!("{before:.2} before, {after:.2} at the end, {stolen_percent:.1} % of the CPU time stolen")
+        format!(
+            "{before:.2} before, {after:.2} at the end, {stolen_percent:.1} % of the CPU time \
+             stolen"
+        )
     }
 }
 
@@ -44,8 +49,10 @@ impl Busy {
     fn of(loadavg: &str, stat: &str) -> Option<Self> {
         let average = loadavg.split_whitespace().next()?.parse().ok()?;
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        // user nice system idle iowait irq softirq steal; the guests' time behind them is in user's already.
-        let ticks: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
+        // user nice system idle iowait irq softirq steal; the guests' time behind them is in user's
+        // already.
+        let ticks: Vec<u64> =
+            line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
         Some(Self { average, all: ticks.iter().sum(), stolen: ticks.get(7).copied().unwrap_or(0) })
     }
 
@@ -70,8 +77,9 @@ mod tests {
 
     #[test]
     fn stolen_time_is_a_share_of_elapsed() {
-        let stat =
-            |user: u64, stolen: u64| format!("cpu  {user} 0 100 500 0 0 0 {stolen} 7 0\ncpu0 1 1 1 1\n");
+        let stat = |user: u64, stolen: u64| {
+            format!("cpu  {user} 0 100 500 0 0 0 {stolen} 7 0\ncpu0 1 1 1 1\n")
+        };
         let begin = Busy::of("0.25 0.10 0.05 1/99 7\n", &stat(100, 10)).unwrap();
         let end = Busy::of("1.50 0.10 0.05 1/99 7\n", &stat(190, 20)).unwrap();
         let load = begin.until(end);

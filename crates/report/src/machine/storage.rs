@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 pub struct Storage {
     /// Its type: `ext4`, `xfs`, `tmpfs`.
     pub file_system: String,
-    /// The block device below it, as the kernel calls it: `nvme0n1`, `dm-0`; empty if there is none.
+    /// The block device below it, as the kernel calls it: `nvme0n1`, `dm-0`; empty if there is
+    /// none.
     pub device: String,
     /// The device's model, if it tells.
     pub model: String,
@@ -25,7 +26,8 @@ pub struct Storage {
 /// All that this process has seen.
 static SEEN: Mutex<Vec<Storage>> = Mutex::new(Vec::new());
 
-/// Says that images to be measured on are in this directory: reports of this process name what it is on.
+/// Says that images to be measured on are in this directory: reports of this process name what it
+/// is on.
 pub fn images_in(dir: &Path) {
     let Some(storage) = Storage::of(dir, Path::new("/")) else { return };
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,8 +58,10 @@ impl Storage {
             return Self::default();
         };
         let device = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let disk = if path.join("partition").exists() { path.parent().unwrap_or(&path) } else { &path };
-        let read = |name: &str| fs::read_to_string(disk.join(name)).unwrap_or_default().trim().to_owned();
+        let disk =
+            if path.join("partition").exists() { path.parent().unwrap_or(&path) } else { &path };
+        let read =
+            |name: &str| fs::read_to_string(disk.join(name)).unwrap_or_default().trim().to_owned();
         Self {
             file_system: String::new(),
             device,
@@ -72,14 +76,18 @@ impl Storage {
         if self.device.is_empty() {
             return self.file_system.clone();
         }
-        let scheduler =
-            if self.scheduler.is_empty() { String::new() } else { format!("scheduler {}", self.scheduler) };
+        let scheduler = if self.scheduler.is_empty() {
+            String::new()
+        } else {
+            format!("scheduler {}", self.scheduler)
+        };
         let rotational = if self.is_rotational { "rotational" } else { "" };
         let known: Vec<&str> = [self.model.as_str(), rotational, &scheduler]
             .into_iter()
             .filter(|text| !text.is_empty())
             .collect();
-        let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+        let known =
+            if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
         format!("{} on {}{known}", self.file_system, self.device)
     }
 }
@@ -127,7 +135,8 @@ mod tests {
         let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         std::os::unix::fs::symlink(&part, root.path().join("sys/dev/block").join(&number)).unwrap();
         let mounts = format!(
-            "22 1 0:1 / /proc rw - proc proc rw\n23 1 {number} / / rw shared:1 - ext4 /dev/secret rw\n"
+            "22 1 0:1 / /proc rw - proc proc rw\n23 1 {number} / / rw shared:1 - ext4 /dev/secret \
+             rw\n"
         );
         fs::write(root.path().join("proc/self/mountinfo"), mounts).unwrap();
         let storage = Storage::of(dir.path(), root.path()).unwrap();

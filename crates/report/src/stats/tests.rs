@@ -51,17 +51,22 @@ fn null_distributions_match_the_tables() {
     assert!((u[..=2].iter().sum::<f64>() - 4.0 / 252.0).abs() < 1e-12 && u.len() == 26);
     let Null::Exact(u) = rank_sum(3, 4) else { panic!("exact") };
     assert!((u[0] - 1.0 / 35.0).abs() < 1e-12 && (u.iter().sum::<f64>() - 1.0).abs() < 1e-12);
-    assert!((normal_tail(1.96) - 0.025).abs() < 1e-4 && (normal_tail(-1.0) - 0.841_34).abs() < 1e-4);
+    assert!(
+        (normal_tail(1.96) - 0.025).abs() < 1e-4 && (normal_tail(-1.0) - 0.841_34).abs() < 1e-4
+    );
 }
 
 #[test]
 fn normal_approximation_meets_exact_distribution() {
-    for (exact, n) in [(signed_rank(EXACT), EXACT * (EXACT + 1) / 2), (rank_sum(EXACT, EXACT), EXACT * EXACT)]
+    for (exact, n) in
+        [(signed_rank(EXACT), EXACT * (EXACT + 1) / 2), (rank_sum(EXACT, EXACT), EXACT * EXACT)]
     {
         let m = EXACT as f64;
         let normal = match n == EXACT * EXACT {
             true => Null::Normal(m * m / 2.0, (m * m * (2.0 * m + 1.0) / 12.0).sqrt()),
-            false => Null::Normal(m * (m + 1.0) / 4.0, (m * (m + 1.0) * (2.0 * m + 1.0) / 24.0).sqrt()),
+            false => {
+                Null::Normal(m * (m + 1.0) / 4.0, (m * (m + 1.0) * (2.0 * m + 1.0) / 24.0).sqrt())
+            }
         };
         let ((cut, _), (near, _)) = (exact.cut(n), normal.cut(n));
         assert!(cut.abs_diff(near) <= 3, "{cut} {near}");
@@ -85,18 +90,23 @@ fn false_alarms_are_rare_as_promised() {
         let slack = 3.0 * (promised * (1.0 - promised) / f64::from(tries)).sqrt();
         let good: Vec<_> = (0..tries)
             .map(|_| {
-                compare(&noise.runs(1e5, 0.05, n), &noise.runs(1e5, 0.05, n), Better::Higher, 0.0).outcome
+                compare(&noise.runs(1e5, 0.05, n), &noise.runs(1e5, 0.05, n), Better::Higher, 0.0)
+                    .outcome
             })
             .collect();
         assert!(alarms(&good) <= promised + slack, "{n} runs: {}", alarms(&good));
         let bad: Vec<_> = (0..tries)
-            .map(|_| compare(&noise.bad_runs(1e5, n), &noise.bad_runs(1e5, n), Better::Higher, 0.05).outcome)
+            .map(|_| {
+                compare(&noise.bad_runs(1e5, n), &noise.bad_runs(1e5, n), Better::Higher, 0.05)
+                    .outcome
+            })
             .collect();
         assert!(alarms(&bad) <= promised + slack, "{n} bad runs: {}", alarms(&bad));
         // Noise of 2 % does not reach a threshold of 5 %.
         let quiet: Vec<_> = (0..tries)
             .map(|_| {
-                compare(&noise.runs(1e5, 0.02, n), &noise.runs(1e5, 0.02, n), Better::Higher, 0.05).outcome
+                compare(&noise.runs(1e5, 0.02, n), &noise.runs(1e5, 0.02, n), Better::Higher, 0.05)
+                    .outcome
             })
             .collect();
         assert!(alarms(&quiet) < 0.005, "{n} quiet runs: {}", alarms(&quiet));
@@ -110,8 +120,13 @@ fn five_noisy_runs_find_a_fifth_more() {
         let mut noise = Noise(11);
         let outcomes: Vec<_> = (0..2000)
             .map(|_| {
-                compare(&noise.runs(120.0, 0.05, 5), &noise.runs(100.0, 0.05, 5), Better::Higher, 0.05)
-                    .outcome
+                compare(
+                    &noise.runs(120.0, 0.05, 5),
+                    &noise.runs(100.0, 0.05, 5),
+                    Better::Higher,
+                    0.05,
+                )
+                .outcome
             })
             .collect();
         let found = share(&outcomes, &[Outcome::Better]);
@@ -124,7 +139,10 @@ fn five_noisy_runs_find_a_fifth_more() {
 fn equal_samples_with_little_noise_are_equal() {
     let mut noise = Noise(3);
     let outcomes: Vec<_> = (0..500)
-        .map(|_| paired(&noise.runs(9.0, 0.01, 5), &noise.runs(9.0, 0.01, 5), Better::Lower, 0.05).outcome)
+        .map(|_| {
+            paired(&noise.runs(9.0, 0.01, 5), &noise.runs(9.0, 0.01, 5), Better::Lower, 0.05)
+                .outcome
+        })
         .collect();
     assert!(share(&outcomes, &[Outcome::Same]) > 0.95);
 }
@@ -178,7 +196,8 @@ fn false_differences_are_rare_as_promised() {
     let (tries, n) = (4000, LEAST_PAIRS);
     let mut noise = Noise(23);
     let told = (0..tries).filter(|_| {
-        let verdict = paired(&noise.bad_runs(1e5, n), &noise.bad_runs(1e5, n), Better::Higher, THRESHOLD);
+        let verdict =
+            paired(&noise.bad_runs(1e5, n), &noise.bad_runs(1e5, n), Better::Higher, THRESHOLD);
         verdict.side(1.0) != Side::Unclear
     });
     let share = told.count() as f64 / f64::from(tries);

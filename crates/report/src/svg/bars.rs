@@ -1,8 +1,9 @@
-//! Groups of bars: upright where their names fit below, lying otherwise (long names, many categories, phones).
+//! Groups of bars: upright where their names fit below, lying otherwise (long names, many
+//! categories, phones).
 
 use super::{
-    Anchor, Canvas, Chart, FONT, Plot, Point, Scale, classes, figure, fill, hint, label_width, legend, lying,
-    num, shorten, text_width, upright, wrap,
+    Anchor, Canvas, Chart, FONT, Plot, Point, Scale, classes, figure, fill, hint, label_width,
+    legend, lying, num, shorten, text_width, upright, wrap,
 };
 
 /// Font size of the values at the bars' ends.
@@ -49,7 +50,13 @@ fn pick(series: &[Vec<Point>], of: impl Fn(&Point) -> bool) -> Vec<(usize, Point
 }
 
 /// Draws them; returns the height.
-pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], width: f64, id: &str) -> f64 {
+pub(super) fn draw(
+    canvas: &mut Canvas,
+    chart: &Chart,
+    series: &[Vec<Point>],
+    width: f64,
+    id: &str,
+) -> f64 {
     let groups = groups(chart, series);
     let drawn = groups.iter().flat_map(|group| &group.bars);
     let values = drawn.flat_map(|(_, point)| [point.y.median, point.y.max, point.y.min]);
@@ -99,13 +106,15 @@ impl Picture<'_> {
             _ if self.lying_height() > TALL && each >= 3.0 * self.slots() as f64
                 || self.lying_height() > TALLEST =>
             {
-                let longest = self.groups.iter().map(|g| text_width(&g.name, FONT)).fold(0.0, f64::max);
+                let longest =
+                    self.groups.iter().map(|g| text_width(&g.name, FONT)).fold(0.0, f64::max);
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_sign_loss,
                     reason = "saturates; positive"
                 )]
-                let every = ((longest.min(self.width / 3.0) + 10.0) / each).ceil().max(1.0) as usize;
+                let every =
+                    ((longest.min(self.width / 3.0) + 10.0) / each).ceil().max(1.0) as usize;
                 let name = |(i, group): (usize, &Group)| match i % every {
                     0 => vec![shorten(&group.name, FONT, self.width / 3.0)],
                     _ => Vec::new(),
@@ -203,12 +212,33 @@ impl Picture<'_> {
         self.groups.len() as f64 * self.group_height()
     }
 
+    /// Draws a group's name beside its lying bars or above them; returns the top of the bars.
+    fn lying_name(&self, canvas: &mut Canvas, group: &Group, beside: Option<f64>, y: f64) -> f64 {
+        let Some(room) = beside else {
+            let name = shorten(&group.name, FONT, self.width - 4.0);
+            canvas.text("place", Anchor::Start, (2.0, y + 11.0), &name);
+            return y + 18.0;
+        };
+        let (thick, _) = self.lying_sizes();
+        let lines = wrap(&group.name, FONT, room - 12.0);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a few lines")]
+        let most = (self.slots() as f64 * thick / 14.0).max(1.0) as usize;
+        let lines = &lines[..lines.len().min(most)];
+        let middle = y + self.slots() as f64 * thick / 2.0 + 4.0 - (lines.len() as f64 - 1.0) * 7.0;
+        for (row, line) in lines.iter().enumerate() {
+            canvas.text("place", Anchor::End, (room - 10.0, middle + row as f64 * 14.0), line);
+        }
+        y
+    }
+
     /// Lying bars.
     fn lying(&self, canvas: &mut Canvas, scale: &Scale) -> f64 {
         let (thick, gap) = self.lying_sizes();
         let beside = self.names_beside();
-        let value_of = |point: &Point| figure::Format::of_unit(&self.chart.y.unit).show(point.y.median);
-        let values = self.groups.iter().flat_map(|g| &g.bars).map(|(_, p)| text_width(&value_of(p), VALUE));
+        let value_of =
+            |point: &Point| figure::Format::of_unit(&self.chart.y.unit).show(point.y.median);
+        let values =
+            self.groups.iter().flat_map(|g| &g.bars).map(|(_, p)| text_width(&value_of(p), VALUE));
         let right = self.width - values.fold(0.0, f64::max) - 8.0;
         let plot = Plot {
             left: beside.unwrap_or(1.0),
@@ -219,33 +249,8 @@ impl Picture<'_> {
         lying(canvas, &self.chart.y, scale, plot, self.width, true);
         let base = plot.left + scale.base() * (plot.right - plot.left);
         for (i, group) in self.groups.iter().enumerate() {
-            let mut y = plot.top + i as f64 * self.group_height() + gap / 2.0;
-            match beside {
-                Some(room) => {
-                    let lines = wrap(&group.name, FONT, room - 12.0);
-                    #[expect(
-                        clippy::cast_possible_truncation,
-                        clippy::cast_sign_loss,
-                        reason = "a few lines"
-                    )]
-                    let most = (self.slots() as f64 * thick / 14.0).max(1.0) as usize;
-                    let lines = &lines[..lines.len().min(most)];
-                    let middle =
-                        y + self.slots() as f64 * thick / 2.0 + 4.0 - (lines.len() as f64 - 1.0) * 7.0;
-                    for (row, line) in lines.iter().enumerate() {
-                        canvas.text("place", Anchor::End, (room - 10.0, middle + row as f64 * 14.0), line);
-                    }
-                }
-                None => {
-                    canvas.text(
-                        "place",
-                        Anchor::Start,
-                        (2.0, y + 11.0),
-                        &shorten(&group.name, FONT, self.width - 4.0),
-                    );
-                    y += 18.0;
-                }
-            }
+            let top = plot.top + i as f64 * self.group_height() + gap / 2.0;
+            let y = self.lying_name(canvas, group, beside, top);
             for (slot, point) in &group.bars {
                 let series = &self.chart.series[*slot];
                 let (y, x) = (y + *slot as f64 * thick, plot.x(scale, point.y.median));

@@ -25,7 +25,12 @@ pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], wi
     let xs = series.iter().flatten().map(|p| p.x);
     let x = Scale::of_places(&chart.x, xs, if wide { 8 } else { 4 }, steps);
     let height = if wide { HEIGHT } else { LOW };
-    let plot = |top: f64, right: f64| Plot { left: label_width(&y) + 12.0, right, top, bottom: top + height };
+    let plot = |top: f64, right: f64| Plot {
+        left: label_width(&y) + 12.0,
+        right,
+        top,
+        bottom: top + height,
+    };
 
     // Names at the lines' ends where there is room, else above.
     let longest = chart.series.iter().map(|s| text_width(&full_name(s), FONT)).fold(0.0, f64::max);
@@ -74,7 +79,13 @@ struct Name {
 }
 
 /// The names at the lines' ends, moved apart; `None` if they do not fit.
-fn ends(chart: &Chart, series: &[Vec<Point>], x: &Scale, y: &Scale, plot: Plot) -> Option<Vec<Name>> {
+fn ends(
+    chart: &Chart,
+    series: &[Vec<Point>],
+    x: &Scale,
+    y: &Scale,
+    plot: Plot,
+) -> Option<Vec<Name>> {
     let mut names = Vec::new();
     for (index, points) in series.iter().enumerate() {
         // An empty series still has its place in a legend above.
@@ -117,7 +128,13 @@ fn band(canvas: &mut Canvas, points: &[Point], class: &str, x: &Scale, y: &Scale
     let upper = points.iter().map(|p| (p.x, p.y.max));
     let lower = points.iter().rev().map(|p| (p.x, p.y.min));
     for (i, (px, py)) in upper.chain(lower).enumerate() {
-        let _ = write!(d, "{}{} {}", if i == 0 { 'M' } else { 'L' }, num(plot.x(x, px)), num(plot.y(y, py)));
+        let _ = write!(
+            d,
+            "{}{} {}",
+            if i == 0 { 'M' } else { 'L' },
+            num(plot.x(x, px)),
+            num(plot.y(y, py))
+        );
     }
     canvas.path(&format!("band {class}"), &(d + "Z"), "");
 }
@@ -162,7 +179,8 @@ fn marks(
 ) {
     let series = &chart.series[index];
     let class = classes(chart, index);
-    // Of many points only some are marked, elsewhere for each series, so that markers do not hide each other.
+    // Of many points only some are marked, elsewhere for each series, so that markers do not hide
+    // each other.
     let every = points.len().div_ceil(if points.len() > MARKED { 8 } else { MARKED }).max(1);
     let first = if every > 1 { index * every / chart.series.len().max(1) } else { 0 };
     for point in points.iter().skip(first).step_by(every) {

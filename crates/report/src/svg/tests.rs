@@ -4,7 +4,8 @@ use roxmltree::{Document, Node};
 use super::*;
 use crate::{Block, example};
 
-/// Every number that says where something is, with the larger of the picture's sides it must not leave.
+/// Every number that says where something is, with the larger of the picture's sides it must not
+/// leave.
 fn places(node: Node<'_, '_>) -> Vec<(f64, char)> {
     let mut all = Vec::new();
     for attribute in node.attributes() {
@@ -44,9 +45,9 @@ fn flush(all: &mut Vec<(f64, char)>, numbers: &mut Vec<(char, f64)>) {
         Some('V') => all.extend(numbers.iter().map(|(_, n)| (*n, 'y'))),
         // rx ry rotation large sweep x y
         Some('A') => all.extend([(numbers[5].1, 'x'), (numbers[6].1, 'y')]),
-        _ => {
-            all.extend(numbers.iter().enumerate().map(|(i, (_, n))| (*n, if i % 2 == 0 { 'x' } else { 'y' })))
-        }
+        _ => all.extend(
+            numbers.iter().enumerate().map(|(i, (_, n))| (*n, if i % 2 == 0 { 'x' } else { 'y' })),
+        ),
     }
     numbers.clear();
 }
@@ -56,8 +57,12 @@ fn flush(all: &mut Vec<(f64, char)>, numbers: &mut Vec<(char, f64)>) {
 fn check(svg: &str) -> Result<(), String> {
     let document = Document::parse(svg).map_err(|e| format!("{e}\n{svg}"))?;
     let root = document.root_element();
-    let size: Vec<f64> =
-        root.attribute("viewBox").ok_or("no viewBox")?.split(' ').map(|n| n.parse().unwrap()).collect();
+    let size: Vec<f64> = root
+        .attribute("viewBox")
+        .ok_or("no viewBox")?
+        .split(' ')
+        .map(|n| n.parse().unwrap())
+        .collect();
     for node in root.descendants().filter(Node::is_element) {
         if node.ancestors().any(|a| a.has_tag_name("pattern")) {
             continue;
@@ -65,22 +70,31 @@ fn check(svg: &str) -> Result<(), String> {
         for (number, axis) in places(node) {
             let most = if axis == 'x' { size[2] } else { size[3] };
             if !(-0.05..=most + 0.05).contains(&number) {
-                return Err(format!("{axis} = {number} leaves {size:?} in {:?}\n{svg}", node.tag_name()));
+                return Err(format!(
+                    "{axis} = {number} leaves {size:?} in {:?}\n{svg}",
+                    node.tag_name()
+                ));
             }
         }
         for side in ["width", "height"] {
-            if node.attribute(side).is_some_and(|n| n.parse::<f64>().is_ok_and(|n| n.is_nan() || n < 0.0)) {
+            if node
+                .attribute(side)
+                .is_some_and(|n| n.parse::<f64>().is_ok_and(|n| n.is_nan() || n < 0.0))
+            {
                 return Err(format!("a {side} below zero\n{svg}"));
             }
         }
-        let reference = node.attribute("fill").and_then(|f| f.strip_prefix("url(#")?.strip_suffix(')'));
-        if reference.is_some_and(|r| !document.descendants().any(|n| n.attribute("id") == Some(r))) {
+        let reference =
+            node.attribute("fill").and_then(|f| f.strip_prefix("url(#")?.strip_suffix(')'));
+        if reference.is_some_and(|r| !document.descendants().any(|n| n.attribute("id") == Some(r)))
+        {
             return Err(format!("nothing is called {reference:?}"));
         }
     }
     let elsewhere = svg.replace("http://www.w3.org/2000/svg", "");
     // A label may hold anything; markup may not.
-    let labels = document.descendants().flat_map(|n| [n.text(), n.attribute("aria-label")]).flatten();
+    let labels =
+        document.descendants().flat_map(|n| [n.text(), n.attribute("aria-label")]).flatten();
     let plain = labels.into_iter().any(|text| text.contains("://"));
     if !plain && elsewhere.contains("://") {
         return Err("it refers to the network".into());
@@ -93,7 +107,8 @@ fn check(svg: &str) -> Result<(), String> {
 
 fn count(svg: &str, class: &str) -> usize {
     let document = Document::parse(svg).unwrap();
-    let has = |n: &Node<'_, '_>| n.attribute("class").is_some_and(|c| c.split(' ').any(|c| c == class));
+    let has =
+        |n: &Node<'_, '_>| n.attribute("class").is_some_and(|c| c.split(' ').any(|c| c == class));
     document.descendants().filter(has).count()
 }
 
@@ -101,8 +116,9 @@ fn count(svg: &str, class: &str) -> usize {
 fn chart_stays_in_its_frame() {
     let report = example::report();
     let blocks = report.sections.iter().flat_map(|s| &s.blocks);
-    let charts: Vec<_> =
-        blocks.filter_map(|b| if let Block::Chart(chart) = b { Some(chart) } else { None }).collect();
+    let charts: Vec<_> = blocks
+        .filter_map(|b| if let Block::Chart(chart) = b { Some(chart) } else { None })
+        .collect();
     assert!(charts.len() > 20);
     for chart in charts {
         check(&svg_file(chart)).unwrap_or_else(|e| panic!("{}: {e}", chart.caption));
@@ -149,8 +165,9 @@ fn linear_axes_begin_at_zero() {
     let heights = |chart: &Chart| -> Vec<f64> {
         let svg = svg_file(chart);
         let document = Document::parse(&svg).unwrap();
-        let bars =
-            document.descendants().filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("bar ")));
+        let bars = document
+            .descendants()
+            .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("bar ")));
         bars.map(|n| n.attribute("height").unwrap().parse().unwrap()).collect()
     };
     let linear = heights(&chart);
@@ -164,7 +181,8 @@ fn empty_chart_says_so() {
     for chart in example::awkward().into_iter().take(2) {
         assert!(svg_file(&chart).contains("nothing was measured"));
     }
-    let partly = example::awkward().into_iter().find(|c| c.caption.starts_with("Logarithmic")).unwrap();
+    let partly =
+        example::awkward().into_iter().find(|c| c.caption.starts_with("Logarithmic")).unwrap();
     assert!(svg_file(&partly).contains("1 of 3 figures are not drawn"));
 }
 
@@ -175,7 +193,9 @@ fn file_has_both_themes_and_description() {
     let document = Document::parse(&svg).unwrap();
     let root = document.root_element();
     assert_eq!(root.attribute("role"), Some("img"));
-    assert!(root.first_element_child().is_some_and(|n| n.has_tag_name("title") && n.text().is_some()));
+    assert!(
+        root.first_element_child().is_some_and(|n| n.has_tag_name("title") && n.text().is_some())
+    );
 }
 
 proptest! {

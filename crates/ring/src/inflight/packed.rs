@@ -1,15 +1,19 @@
-//! Marks of a packed virtqueue: `QueueRegionPacked` and its `DescStatePacked`, a copy of each descriptor in flight.
+//! Marks of a packed virtqueue: `QueueRegionPacked` and its `DescStatePacked`, a copy of each
+//! descriptor in flight.
 //!
 //! The device writes its answers over the descriptors, so requests in flight have to be copied:
 //! into entries from a free list, linked. The first entry of a chain carries its mark.
 //!
-//! An answer is shown by one store into the ring, the flags of a used descriptor. Around it, free list and used position are written twice:
-//! the new ones before it, the old ones (`old_...`) after it. A successor that finds the two different looks at that descriptor: if the flags say that it is still
-//! the driver's gift, the answer was not given, and the old ones count; otherwise the new ones. The mark of an answered request goes last; until then it
-//! is known by its entry, which is in the free list.
+//! An answer is shown by one store into the ring, the flags of a used descriptor. Around it, free
+//! list and used position are written twice: the new ones before it, the old ones (`old_...`) after
+//! it. A successor that finds the two different looks at that descriptor: if the flags say that it
+//! is still the driver's gift, the answer was not given, and the old ones count; otherwise the new
+//! ones. The mark of an answered request goes last; until then it is known by its entry, which is
+//! in the free list.
 //!
-//! Answers are shown one by one here. In a batch, the later ones are written before the first one is shown; after a kill in between they would
-//! lie in the ring, where the successor's first answer would show them, too: requests answered twice.
+//! Answers are shown one by one here. In a batch, the later ones are written before the first one
+//! is shown; after a kill in between they would lie in the ring, where the successor's first answer
+//! would show them, too: requests answered twice.
 
 use super::{DESC_NUM, FEATURES, InflightPart, VERSION, VERSION_AT, after, in_order};
 use crate::chain::Descriptor;
@@ -132,7 +136,8 @@ impl PackedMarks {
         self.part.store16(VERSION_AT, VERSION);
     }
 
-    /// Writes the free list, and the position, twice. The position first: with equal free lists it counts.
+    /// Writes the free list, and the position, twice. The position first: with equal free lists it
+    /// counts.
     fn settle(&mut self, used: Position) {
         self.store_used(USED_IDX, USED_WRAP, used);
         for index in self.free_list() {
@@ -150,7 +155,8 @@ impl PackedMarks {
     }
 
     fn free_list(&self) -> Vec<u16> {
-        let step = |index: &u16| Some(self.next[usize::from(*index)]).filter(|next| *next < self.size);
+        let step =
+            |index: &u16| Some(self.next[usize::from(*index)]).filter(|next| *next < self.size);
         std::iter::successors(Some(self.free_head).filter(|head| *head < self.size), step).collect()
     }
 
@@ -184,7 +190,8 @@ impl PackedMarks {
         marked.map(|index| (part.load64(entry(index) + COUNTER), index)).collect()
     }
 
-    /// Learns the chains that are in flight, and makes the free list of all other entries. Returns how many descriptors they have.
+    /// Learns the chains that are in flight, and makes the free list of all other entries. Returns
+    /// how many descriptors they have.
     fn adopt(&mut self, found: &[(u64, u16)]) -> Result<u16, Lost> {
         let mut is_free = vec![true; usize::from(self.size)];
         let mut taken = 0;
@@ -221,7 +228,8 @@ impl PackedMarks {
     /// The descriptors of the chain that a device before left at `head`.
     pub(crate) fn left(&self, head: u16) -> impl Iterator<Item = Descriptor> {
         let Chain { head, num, .. } = self.left[usize::from(head)];
-        let entries = std::iter::successors(Some(head), |index| Some(self.next[usize::from(*index)]));
+        let entries =
+            std::iter::successors(Some(head), |index| Some(self.next[usize::from(*index)]));
         entries.take(usize::from(num)).map(|index| Descriptor {
             addr: self.part.load64(entry(index) + ADDR),
             len: self.part.load32(entry(index) + LEN),
@@ -287,7 +295,8 @@ impl PackedMarks {
         self.batch.push(Answer { chain: self.chains[usize::from(slot)], id, len });
     }
 
-    /// Writes all answers into the ring, and shows them. Returns whether the driver wants to be signalled.
+    /// Writes all answers into the ring, and shows them. Returns whether the driver wants to be
+    /// signalled.
     #[inline]
     pub(crate) fn show(&mut self, ring: &mut PackedQueue) -> bool {
         if self.batch.is_empty() {

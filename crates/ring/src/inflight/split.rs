@@ -1,9 +1,11 @@
-//! Marks of a split virtqueue: `QueueRegionSplit` and its `DescStateSplit`, one for each descriptor, named by a chain's head.
+//! Marks of a split virtqueue: `QueueRegionSplit` and its `DescStateSplit`, one for each
+//! descriptor, named by a chain's head.
 //!
-//! The ring's used index is one store for all answers of a batch, so it decides: an answer that it covers was given. The marks hold the index as
-//! it was when they were last in order, and a list of the answers, the last one first. After a kill
-//! between the index and the end of its batch's marks, the two indices differ. The first entries of
-//! the list, as many as the difference, are those whose marks are void.
+//! The ring's used index is one store for all answers of a batch, so it decides: an answer that it
+//! covers was given. The marks hold the index as it was when they were last in order, and a list of
+//! the answers, the last one first. After a kill between the index and the end of its batch's
+//! marks, the two indices differ. The first entries of the list, as many as the difference, are
+//! those whose marks are void.
 
 use super::{DESC_NUM, FEATURES, InflightPart, VERSION, VERSION_AT, after, in_order};
 use crate::error::Lost;
@@ -55,8 +57,13 @@ impl SplitMarks {
         if !part.holds(bytes(size)) {
             return Err(Lost::Room);
         }
-        let mut marks =
-            SplitMarks { part, counter: 0, last: 0, batch: Vec::with_capacity(usize::from(size)), used };
+        let mut marks = SplitMarks {
+            part,
+            counter: 0,
+            last: 0,
+            batch: Vec::with_capacity(usize::from(size)),
+            used,
+        };
         if !marks.part.left_by(size, mark(0) + IS_IN_FLIGHT, MARK)? || !marks.end_batch(size)? {
             marks.begin(size);
             return Ok((marks, None));
@@ -79,7 +86,8 @@ impl SplitMarks {
         part.store16(VERSION_AT, VERSION);
     }
 
-    /// Takes away the marks that a kill had left with the last batch. Says whether the marks are of this ring; if not, there are none.
+    /// Takes away the marks that a kill had left with the last batch. Says whether the marks are of
+    /// this ring; if not, there are none.
     fn end_batch(&mut self, size: u16) -> Result<bool, Lost> {
         let part = &self.part;
         self.last = part.load16(LAST_BATCH_HEAD);

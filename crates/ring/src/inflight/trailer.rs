@@ -60,8 +60,11 @@ impl NotedImage {
     }
 
     fn from_words(words: &[u64; IMAGE_WORDS]) -> NotedImage {
-        let bytes: Vec<u8> =
-            words[3..].iter().flat_map(|word| word.to_le_bytes()).take_while(|byte| *byte != 0).collect();
+        let bytes: Vec<u8> = words[3..]
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .take_while(|byte| *byte != 0)
+            .collect();
         let name = String::from_utf8_lossy(&bytes).into_owned();
         NotedImage { kind: words[0], digest: [words[1], words[2]], name }
     }
@@ -70,7 +73,9 @@ impl NotedImage {
 /// FNV-1a over words.
 fn checksum(words: &[u64]) -> u64 {
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
+        (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// The notes of a region that has room for them.
@@ -84,7 +89,8 @@ impl Notes {
         let is_there = self.0.load64(MAGIC_AT) == MAGIC;
         // Read once: the checked words are the ones that are used.
         (IMAGE..).step_by(WORD).zip(&mut words).for_each(|(at, word)| *word = self.0.load64(at));
-        (is_there && self.0.load64(CHECKSUM) == checksum(&words)).then(|| NotedImage::from_words(&words))
+        (is_there && self.0.load64(CHECKSUM) == checksum(&words))
+            .then(|| NotedImage::from_words(&words))
     }
 
     /// Notes the image, unless that is noted.

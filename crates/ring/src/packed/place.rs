@@ -14,20 +14,23 @@
 //! a request. So where the ring has such descriptors, the device's word counts. The front end's
 //! word counts only if the two agree, or if another program was the last device.
 //!
-//! The true position is found again where the device left it: in the event structure, which the device writes and the
-//! driver reads, as the position at which it wants a kick (section 2.8.10). A lane that sleeps has left it there, and
-//! one that was stopped; one that is awake has left a word that says so. Only a ring without
-//! requests in flight is continued there: taken chains may have been answered out of their order,
-//! and the ring does not show which. After long chains it does not even show that no request is in
-//! flight, as the last descriptor before the position is not marked. Such a ring is given up,
-//! unless the front end names the same position or the device was stopped.
+//! The true position is found again where the device left it: in the event structure, which the
+//! device writes and the driver reads, as the position at which it wants a kick (section 2.8.10). A
+//! lane that sleeps has left it there, and one that was stopped; one that is awake has left a word
+//! that says so. Only a ring without requests in flight is continued there: taken chains may have
+//! been answered out of their order, and the ring does not show which. After long chains it does
+//! not even show that no request is in flight, as the last descriptor before the position is not
+//! marked. Such a ring is given up, unless the front end names the same position or the device was
+//! stopped.
 //!
-//! One gap remains: a killed device of another program leaves no word that is known here, and after
+//! One gap remains: a killed device of another program leaves no word that is known here. After
 //! long chains an old position may pass for it.
 
 use std::sync::atomic::Ordering;
 
-use super::{AVAIL, EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, FLAGS_SHIFT, PackedQueue, Position, USED};
+use super::{
+    AVAIL, EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, FLAGS_SHIFT, PackedQueue, Position, USED,
+};
 use crate::chain::INDIRECT;
 
 /// Words beside the wish for no kicks, where a position has no meaning: a lane is awake, or stopped
@@ -75,8 +78,9 @@ enum Mark {
 }
 
 impl PackedQueue {
-    /// For a new queue: makes sure that its position is one at which the ring can stand, by taking another if it must.
-    /// Returns true if it took another; none when no position is known to be right.
+    /// For a new queue: makes sure that its position is one at which the ring can stand, by taking
+    /// another if it must. Returns true if it took another; none when no position is known to be
+    /// right.
     pub(super) fn find_place(&mut self) -> Option<bool> {
         let (left, said) = (self.left(), self.fit(self.used));
         // The ring alone shows that the front end is right.
@@ -137,7 +141,9 @@ impl PackedQueue {
         let place = Position::decode(raw, self.size);
         match wish {
             EVENT_DISABLE if raw == AWAKE => Left::Awake,
-            EVENT_DISABLE if raw == STOPPED_AT_ZERO => Left::Stopped(Position::decode(0, self.size)),
+            EVENT_DISABLE if raw == STOPPED_AT_ZERO => {
+                Left::Stopped(Position::decode(0, self.size))
+            }
             EVENT_ENABLE if raw == ASLEEP_AT_ZERO && !self.event_idx => {
                 Left::Asleep(Position::decode(0, self.size))
             }
@@ -181,7 +187,8 @@ impl PackedQueue {
         match self.mark(place.index) {
             _ if any_used && !any_odd => Fit::Good,
             _ if any_used => Fit::Possible,
-            // The last chain that was used has its mark, unless all of the ring was made available since.
+            // The last chain that was used has its mark, unless all of the ring was made available
+            // since.
             Mark::Given { wrap, .. } if wrap == place.wrap => Fit::Possible,
             _ => Fit::No,
         }
@@ -194,7 +201,8 @@ impl PackedQueue {
     }
 
     fn mark(&self, index: u16) -> Mark {
-        let flags = (u64::from_le(self.second_at(index).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16;
+        let flags =
+            (u64::from_le(self.second_at(index).load(Ordering::Acquire)) >> FLAGS_SHIFT) as u16;
         let (avail, used) = (flags & AVAIL != 0, flags & USED != 0);
         match avail == used {
             true => Mark::Used(used),

@@ -1,7 +1,8 @@
-//! A guest for the tests: memory of this process at guest physical addresses, and descriptors to put into it.
+//! A guest for the tests: memory of this process at guest physical addresses, and descriptors to
+//! put into it.
 //!
-//! The memory is from the heap and of exact size, so that Miri and AddressSanitizer see every byte that is touched
-//! beyond it.
+//! The memory is from the heap and of exact size, so that Miri and AddressSanitizer see every byte
+//! that is touched beyond it.
 
 // Every test target compiles this file and uses a part of it.
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::cast_possible_truncation)]
@@ -102,8 +103,8 @@ impl Ram {
         for chunk in &chunks {
             let size = chunk.len as u64;
             let spec = RegionSpec { guest: chunk.guest, size, user: user(chunk.guest), offset: 0 };
-            // SAFETY: the allocation lives as long as `self`, which the tests keep longer than any queue, and is
-            // only accessed through raw pointers.
+            // SAFETY: the allocation lives as long as `self`, which the tests keep longer than any
+            // queue, and is only accessed through raw pointers.
             all.push(unsafe { Region::from_raw(spec, chunk.host) }.expect("region"));
         }
         let memory = Arc::new(GuestMemory::new(all).expect("no overlap"));
@@ -112,14 +113,16 @@ impl Ram {
 
     /// Host address of a byte, if it exists.
     pub fn host(&self, guest: u64) -> Option<*mut u8> {
-        let chunk = self.chunks.iter().find(|c| guest >= c.guest && guest - c.guest < c.len as u64)?;
+        let chunk =
+            self.chunks.iter().find(|c| guest >= c.guest && guest - c.guest < c.len as u64)?;
         // SAFETY: inside the allocation.
         Some(unsafe { chunk.host.as_ptr().add((guest - chunk.guest) as usize) })
     }
 
     /// Guest physical address of a host address. Panics when it is outside of the regions.
     pub fn guest(&self, host: *const u8) -> u64 {
-        let of = |c: &Chunk| (host.addr()).checked_sub(c.host.as_ptr().addr()).filter(|at| *at < c.len);
+        let of =
+            |c: &Chunk| (host.addr()).checked_sub(c.host.as_ptr().addr()).filter(|at| *at < c.len);
         let found = self.chunks.iter().find_map(|c| of(c).map(|at| c.guest + at as u64));
         found.expect("a host address outside of guest memory")
     }
@@ -163,7 +166,8 @@ impl Ram {
     /// Every byte of every region, in the order they were given.
     pub fn snapshot(&self) -> Vec<Vec<u8>> {
         // SAFETY: the whole allocation, without a writer meanwhile.
-        let bytes = |c: &Chunk| unsafe { std::slice::from_raw_parts(c.host.as_ptr(), c.len) }.to_vec();
+        let bytes =
+            |c: &Chunk| unsafe { std::slice::from_raw_parts(c.host.as_ptr(), c.len) }.to_vec();
         self.chunks.iter().map(bytes).collect()
     }
 
@@ -172,7 +176,8 @@ impl Ram {
         let mut pieces = Vec::new();
         let (mut at, mut left) = (guest, len);
         while left > 0 {
-            let Some(chunk) = self.chunks.iter().find(|c| at >= c.guest && at - c.guest < c.len as u64)
+            let Some(chunk) =
+                self.chunks.iter().find(|c| at >= c.guest && at - c.guest < c.len as u64)
             else {
                 return Err(at);
             };
@@ -204,7 +209,13 @@ pub fn user(guest: u64) -> u64 {
 }
 
 /// A queue whose three parts lie at these guest physical addresses.
-pub fn config(layout: RingFormat, size: u16, event_idx: bool, base: u32, parts: [u64; 3]) -> QueueConfig {
+pub fn config(
+    layout: RingFormat,
+    size: u16,
+    event_idx: bool,
+    base: u32,
+    parts: [u64; 3],
+) -> QueueConfig {
     let [desc, driver, device] = parts.map(user);
     QueueConfig { layout, size, event_idx, desc, driver, device, base, log_addr: None }
 }

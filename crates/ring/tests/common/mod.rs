@@ -11,8 +11,8 @@ pub use guest::*;
 
 use proptest::test_runner::{Config, RngSeed};
 
-/// The same cases in every run; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for more and for others. Under Miri,
-/// which is slower by orders of magnitude, a few.
+/// The same cases in every run; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for more and for
+/// others. Under Miri, which is slower by orders of magnitude, a few.
 pub fn cases(cases: u32) -> Config {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {

@@ -49,7 +49,8 @@ impl Expect {
     /// Panics unless the request is this one.
     pub fn check(&self, ram: &Ram, request: &Request) {
         let buffers = request.buffers().iter().filter(|b| b.iov_len > 0);
-        let data: Vec<_> = buffers.map(|b| (ram.guest(b.iov_base.cast()), b.iov_len as u64)).collect();
+        let data: Vec<_> =
+            buffers.map(|b| (ram.guest(b.iov_base.cast()), b.iov_len as u64)).collect();
         assert_eq!(request.kind(), self.kind);
         assert_eq!(request.priority().0, self.priority);
         assert_eq!(request.sector(), self.sector);
@@ -76,8 +77,9 @@ pub fn walk_split(ram: &Ram, table: u64, size: u16, head: u16) -> (Vec<Desc>, Op
         }
         steps += 1;
         let at = table.checked_add(16 * u64::from(index));
-        let bytes =
-            at.filter(|at| ram.pieces(*at, 16).is_ok_and(|p| p.len() == 1)).map(|at| ram.read(at, 16));
+        let bytes = at
+            .filter(|at| ram.pieces(*at, 16).is_ok_and(|p| p.len() == 1))
+            .map(|at| ram.read(at, 16));
         let Some(bytes) = bytes else {
             let Desc { addr, len, .. } = indirect.unwrap();
             return (descs, Some(Broken::BadAddress { addr, len, hole: at.unwrap_or(u64::MAX) }));
@@ -158,7 +160,9 @@ pub fn collect(ram: &Ram, descs: &[Desc]) -> Result<(Vec<Piece>, Option<Broken>)
 
 /// A request that can only be answered with an error, if there is a place for that.
 fn unreachable(pieces: &[Piece], broken: Broken) -> Result<Expect, Broken> {
-    let (Some(last), Broken::BadAddress { hole, .. }) = (pieces.last(), broken) else { return Err(broken) };
+    let (Some(last), Broken::BadAddress { hole, .. }) = (pieces.last(), broken) else {
+        return Err(broken);
+    };
     let status = last.addr + last.len - 1;
     let (kind, room) = (Kind::Unreachable, u64::MAX);
     Ok(Expect { kind, priority: 0, sector: hole, data: vec![], ranges: vec![], status, room })
@@ -203,7 +207,8 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
             Kind::Refused(Status::Unsupported)
         }
         kind @ (DISCARD | WRITE_ZEROES) if !writes && len > 0 && len.is_multiple_of(16) => {
-            let bytes: Vec<u8> = data.iter().flat_map(|&(addr, len)| ram.read(addr, len as usize)).collect();
+            let bytes: Vec<u8> =
+                data.iter().flat_map(|&(addr, len)| ram.read(addr, len as usize)).collect();
             ranges.extend(bytes.chunks(16).map(|b| {
                 let flags = u32::from_le_bytes(b[12..].try_into().unwrap());
                 let sector = u64::from_le_bytes(b[..8].try_into().unwrap());

@@ -1,5 +1,5 @@
-//! The guest's side of a packed ring as simple as the specification (2.8) lets it be: one position after the other,
-//! everything remembered, every chain visible at once.
+//! The guest's side of a packed ring as simple as the specification (2.8) lets it be: one position
+//! after the other, everything remembered, every chain visible at once.
 
 #![allow(dead_code, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
@@ -60,7 +60,18 @@ impl<'a> PackedDriver<'a> {
         // Ids are the driver's to choose: not in order, and not below the size.
         let ids = (0..size).map(|i| i.wrapping_mul(7919).wrapping_add(60_000)).collect();
         let (held, wish) = (BTreeMap::new(), Wish::Always);
-        PackedDriver { ram, size, event_idx, parts, avail: start, used: start, free: size, ids, held, wish }
+        PackedDriver {
+            ram,
+            size,
+            event_idx,
+            parts,
+            avail: start,
+            used: start,
+            free: size,
+            ids,
+            held,
+            wish,
+        }
     }
 
     pub fn config(&self, base: u32) -> QueueConfig {
@@ -120,7 +131,8 @@ impl<'a> PackedDriver<'a> {
         assert!(flags & WRITE != 0, "the length would not count");
         let id = u16::from_le_bytes(bytes[12..14].try_into().unwrap());
         let len = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
-        let (count, tag) = self.held.remove(&id).expect("an id that was not given, or given back twice");
+        let (count, tag) =
+            self.held.remove(&id).expect("an id that was not given, or given back twice");
         self.ids.push(id);
         self.free += count;
         for _ in 0..count {

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use crate::{Error, ErrorKind, Result};
 
-/// The pid of the QEMU of a running libvirt domain, from libvirt's own notes: the system's, or those of this user's session.
+/// The pid of the QEMU of a running libvirt domain, from libvirt's own notes: the system's, or
+/// those of this user's session.
 ///
 /// # Errors
 /// As [`pid_of_domain_in`].
 pub fn pid_of_domain(name: &str) -> Result<u32> {
-    let mut directories = vec![PathBuf::from("/run/libvirt/qemu"), PathBuf::from("/var/run/libvirt/qemu")];
+    let mut directories =
+        vec![PathBuf::from("/run/libvirt/qemu"), PathBuf::from("/var/run/libvirt/qemu")];
     if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR") {
         directories.push(PathBuf::from(runtime).join("libvirt/qemu/run"));
     }
@@ -20,12 +22,16 @@ pub fn pid_of_domain(name: &str) -> Result<u32> {
 /// As [`pid_of_domain`], with the directories to look into.
 ///
 /// # Errors
-/// [`ErrorKind::Invalid`]: no domain can be called that. [`ErrorKind::Gone`]: none that is called that runs.
+/// [`ErrorKind::Invalid`]: no domain can be called that.
+/// [`ErrorKind::Gone`]: none that is called that runs.
 /// [`ErrorKind::Permission`], [`ErrorKind::Io`]: the note cannot be read.
 pub fn pid_of_domain_in(directories: &[PathBuf], name: &str) -> Result<u32> {
     // libvirt refuses these names, too.
     if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\n', '\0']) {
-        return Err(Error::new(ErrorKind::Invalid, format!("{name:?} cannot be a libvirt domain's name")));
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            format!("{name:?} cannot be a libvirt domain's name"),
+        ));
     }
     for directory in directories {
         let path = directory.join(format!("{name}.pid"));
@@ -37,20 +43,30 @@ pub fn pid_of_domain_in(directories: &[PathBuf], name: &str) -> Result<u32> {
                     std::io::ErrorKind::PermissionDenied => ErrorKind::Permission,
                     _ => ErrorKind::Io,
                 };
-                return Err(Error::caused_by(kind, format!("{}: cannot be read", path.display()), error));
+                return Err(Error::caused_by(
+                    kind,
+                    format!("{}: cannot be read", path.display()),
+                    error,
+                ));
             }
         }
     }
-    let looked: Vec<_> = directories.iter().map(|directory| directory.display().to_string()).collect();
+    let looked: Vec<_> =
+        directories.iter().map(|directory| directory.display().to_string()).collect();
     Err(Error::new(
         ErrorKind::Gone,
-        format!("no libvirt domain {name:?} runs here (looked for {name}.pid in {})", looked.join(", ")),
+        format!(
+            "no libvirt domain {name:?} runs here (looked for {name}.pid in {})",
+            looked.join(", ")
+        ),
     ))
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<u32> {
-    let pid =
-        std::str::from_utf8(bytes).ok().and_then(|text| text.trim().parse().ok()).filter(|pid| *pid > 0);
+    let pid = std::str::from_utf8(bytes)
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .filter(|pid| *pid > 0);
     pid.ok_or_else(|| Error::new(ErrorKind::Protocol, format!("{}: holds no pid", path.display())))
 }
 

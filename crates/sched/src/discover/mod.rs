@@ -67,7 +67,8 @@ impl Machine {
         let pid = process.pid;
         let threads = proc::threads(process)?;
         let mut vcpus = names::vcpus(pid, &threads);
-        let kind = if vcpus.is_empty() { Kind::UserMode } else { Kind::Named(Named::new(&threads)) };
+        let kind =
+            if vcpus.is_empty() { Kind::UserMode } else { Kind::Named(Named::new(&threads)) };
         let mut left_out = false;
         if vcpus.is_empty() {
             let name = printable(&proc::name(pid)).to_string();
@@ -76,13 +77,19 @@ impl Machine {
             }
             let tasks = uml::tasks(process)?;
             left_out = tasks.left_out;
-            vcpus.push(VcpuThreads { pid, index: 0, tids: tasks.tids, name: format!("{name} ({pid})") });
+            vcpus.push(VcpuThreads {
+                pid,
+                index: 0,
+                tids: tasks.tids,
+                name: format!("{name} ({pid})"),
+            });
         }
         proc::check(process)?;
         Ok(Machine { process, kind, vcpus, left_out })
     }
 
-    /// The QEMU that listens at this QMP socket (`-qmp unix:PATH,server=on,wait=off`), by its own word: its threads need no names.
+    /// The QEMU that listens at this QMP socket (`-qmp unix:PATH,server=on,wait=off`), by its own
+    /// word: its threads need no names.
     ///
     /// # Errors
     /// [`ErrorKind::Io`]: no process answers there. [`ErrorKind::Protocol`]: the answer makes no
@@ -117,8 +124,8 @@ impl Machine {
         }
     }
 
-    /// Looks again whether the machine lives, and which threads are its vCPUs; whether they have changed: vCPUs are plugged in and
-    /// out. A few files in `/proc`; call it some times a second.
+    /// Looks again whether the machine lives, and which threads are its vCPUs; whether they have
+    /// changed: vCPUs are plugged in and out. A few files in `/proc`; call it some times a second.
     ///
     /// # Errors
     /// [`ErrorKind::Gone`]: the process has ended, or none of its vCPU threads is left.
@@ -128,13 +135,16 @@ impl Machine {
             Kind::UserMode => {
                 let tasks = uml::tasks(self.process)?;
                 self.left_out = tasks.left_out;
-                let now = |vcpu: &VcpuThreads| VcpuThreads { tids: tasks.tids.clone(), ..vcpu.clone() };
+                let now =
+                    |vcpu: &VcpuThreads| VcpuThreads { tids: tasks.tids.clone(), ..vcpu.clone() };
                 Some(self.vcpus.iter().map(now).collect())
             }
             Kind::Named(named) => named.look(self.process, &self.vcpus)?,
             Kind::Asked(asked) => asked.look(self.process, &self.vcpus)?,
         };
-        let Some(vcpus) = vcpus.filter(|vcpus: &Vec<_>| *vcpus != self.vcpus) else { return Ok(false) };
+        let Some(vcpus) = vcpus.filter(|vcpus: &Vec<_>| *vcpus != self.vcpus) else {
+            return Ok(false);
+        };
         if vcpus.is_empty() {
             let what = format!("process {}: its last vCPU thread has ended", self.process.pid);
             return Err(Error::new(ErrorKind::Gone, what));
@@ -148,12 +158,13 @@ impl Machine {
 fn nothing_found(pid: u32, name: &str) -> Error {
     let what = match name.starts_with("qemu") {
         true => format!(
-            "{name} ({pid}) does not name its vCPU threads: start it with -name NAME,debug-threads=on (libvirt does), or \
-             give its QMP socket with --qmp, or the threads with --tid"
+            "{name} ({pid}) does not name its vCPU threads: start it with -name \
+             NAME,debug-threads=on (libvirt does), or give its QMP socket with --qmp, or the \
+             threads with --tid"
         ),
         false => format!(
-            "{name} ({pid}) has no known vCPU threads (QEMU's \"CPU n/KVM\", crosvm's, Cloud Hypervisor's, \
-             Firecracker's, libkrun's, or User-Mode Linux); name them with --tid"
+            "{name} ({pid}) has no known vCPU threads (QEMU's \"CPU n/KVM\", crosvm's, Cloud \
+             Hypervisor's, Firecracker's, libkrun's, or User-Mode Linux); name them with --tid"
         ),
     };
     Error::new(ErrorKind::Invalid, what)

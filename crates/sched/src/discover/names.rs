@@ -15,7 +15,10 @@ pub(super) fn index(name: &str) -> Option<u32> {
     // QEMU: "CPU 0/KVM", "CPU 0/TCG"; even three digits fit without being cut.
     if let Some(rest) = name.strip_prefix("CPU ") {
         let (number, accelerator) = rest.split_once('/')?;
-        return ["KVM", "TCG", "HVF", "XEN", "MSHV"].contains(&accelerator).then(|| digits(number)).flatten();
+        return ["KVM", "TCG", "HVF", "XEN", "MSHV"]
+            .contains(&accelerator)
+            .then(|| digits(number))
+            .flatten();
     }
     // crosvm, Firecracker, libkrun, Cloud Hypervisor.
     let prefixes = ["crosvm_vcpu", "fc_vcpu ", "fc_vcpu", "vcpu ", "vcpu"];
@@ -24,11 +27,13 @@ pub(super) fn index(name: &str) -> Option<u32> {
 
 /// Only digits: no sign, no blank.
 fn digits(text: &str) -> Option<u32> {
-    let fine = !text.is_empty() && text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let fine =
+        !text.is_empty() && text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
     fine.then(|| text.parse().ok()).flatten()
 }
 
-/// The vCPUs among the threads, by index. Of two with the same name, only the first: the process chooses names itself.
+/// The vCPUs among the threads, by index. Of two with the same name, only the first: the process
+/// chooses names itself.
 pub(super) fn vcpus(pid: u32, threads: &[Thread]) -> Vec<VcpuThreads> {
     let mut vcpus: Vec<_> = threads
         .iter()
@@ -41,7 +46,8 @@ pub(super) fn vcpus(pid: u32, threads: &[Thread]) -> Vec<VcpuThreads> {
     vcpus.sort_by_key(|vcpu| (vcpu.index, vcpu.tids[0]));
     vcpus.dedup_by_key(|vcpu| vcpu.index);
     vcpus.truncate(super::MAX_VCPUS);
-    // Interrupts of an emulated CPU come through QEMU's main loop. While that waits for its turn, no CPU knows of the interrupt.
+    // Interrupts of an emulated CPU come through QEMU's main loop. While that waits for its turn,
+    // no CPU knows of the interrupt.
     let is_emulated =
         threads.iter().any(|thread| index(&thread.name).is_some() && thread.name.ends_with("/TCG"));
     if is_emulated
@@ -86,8 +92,9 @@ mod tests {
 
     #[test]
     fn number_of_vcpus_is_limited() {
-        let all: Vec<_> =
-            (0..20_000).map(|n| Thread { tid: n + 10, name: format!("vcpu{}", 20_000 - n) }).collect();
+        let all: Vec<_> = (0..20_000)
+            .map(|n| Thread { tid: n + 10, name: format!("vcpu{}", 20_000 - n) })
+            .collect();
         let found = vcpus(5, &all);
         assert_eq!((found.len(), found[0].index), (super::super::MAX_VCPUS, 1));
     }
@@ -95,9 +102,14 @@ mod tests {
     #[test]
     fn repeated_thread_name_counts_once() {
         let thread = |tid, name: &str| Thread { tid, name: name.to_owned() };
-        let all =
-            [thread(12, "CPU 1/KVM"), thread(11, "CPU 0/KVM"), thread(13, "CPU 0/KVM"), thread(10, "qemu")];
-        let found: Vec<_> = vcpus(10, &all).into_iter().map(|vcpu| (vcpu.index, vcpu.tids)).collect();
+        let all = [
+            thread(12, "CPU 1/KVM"),
+            thread(11, "CPU 0/KVM"),
+            thread(13, "CPU 0/KVM"),
+            thread(10, "qemu"),
+        ];
+        let found: Vec<_> =
+            vcpus(10, &all).into_iter().map(|vcpu| (vcpu.index, vcpu.tids)).collect();
         assert_eq!(found, [(0, vec![11]), (1, vec![12])]);
     }
 }

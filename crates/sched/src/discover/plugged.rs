@@ -12,7 +12,8 @@ use crate::Result;
 use crate::realtime::describe;
 use crate::vehicle::VcpuThreads;
 
-/// All threads' names are read again when there are more or fewer threads than before, but no sooner (a machine's workers come and go);
+/// All threads' names are read again when there are more or fewer threads than before, but no
+/// sooner (a machine's workers come and go);
 const CHANGED: Duration = Duration::from_millis(200);
 /// and also when there are as many.
 const UNCHANGED: Duration = Duration::from_secs(2);
@@ -88,7 +89,8 @@ impl Asked {
             // Without an answer the changes are unknown.
             self.stale = answer.is_none();
         }
-        if (threads != before || self.stale) && self.answer.is_none() && self.asked.elapsed() >= ASK {
+        if (threads != before || self.stale) && self.answer.is_none() && self.asked.elapsed() >= ASK
+        {
             self.ask(process, threads);
         }
         let vcpus = answered.flatten();

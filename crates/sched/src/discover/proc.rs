@@ -27,7 +27,9 @@ pub(super) fn gone(pid: u32) -> Error {
 pub(super) fn unread(pid: u32, error: io::Error) -> Error {
     match is_gone(&error) {
         true => gone(pid),
-        false => Error::caused_by(ErrorKind::Io, format!("cannot look at process {pid} in /proc"), error),
+        false => {
+            Error::caused_by(ErrorKind::Io, format!("cannot look at process {pid} in /proc"), error)
+        }
     }
 }
 
@@ -57,7 +59,8 @@ pub(super) fn has_thread(process: ProcessId, tid: u32) -> bool {
 /// `..`.
 pub(super) fn thread_count(process: ProcessId) -> Result<u64> {
     let pid = process.pid;
-    let directory = fs::metadata(format!("/proc/{pid}/task")).map_err(|error| unread(pid, error))?;
+    let directory =
+        fs::metadata(format!("/proc/{pid}/task")).map_err(|error| unread(pid, error))?;
     Ok(std::os::unix::fs::MetadataExt::nlink(&directory))
 }
 
@@ -67,7 +70,9 @@ pub(super) fn threads(process: ProcessId) -> Result<Vec<Thread>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| unread(pid, error))?;
     let mut threads = Vec::new();
     for entry in entries.flatten().take(MAX_THREADS) {
-        let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
         let name = match fs::read(entry.path().join("comm")) {
             Ok(name) => String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned(),
             // A thread that has ended since.
@@ -103,7 +108,8 @@ pub(super) fn status(pid: u32, key: &str) -> Result<Option<String>> {
     Ok(line.map(|line| line.trim().to_owned()))
 }
 
-/// The user that a process belongs to; none, if its real, effective and saved user are not the same one.
+/// The user that a process belongs to; none, if its real, effective and saved user are not the same
+/// one.
 ///
 /// # Errors
 /// [`ErrorKind::Gone`]; [`ErrorKind::Io`]: it cannot be read now.

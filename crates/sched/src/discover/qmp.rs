@@ -19,7 +19,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 const MAX_LINES: usize = 1000;
 const MAX_BYTES: u64 = 4 << 20;
 
-/// The vCPU threads of the QEMU that is process `pid` and has its QMP socket at `path` (`-qmp unix:PATH,server=on,wait=off`).
+/// The vCPU threads of the QEMU that is process `pid` and has its QMP socket at `path`
+/// (`-qmp unix:PATH,server=on,wait=off`).
 ///
 /// # Errors
 /// [`ErrorKind::Io`]: no process answers there. [`ErrorKind::Protocol`]: the answer makes no sense,
@@ -35,8 +36,10 @@ pub fn vcpus_by_qmp(pid: u32, path: &Path) -> Result<Vec<VcpuThreads>> {
 /// As [`vcpus_by_qmp`], and [`ErrorKind::Gone`]: the process has ended.
 pub(super) fn machine_at(path: &Path) -> Result<(ProcessId, Vec<VcpuThreads>)> {
     let stream = UnixStream::connect(path).map_err(|error| failed(path, error))?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream).map_err(|error| failed(path, error.into()))?;
-    // The answer is not asked whose threads these are: a machine could have another's threads scheduled as its own.
+    let peer = rustix::net::sockopt::socket_peercred(&stream)
+        .map_err(|error| failed(path, error.into()))?;
+    // The answer is not asked whose threads these are: a machine could have another's threads
+    // scheduled as its own.
     let process = proc::process(peer.pid.as_raw_nonzero().get().unsigned_abs())?;
     let vcpus = vcpus_of(process.pid, path, stream)?;
     proc::check(process)?;
@@ -47,21 +50,28 @@ fn failed(path: &Path, error: std::io::Error) -> Error {
     let path = path.display();
     let what = match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused => {
-            format!("{path}: no QEMU listens there; start it with -qmp unix:{path},server=on,wait=off")
+            format!(
+                "{path}: no QEMU listens there; start it with -qmp unix:{path},server=on,wait=off"
+            )
         }
         std::io::ErrorKind::PermissionDenied => {
-            format!("{path}: this user may not connect there; run vlane as the socket's owner, or as root")
+            format!(
+                "{path}: this user may not connect there; run vlane as the socket's owner, or as \
+                 root"
+            )
         }
         // EAGAIN at the end of the time limit adds no information.
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
             let what = format!(
-                "{path}: QEMU has not answered for {} s: is it stopped? It serves one QMP client at a time; give this scheduler a separate socket",
+                "{path}: QEMU has not answered for {} s: is it stopped? It serves one QMP client \
+                 at a time; give this scheduler a separate socket",
                 LIMIT.as_secs()
             );
             return Error::new(ErrorKind::Io, what);
         }
         _ => format!(
-            "{path}: no answer from QEMU; it serves one QMP client at a time; give this scheduler a separate socket"
+            "{path}: no answer from QEMU; it serves one QMP client at a time; give this scheduler \
+             a separate socket"
         ),
     };
     Error::caused_by(ErrorKind::Io, what, error)
@@ -81,7 +91,10 @@ fn vcpus_of(pid: u32, path: &Path, stream: UnixStream) -> Result<Vec<VcpuThreads
                 return Ok(result.clone());
             }
             if let Some(error) = answer.get("error") {
-                return Err(std::io::Error::other(format!("{command}: {}", printable(&error.to_string()))));
+                return Err(std::io::Error::other(format!(
+                    "{command}: {}",
+                    printable(&error.to_string())
+                )));
             }
         }
         Err(std::io::ErrorKind::UnexpectedEof.into())
@@ -91,7 +104,8 @@ fn vcpus_of(pid: u32, path: &Path, stream: UnixStream) -> Result<Vec<VcpuThreads
     parse(pid, &cpus)
         .filter(|vcpus| vcpus.iter().flat_map(|vcpu| &vcpu.tids).all(|tid| is_thread(pid, *tid)))
         .ok_or_else(|| {
-            let what = format!("{}: the answer does not name threads of process {pid}", path.display());
+            let what =
+                format!("{}: the answer does not name threads of process {pid}", path.display());
             Error::new(ErrorKind::Protocol, what)
         })
 }
@@ -148,6 +162,9 @@ mod tests {
     #[test]
     fn dead_socket_error_names_path_and_remedy() {
         let error = machine_at(Path::new("/nonexistent/qmp.sock")).unwrap_err();
-        assert!(error.kind() == ErrorKind::Io && error.to_string().contains("-qmp unix:"), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Io && error.to_string().contains("-qmp unix:"),
+            "{error}"
+        );
     }
 }

@@ -24,7 +24,8 @@ const MAX_CHILDREN: usize = 256;
 pub(super) fn is_one(pid: u32) -> Result<bool> {
     let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let is_kernel = ["linux", "vmlinux", "linux.uml"].contains(&name.trim_end_matches(" (deleted)"))
+    let is_kernel = ["linux", "vmlinux", "linux.uml"]
+        .contains(&name.trim_end_matches(" (deleted)"))
         || name.ends_with("uml");
     // A program of that name is one only if it was started as one.
     let words = match vlane_socket::command_line(pid) {
@@ -32,8 +33,16 @@ pub(super) fn is_one(pid: u32) -> Result<bool> {
         words => words.unwrap_or_default(),
     };
     let mut words = words.split(|byte| *byte == 0).skip(1);
-    let options: [&[u8]; 8] =
-        [b"mem=", b"umid=", b"uml_dir=", b"ubd", b"root=", b"initrd=", b"virtio_uml.", b"rootfstype="];
+    let options: [&[u8]; 8] = [
+        b"mem=",
+        b"umid=",
+        b"uml_dir=",
+        b"ubd",
+        b"root=",
+        b"initrd=",
+        b"virtio_uml.",
+        b"rootfstype=",
+    ];
     Ok(is_kernel && words.any(|word| options.iter().any(|option| word.starts_with(option))))
 }
 
@@ -72,7 +81,10 @@ pub(super) struct Tasks {
 fn children(pid: u32) -> Result<Vec<u32>> {
     match fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")) {
         Ok(list) => {
-            return Ok(list.split_ascii_whitespace().filter_map(|child| child.parse().ok()).collect());
+            return Ok(list
+                .split_ascii_whitespace()
+                .filter_map(|child| child.parse().ok())
+                .collect());
         }
         // A kernel without CONFIG_PROC_CHILDREN, or the process is gone.
         Err(error) if is_gone(&error) => {}

@@ -9,7 +9,8 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A struct, which has to have this size: another one means that program and object are of different versions.
+    /// A struct, which has to have this size: another one means that program and object are of
+    /// different versions.
     pub(crate) fn new(bytes: &'a [u8], what: &str, size: usize) -> Result<Self> {
         if bytes.len() == size {
             return Ok(Self { bytes });

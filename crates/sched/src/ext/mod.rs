@@ -64,8 +64,8 @@ pub fn open(options: Options) -> Result<Box<dyn Vehicle>> {
         let _ = options;
         Err(Error::new(
             ErrorKind::Unsupported,
-            "sched_ext: this vlane was built without it; build it with `cargo build --features sched-ext` \
-             (needs make, pkg-config, libelf-dev and zlib1g-dev)",
+            "sched_ext: this vlane was built without it; build it with `cargo build --features \
+             sched-ext` (needs make, pkg-config, libelf-dev and zlib1g-dev)",
         ))
     }
 }

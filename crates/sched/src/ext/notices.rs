@@ -5,7 +5,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// Size of `struct told`, bytes.
 const TOLD: usize = 432;
-/// `SCX_EXIT_ERROR_STALL` in `kernel/sched/ext_internal.h`: a thread waited longer than the timeout.
+/// `SCX_EXIT_ERROR_STALL` in `kernel/sched/ext_internal.h`: a thread waited longer than the
+/// timeout.
 const STALL: i32 = 1026;
 /// `SCX_EXIT_SYSRQ`.
 const SYSRQ: i32 = 67;
@@ -45,9 +46,9 @@ impl Exit {
     /// The reason why the scheduler has ended, and the fate of the threads.
     pub(crate) fn error(&self) -> Error {
         let why = match self.kind {
-            STALL => "a vCPU did not get a CPU for too long, and the kernel's watchdog ended it; tasks of SCHED_OTHER or \
-                      real-time tasks keep the CPUs from it (they come before sched_ext): give them less, or take \
-                      --vehicle realtime"
+            STALL => "a vCPU did not get a CPU for too long, and the kernel's watchdog ended it; \
+                      tasks of SCHED_OTHER or real-time tasks keep the CPUs from it (they come \
+                      before sched_ext): give them less, or take --vehicle realtime"
                 .to_string(),
             SYSRQ => "it was ended with SysRq-S".to_string(),
             kind if UNREGISTERED.contains(&kind) => "it was taken out from outside".to_string(),
@@ -55,12 +56,16 @@ impl Exit {
         };
         let told = [self.reason.as_str(), self.message.as_str()];
         let told: Vec<&str> = told.into_iter().filter(|text| !text.is_empty()).collect();
-        let told =
-            if told.is_empty() { String::new() } else { format!(" (the kernel: {})", told.join("; ")) };
+        let told = if told.is_empty() {
+            String::new()
+        } else {
+            format!(" (the kernel: {})", told.join("; "))
+        };
         Error::new(
             ErrorKind::Gone,
             format!(
-                "sched_ext: the scheduler is no longer loaded: {why}{told}; the vCPUs are scheduled as ordinary threads again"
+                "sched_ext: the scheduler is no longer loaded: {why}{told}; the vCPUs are \
+                 scheduled as ordinary threads again"
             ),
         )
     }
@@ -82,7 +87,9 @@ mod tests {
         assert_eq!(told.moved, 3);
         let text = told.exit.unwrap().error().to_string();
         assert!(
-            text.contains("watchdog") && text.contains("runnable task") && text.contains("realtime"),
+            text.contains("watchdog")
+                && text.contains("runnable task")
+                && text.contains("realtime"),
             "{text}"
         );
         assert!(Told::read(&bytes[1..]).unwrap_err().to_string().contains("431 bytes"));

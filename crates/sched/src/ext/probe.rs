@@ -41,7 +41,8 @@ fn state_in(root: &Path) -> Presence {
     match state.trim() {
         "disabled" => Presence::Disabled,
         state => {
-            let ops = fs::read_to_string(at.join("root/ops")).unwrap_or_default().trim().to_string();
+            let ops =
+                fs::read_to_string(at.join("root/ops")).unwrap_or_default().trim().to_string();
             Presence::Busy { state: state.to_string(), ops }
         }
     }
@@ -51,29 +52,35 @@ fn state_in(root: &Path) -> Presence {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`] or [`ErrorKind::Permission`]: what is missing, how to check it, and what to do.
+/// [`ErrorKind::Unsupported`] or [`ErrorKind::Permission`]: what is missing, how to check it, and
+/// what to do.
 pub fn probe() -> Result<()> {
     probe_in(Path::new("/"))
 }
 
 fn probe_in(root: &Path) -> Result<()> {
-    let unsupported = |text: String| Err(Error::new(ErrorKind::Unsupported, format!("sched_ext: {text}")));
+    let unsupported =
+        |text: String| Err(Error::new(ErrorKind::Unsupported, format!("sched_ext: {text}")));
     match state_in(root) {
         Presence::Missing => return unsupported(no_kernel(root)),
         Presence::Disabled => {}
         Presence::Busy { state, ops } => {
-            let name =
-                if ops.is_empty() { "another scheduler".into() } else { format!("the scheduler {ops:?}") };
+            let name = if ops.is_empty() {
+                "another scheduler".into()
+            } else {
+                format!("the scheduler {ops:?}")
+            };
             return unsupported(format!(
-                "{name} is loaded already ({state}), and a kernel has one at a time; end the program that loaded it \
-                 (/sys/kernel/sched_ext/root/ops has its name), or take the other vehicle: --vehicle realtime"
+                "{name} is loaded already ({state}), and a kernel has one at a time; end the \
+                 program that loaded it (/sys/kernel/sched_ext/root/ops has its name), or take \
+                 the other vehicle: --vehicle realtime"
             ));
         }
     }
     if !root.join("sys/kernel/btf/vmlinux").exists() {
         return unsupported(
-            "this kernel does not describe its types (no /sys/kernel/btf/vmlinux), so no scheduler can be loaded; \
-             it takes a kernel built with CONFIG_DEBUG_INFO_BTF=y"
+            "this kernel does not describe its types (no /sys/kernel/btf/vmlinux), so no \
+             scheduler can be loaded; it takes a kernel built with CONFIG_DEBUG_INFO_BTF=y"
                 .into(),
         );
     }
@@ -82,16 +89,16 @@ fn probe_in(root: &Path) -> Result<()> {
         return Err(Error::new(
             ErrorKind::Permission,
             format!(
-                "sched_ext: loading a scheduler and giving threads to it needs {}; run vlane as root, or give it the \
-                 capabilities (systemd: AmbientCapabilities=)",
+                "sched_ext: loading a scheduler and giving threads to it needs {}; run vlane as \
+                 root, or give it the capabilities (systemd: AmbientCapabilities=)",
                 missing.join(", ")
             ),
         ));
     }
     if !host::in_first_pid_namespace(root) {
         return unsupported(
-            "this process is in a separate PID namespace (a container), with other thread IDs than the kernel's; \
-             run vlane in the host's pid namespace (docker: --pid=host)"
+            "this process is in a separate PID namespace (a container), with other thread IDs \
+             than the kernel's; run vlane in the host's pid namespace (docker: --pid=host)"
                 .into(),
         );
     }
@@ -103,13 +110,13 @@ fn no_kernel(root: &Path) -> String {
     let why = if version < SINCE {
         "it came with Linux 6.12".to_string()
     } else {
-        "it was built without CONFIG_SCHED_CLASS_EXT=y (check: zgrep SCHED_CLASS_EXT /proc/config.gz, or \
-         grep SCHED_CLASS_EXT /boot/config-$(uname -r))"
+        "it was built without CONFIG_SCHED_CLASS_EXT=y (check: zgrep SCHED_CLASS_EXT \
+         /proc/config.gz, or grep SCHED_CLASS_EXT /boot/config-$(uname -r))"
             .to_string()
     };
     format!(
-        "this kernel, {release}, does not have it (no /sys/kernel/sched_ext): {why}; take a kernel that has it, or the \
-         vehicle that any kernel carries: --vehicle realtime"
+        "this kernel, {release}, does not have it (no /sys/kernel/sched_ext): {why}; take a \
+         kernel that has it, or the vehicle that any kernel carries: --vehicle realtime"
     )
 }
 
@@ -158,7 +165,8 @@ mod tests {
 
     #[test]
     fn missing_types_and_privileges_are_named() {
-        let (_, text) = told(&[("sys/kernel/sched_ext/state", "disabled\n"), ("proc/self/status", ALL)]);
+        let (_, text) =
+            told(&[("sys/kernel/sched_ext/state", "disabled\n"), ("proc/self/status", ALL)]);
         assert!(text.contains("CONFIG_DEBUG_INFO_BTF"), "{text}");
         let (kind, text) = told(&[
             ("sys/kernel/sched_ext/state", "disabled\n"),

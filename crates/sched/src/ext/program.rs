@@ -25,8 +25,9 @@ const MAX_CPUS: usize = 1024;
 /// The place of the flags of `struct sched_ext_ops` in `bpf/kernel.h`: after 15 operations.
 const FLAGS_AT: usize = 15 * 8;
 
-/// The flag with which the kernel asks the scheduler also about threads that may not change their CPU for the moment: Linux 6.14 and later
-/// put them back on it otherwise. Earlier ones always ask, and know no such flag: 0.
+/// The flag with which the kernel asks the scheduler also about threads that may not change their
+/// CPU for the moment: Linux 6.14 and later put them back on it otherwise. Earlier ones always ask,
+/// and know no such flag: 0.
 fn enqueues_bound_threads() -> u64 {
     const NAME: &str = "SCX_OPS_ENQ_MIGRATION_DISABLED";
     let Ok(btf) = Btf::from_vmlinux() else { return 0 };
@@ -84,19 +85,22 @@ impl Program {
             Ok(())
         })?;
         let runnable = |name: &str| {
-            let found = object.progs().find(|program| program.name() == name).ok_or_else(wrong_object)?;
+            let found =
+                object.progs().find(|program| program.name() == name).ok_or_else(wrong_object)?;
             let fd = found.as_fd().try_clone_to_owned();
             fd.map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))
         };
         let map = |name: &str| {
             let found = object.maps().find(|map| map.name() == name).ok_or_else(wrong_object)?;
-            MapHandle::try_from(&found).map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))
+            MapHandle::try_from(&found)
+                .map_err(|e| failed(ErrorKind::Io, "no file descriptor left", e))
         };
         let (boost, end_boost) = (runnable("boost")?, runnable("end_boost")?);
         let (account, open_account) = (runnable("account")?, runnable("open_account")?);
         let (vcpus, bases) = (map("vcpus")?, map("bases")?);
         let (vcpu_of_tid, told) = (map("vcpu_of_tid")?, map("told")?);
-        let mut ops = object.maps_mut().find(|map| map.name() == "loan").ok_or_else(wrong_object)?;
+        let mut ops =
+            object.maps_mut().find(|map| map.name() == "loan").ok_or_else(wrong_object)?;
         let link = ops
             .attach_struct_ops()
             .map_err(|e| refused(WHOSE, "the kernel does not take the scheduler", e))?;
@@ -114,7 +118,8 @@ impl Program {
         })
     }
 
-    /// Puts a vCPU before the others until it has used `ns` of CPU time, which is taken off its credits or not.
+    /// Puts a vCPU before the others until it has used `ns` of CPU time, which is taken off its
+    /// credits or not.
     pub(crate) fn boost(&self, id: VcpuId, ns: u64, is_charged: bool) -> Result<()> {
         let mut context = of_u32s(&[id.0, u32::from(is_charged)]);
         context.extend(of_u64s(&[ns, 0]));
@@ -142,7 +147,10 @@ impl Program {
         if from.i32() != 0 {
             return Err(Error::new(
                 ErrorKind::Invalid,
-                format!("sched_ext: vCPU {}: no account can be opened: there are {MAX_VCPUS} places", id.0),
+                format!(
+                    "sched_ext: vCPU {}: no account can be opened: there are {MAX_VCPUS} places",
+                    id.0
+                ),
             ));
         }
         Ok(())
@@ -169,8 +177,8 @@ impl Program {
         self.accounting(places, true, 0)
     }
 
-    /// Tells the first vCPUs' credits: what they have now and what was charged to them so far, together. `usual_ns`: what most of those
-    /// that contend have got.
+    /// Tells the first vCPUs' credits: what they have now and what was charged to them so far,
+    /// together. `usual_ns`: what most of those that contend have got.
     pub(crate) fn credit(&self, bases: &[i64], usual_ns: u64) -> Result<()> {
         for (place, base) in (0u32..).zip(bases) {
             self.bases
@@ -242,7 +250,9 @@ fn possible_cpus() -> Result<u32> {
     if cpus > MAX_CPUS {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            format!("sched_ext: this machine can have {cpus} CPUs; the BPF program knows {MAX_CPUS}"),
+            format!(
+                "sched_ext: this machine can have {cpus} CPUs; the BPF program knows {MAX_CPUS}"
+            ),
         ));
     }
     Ok(u32::try_from(cpus).unwrap_or(u32::MAX))

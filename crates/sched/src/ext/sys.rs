@@ -1,5 +1,5 @@
-//! The two system calls that no crate wraps: BPF_PROG_RUN on a file descriptor of any thread's, and the policy
-//! SCHED_EXT.
+//! The two system calls that no crate wraps: BPF_PROG_RUN on a file descriptor of any thread's, and
+//! the policy SCHED_EXT.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,9 +15,10 @@ pub(crate) fn run(program: BorrowedFd<'_>, context: &mut [u8]) -> io::Result<()>
         ctx_size_in: u32::try_from(context.len()).unwrap_or(u32::MAX),
         ..Default::default()
     };
-    // SAFETY: the options say their own size and point to `context` with its length; the kernel reads and writes it
-    // during the call only. It is exclusively borrowed.
-    let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+    // SAFETY: the options say their own size and point to `context` with its length; the kernel
+    // reads and writes it during the call only. It is exclusively borrowed.
+    let result =
+        unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }
 

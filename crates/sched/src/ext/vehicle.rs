@@ -69,8 +69,8 @@ struct Given {
     before: (i32, i32),
 }
 
-/// vCPUs in a sched_ext scheduler. Dropping it gives the threads back and unloads the scheduler; so does the kernel when
-/// this process is killed.
+/// vCPUs in a sched_ext scheduler. Dropping it gives the threads back and unloads the scheduler; so
+/// does the kernel when this process is killed.
 #[derive(Debug)]
 pub struct SchedExt {
     book: Book,
@@ -193,7 +193,8 @@ impl SchedExt {
         let start = thread.start();
         let before = sys::policy_of(tid).map_err(|e| refused(&vcpu.name, tid, e))?;
         let class = Class::of(before.0.unsigned_abs());
-        // No other scheduler is loaded: such a thread was made by one of ours, or was left by a scheduler that was killed.
+        // No other scheduler is loaded: such a thread was made by one of ours, or was left by a
+        // scheduler that was killed.
         let is_ext = before.0 == sys::SCHED_EXT;
         if !is_ext && !adopt::is_ordinary(class) {
             return Err(adopt::left_alone(&vcpu.name, tid, class));
@@ -213,7 +214,8 @@ impl SchedExt {
             }
             let _ = sys::set_policy(tid, before);
             is_it.map_err(|e| refused(&vcpu.name, tid, e))?;
-            let text = format!("sched_ext: {}: thread {tid} of process {} has ended", vcpu.name, vcpu.pid);
+            let text =
+                format!("sched_ext: {}: thread {tid} of process {} has ended", vcpu.name, vcpu.pid);
             Err(Error::new(ErrorKind::Gone, text))
         });
         if done.is_err() {
@@ -228,8 +230,9 @@ impl SchedExt {
             self.program.seen(id).map(|seen| (seen.tids, seen.untracked)).unwrap_or_default();
         if untracked > 0 {
             tracing::warn!(
-                "sched_ext: vCPU {}: {untracked} more threads were made than are followed; those that still run keep the \
-                 policy SCHED_EXT, which is as good as ordinary without a scheduler",
+                "sched_ext: vCPU {}: {untracked} more threads were made than are followed; those \
+                 that still run keep the policy SCHED_EXT, which is as good as ordinary without a \
+                 scheduler",
                 id.0
             );
         }
@@ -250,7 +253,8 @@ impl SchedExt {
             let before = given.map_or((libc::SCHED_OTHER, 0), |given| given.before);
             if let Err(e) = sys::set_policy(tid, before) {
                 tracing::warn!(
-                    "sched_ext: thread {tid} keeps the policy SCHED_EXT, which is as good as ordinary: {e}"
+                    "sched_ext: thread {tid} keeps the policy SCHED_EXT, which is as good as \
+                     ordinary: {e}"
                 );
             }
         }
@@ -264,10 +268,12 @@ impl SchedExt {
         // The number of waiting vCPUs, and the time since when one with credits has waited. Others
         // of ours do not come before it for long.
         let (mut waiting, mut entitled_since) = (0_u64, u64::MAX);
-        let first_in_line = i64::try_from(self.options.params.credit_max_ns / 2).unwrap_or(i64::MAX);
+        let first_in_line =
+            i64::try_from(self.options.params.credit_max_ns / 2).unwrap_or(i64::MAX);
         let mut stuck = Vec::new();
         for (id, seen) in all {
-            let Some(member) = self.members.get_mut(id.into_index()).and_then(Option::as_mut) else {
+            let Some(member) = self.members.get_mut(id.into_index()).and_then(Option::as_mut)
+            else {
                 continue;
             };
             pool += seen.used_ns - std::mem::replace(&mut member.used_ns, seen.used_ns);
@@ -287,8 +293,13 @@ impl SchedExt {
         if self.sheltered_until.is_none() {
             self.free(&stuck);
         }
-        // A tenth of a CPU between all is next to none. So is a tenth of the CPUs that they could use, when one waits that is entitled.
-        let usable = if now.saturating_sub(entitled_since) < STARVES_NS { 1 } else { waiting.min(self.cpus) };
+        // A tenth of a CPU between all is next to none. So is a tenth of the CPUs that they could
+        // use, when one waits that is entitled.
+        let usable = if now.saturating_sub(entitled_since) < STARVES_NS {
+            1
+        } else {
+            waiting.min(self.cpus)
+        };
         self.shelter(now, waits, pool, elapsed / 10 * usable.max(1));
         self.book.account_all(now, pool);
         let base = |(place, member): (u32, &Option<Member>)| {
@@ -296,7 +307,8 @@ impl SchedExt {
             credit_ns.saturating_add_unsigned(member.as_ref().map_or(0, |member| member.charged_ns))
         };
         let bases: Vec<i64> = (0u32..).zip(&self.members).map(base).collect();
-        let mut got: Vec<u64> = self.book.allotments().iter().copied().filter(|&ns| ns > 0).collect();
+        let mut got: Vec<u64> =
+            self.book.allotments().iter().copied().filter(|&ns| ns > 0).collect();
         got.sort_unstable();
         let usual = got.get(got.len() / 2).copied().unwrap_or(0);
         self.program.credit(&bases, usual)
@@ -306,7 +318,13 @@ impl SchedExt {
     /// while, which compete with them. One alone would only be one more that keeps the others from
     /// the CPUs. A vCPU that waits because it has used more than its share is no case of this: then
     /// others of ours run.
-    fn shelter(&mut self, now: u64, waits_since: Option<(u64, VcpuId)>, used_ns: u64, next_to_none_ns: u64) {
+    fn shelter(
+        &mut self,
+        now: u64,
+        waits_since: Option<(u64, VcpuId)>,
+        used_ns: u64,
+        next_to_none_ns: u64,
+    ) {
         if let Some(until) = self.sheltered_until {
             if now >= until {
                 self.sheltered_until = None;
@@ -327,11 +345,13 @@ impl SchedExt {
         self.sheltered += 1;
         if self.warned.is_none_or(|warned| now.saturating_sub(warned) >= WARN_EVERY_NS) {
             self.warned = Some(now);
-            let name = self.member(id).map_or_else(|_| id.0.to_string(), |member| member.name.clone());
+            let name =
+                self.member(id).map_or_else(|_| id.0.to_string(), |member| member.name.clone());
             tracing::warn!(
-                "sched_ext: {name} got no CPU for {} ms: ordinary or real-time tasks, which come before sched_ext, use all that the \
-                 vCPUs may run on; the vCPUs compete with them as ordinary threads for {} ms now, without boosts. Give those \
-                 tasks less, or take --vehicle realtime",
+                "sched_ext: {name} got no CPU for {} ms: ordinary or real-time tasks, which come \
+                 before sched_ext, use all that the vCPUs may run on; the vCPUs compete with them \
+                 as ordinary threads for {} ms now, without boosts. Give those tasks less, or \
+                 take --vehicle realtime",
                 waited / MS,
                 length / MS
             );
@@ -359,7 +379,8 @@ impl SchedExt {
         for member in members {
             for &Given { tid, start, before } in &member.threads {
                 let policy = if scheduler { (sys::SCHED_EXT, 0) } else { before };
-                let is_ours = || sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
+                let is_ours =
+                    || sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
                 let may = || if scheduler { adopt::is_ordinary_now(tid) } else { is_ours() };
                 // A thread that has gone meanwhile needs neither, nor does one that was made
                 // real-time.
@@ -381,13 +402,19 @@ impl Vehicle for SchedExt {
 
     fn add(&mut self, vcpu: &VcpuThreads, claim: Claim) -> Result<VcpuId> {
         let id = self.book.open(claim);
-        let added = self.program.open_account(id, true).map_err(|error| (Vec::new(), error)).and_then(|()| {
-            adopt::all(vcpu, |tid| {
-                let given = self.adopt(vcpu, tid, id)?;
-                let left = given.before.0 == sys::SCHED_EXT;
-                Ok(Given { before: if left { (libc::SCHED_OTHER, 0) } else { given.before }, ..given })
-            })
-        });
+        let added =
+            self.program.open_account(id, true).map_err(|error| (Vec::new(), error)).and_then(
+                |()| {
+                    adopt::all(vcpu, |tid| {
+                        let given = self.adopt(vcpu, tid, id)?;
+                        let left = given.before.0 == sys::SCHED_EXT;
+                        Ok(Given {
+                            before: if left { (libc::SCHED_OTHER, 0) } else { given.before },
+                            ..given
+                        })
+                    })
+                },
+            );
         let threads = match added {
             Ok(threads) => threads,
             Err((threads, error)) => {
@@ -429,7 +456,8 @@ impl Vehicle for SchedExt {
                 continue;
             }
             match self.adopt(vcpu, tid, id) {
-                // Made by a thread that is ours it is ours from its first moment; it was meant to be like its parent.
+                // Made by a thread that is ours it is ours from its first moment; it was meant to
+                // be like its parent.
                 Ok(given) if given.before.0 == sys::SCHED_EXT => {
                     let before = known.first().map_or((libc::SCHED_OTHER, 0), |given| given.before);
                     threads.push(Given { before, ..given });
@@ -450,8 +478,11 @@ impl Vehicle for SchedExt {
     }
 
     fn remove(&mut self, id: VcpuId) -> Result<()> {
-        let member =
-            self.members.get_mut(id.into_index()).and_then(Option::take).ok_or_else(|| no_such(id))?;
+        let member = self
+            .members
+            .get_mut(id.into_index())
+            .and_then(Option::take)
+            .ok_or_else(|| no_such(id))?;
         self.give_all_back(id, &member.threads);
         self.book.close(id);
         self.program.open_account(id, false)
@@ -488,7 +519,8 @@ impl Vehicle for SchedExt {
         }
         if now >= self.next_accounting {
             self.account_all(now)?;
-            // The next one is due a period after the last was, unless that has passed: then there is none to make up for.
+            // The next one is due a period after the last was, unless that has passed: then there
+            // is none to make up for.
             let period = self.book.params().period_ns;
             self.next_accounting = if now < self.next_accounting + period {
                 self.next_accounting + period
@@ -509,7 +541,8 @@ impl Vehicle for SchedExt {
 
     fn is_gone(&self, id: VcpuId) -> bool {
         let Ok(member) = self.member(id) else { return true };
-        let ours = |&tid: &u32| sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
+        let ours =
+            |&tid: &u32| sys::policy_of(tid).is_ok_and(|(policy, _)| policy == sys::SCHED_EXT);
         // Threads made by them count as well.
         !member.threads.iter().any(may_be)
             && self.program.seen(id).is_ok_and(|seen| !seen.tids.iter().any(ours))

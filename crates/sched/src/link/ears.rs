@@ -54,7 +54,8 @@ impl Allowance {
     fn spend(&mut self, cost: u64, now: u64) -> Option<u64> {
         let most = self.most();
         let passed = self.at.map_or(KEPT_NS, |at| now.saturating_sub(at));
-        let earned = i64::try_from(u128::from(passed) * u128::from(self.rate) / u128::from(SECOND_NS));
+        let earned =
+            i64::try_from(u128::from(passed) * u128::from(self.rate) / u128::from(SECOND_NS));
         let earned = earned.unwrap_or(i64::MAX);
         // A time too short to earn anything counts the next time.
         if earned > 0 || self.at.is_none() {
@@ -143,7 +144,8 @@ impl AsFd for Ears {
 
 impl Ears {
     pub(super) fn new() -> Result<Self> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("no epoll".to_owned()))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("no epoll".to_owned()))?;
         Ok(Self {
             epoll,
             ears: BTreeMap::new(),
@@ -175,7 +177,8 @@ impl Ears {
         self.ready.remove(&session.0);
     }
 
-    /// Lets a session's lanes mark completions of these classes from now on; [`Classes::NONE`]: no longer.
+    /// Lets a session's lanes mark completions of these classes from now on; [`Classes::NONE`]: no
+    /// longer.
     pub fn arm(&mut self, session: SessionId, classes: Classes) {
         if let Some(ear) = self.ears.get(&session.0) {
             ear.arm(classes);
@@ -239,7 +242,8 @@ impl Ears {
             let cost = 1 + marks + u64::from(ear.watch.lanes()) / LANES;
             let mut pause = ear.allowance.spend(cost, now);
             if ear.user != 0 {
-                let of_user = self.users.entry(ear.user).or_insert_with(|| Allowance::new(PER_USER));
+                let of_user =
+                    self.users.entry(ear.user).or_insert_with(|| Allowance::new(PER_USER));
                 pause = pause.max(of_user.spend(cost, now));
             }
             if let Some(until) = pause {
@@ -279,7 +283,8 @@ mod tests {
         (Ear::new(user, wake, watch), others)
     }
 
-    /// Sessions of these users all write their eventfds whenever the loop looks, every 10 us; how often it finds one in a second.
+    /// Sessions of these users all write their eventfds whenever the loop looks, every 10 us; how
+    /// often it finds one in a second.
     fn looks(users: &[u32]) -> u64 {
         let mut ears = Ears::new().unwrap();
         let mut wakes = Vec::new();

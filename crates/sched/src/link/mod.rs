@@ -336,11 +336,14 @@ impl Door {
             }
         }
         let now = Instant::now();
-        let late = |session: &Session| matches!(session.stage, Stage::Silent { until } if until <= now);
+        let late =
+            |session: &Session| matches!(session.stage, Stage::Silent { until } if until <= now);
         let before = self.sessions.len();
         self.sessions.retain(|_, session| !late(session));
         for _ in self.sessions.len()..before {
-            notices.push(Notice::Refused { why: "a back end connected and sent no message".to_owned() });
+            notices.push(Notice::Refused {
+                why: "a back end connected and sent no message".to_owned(),
+            });
         }
         Ok(notices)
     }
@@ -376,7 +379,8 @@ impl Door {
             if is_scarce(&socket) {
                 // The last descriptors are for clients that ask for the state, and for looking at
                 // machines.
-                let why = "the scheduler has no file descriptor left for one more session".to_owned();
+                let why =
+                    "the scheduler has no file descriptor left for one more session".to_owned();
                 let _ = Message::Refused(why).send(&socket, None);
                 return self.close_for_now(&no_descriptor());
             }
@@ -434,7 +438,8 @@ impl Door {
                 let (session, backend, user) = (SessionId(id), session.pid, ear.user());
                 let (name, has_express) = (printable(&name).to_string(), ear.has_express());
                 self.ears.push((session, ear));
-                let registered = Registered { session, process, backend, user, vcpus, name, has_express };
+                let registered =
+                    Registered { session, process, backend, user, vcpus, name, has_express };
                 notices.push(Notice::Joined(registered));
             }
             Err(refusal) => {
@@ -455,7 +460,8 @@ impl Door {
         }
     }
 
-    /// Ends a session from this side, for example because its machine is gone. Its back end will try again.
+    /// Ends a session from this side, for example because its machine is gone. Its back end will
+    /// try again.
     pub fn dismiss(&mut self, session: SessionId) {
         self.sessions.remove(&session.0);
         self.ears.retain(|(new, _)| *new != session);
@@ -487,13 +493,14 @@ impl std::fmt::Display for Refusal {
         match self {
             Refusal::NotAdopted { pid, owner: Some(owner) } => write!(
                 f,
-                "process {pid} belongs to user {owner}, whose machines this scheduler does not adopt: start it with --adopt {owner} or \
-                 --adopt all, or name the machine with --pid"
+                "process {pid} belongs to user {owner}, whose machines this scheduler does not \
+                 adopt: start it with --adopt {owner} or --adopt all, or name the machine with \
+                 --pid"
             ),
             Refusal::NotAdopted { pid, owner: None } => write!(
                 f,
-                "process {pid} has several user IDs, and this scheduler adopts the machines of some users only: start it with \
-                 --adopt all, or name the machine with --pid"
+                "process {pid} has several user IDs, and this scheduler adopts the machines of \
+                 some users only: start it with --adopt all, or name the machine with --pid"
             ),
             Refusal::Other(why) => f.write_str(why),
         }
@@ -511,7 +518,11 @@ fn register(
     let pid = hello.process.pid;
     let owner = discover::user_of(hello.process).map_err(|error| error.to_string())?;
     if session.uid != 0 && owner != Some(session.uid) {
-        return Err(format!("process {pid} does not belong to the back end's user {}", session.uid).into());
+        return Err(format!(
+            "process {pid} does not belong to the back end's user {}",
+            session.uid
+        )
+        .into());
     }
     if !adopts(owner) {
         return Err(Refusal::NotAdopted { pid, owner });

@@ -83,7 +83,10 @@ mod tests {
         };
         let joined = |token, vcpu| Mark::Joined { token, vcpu, claim: Claim::of(9) };
         let (zero, one) = (vcpu(0, &[10]), vcpu(1, &[11]));
-        assert_eq!(compare(&[zero.clone(), one.clone()]), [joined(1, zero.clone()), joined(2, one.clone())]);
+        assert_eq!(
+            compare(&[zero.clone(), one.clone()]),
+            [joined(1, zero.clone()), joined(2, one.clone())]
+        );
         assert_eq!(compare(&[zero.clone(), one.clone()]), []);
         // A child of the first, as User-Mode Linux makes them.
         let more = vcpu(0, &[10, 20]);

@@ -23,7 +23,8 @@ use crate::realtime::{describe, monotonic_ns};
 use crate::thread::{Thread, is_gone, process_of};
 use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 
-/// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the guest's processes.
+/// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the
+/// guest's processes.
 const LOOK_NS: u64 = 20_000_000;
 /// A machine whose vCPUs were not recognized is looked for again after so long: it may not have
 /// made them yet.
@@ -69,7 +70,8 @@ struct Joined {
 
 /// Silences other sources' marks for back ends that announce their I/O themselves.
 pub trait Silence: Send {
-    /// Signals of the process `backend` to the machine that is process `machine` are ignored, or not any more.
+    /// Signals of the process `backend` to the machine that is process `machine` are ignored, or
+    /// not any more.
     fn silence(&self, backend: u32, machine: u32, silent: bool);
 }
 
@@ -88,7 +90,8 @@ pub struct Backends {
     sent_lanes: HashMap<(SessionId, u16), u64>,
     /// vCPUs that were announced to the loop, by token.
     joined: HashMap<u64, Joined>,
-    /// vCPUs that their users have no room for, by token: whose, and as what each is to join once there is.
+    /// vCPUs that their users have no room for, by token: whose, and as what each is to join once
+    /// there is.
     refused: BTreeMap<u64, (u32, Mark)>,
     /// Users already informed that they have reached the limit.
     told_users: BTreeSet<u32>,
@@ -98,7 +101,10 @@ pub struct Backends {
 
 impl std::fmt::Debug for Backends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Backends").field("door", &self.door).field("machines", &self.machines).finish()
+        f.debug_struct("Backends")
+            .field("door", &self.door)
+            .field("machines", &self.machines)
+            .finish()
     }
 }
 
@@ -127,13 +133,15 @@ impl Backends {
         })
     }
 
-    /// Starts the thread; what the event loop listens to from then on. It ends when that is dropped.
+    /// Starts the thread; what the event loop listens to from then on. It ends when that is
+    /// dropped.
     ///
     /// # Errors
     /// The system gives no thread.
     pub fn start(mut self) -> Result<Told> {
         let fail = |error| Error::caused_by(ErrorKind::Io, "no thread for registrations", error);
-        let told = self.told.take().ok_or_else(|| Error::new(ErrorKind::Gone, "it runs already"))?;
+        let told =
+            self.told.take().ok_or_else(|| Error::new(ErrorKind::Gone, "it runs already"))?;
         let stop = told.stop();
         std::thread::Builder::new()
             .name("sched-joins".into())
@@ -167,7 +175,8 @@ impl Backends {
             tv_nsec: left.subsec_nanos().into(),
         });
         let door = self.door.fd();
-        let mut fds = [PollFd::from_borrowed_fd(door, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        let mut fds =
+            [PollFd::from_borrowed_fd(door, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[1].revents().is_empty()),
             Err(error) => {
@@ -197,7 +206,8 @@ impl Backends {
         let room = self.room(user, token).min(wanted);
         if room < wanted && self.told_users.insert(user) {
             tracing::warn!(
-                "user {user} has {MAX_THREADS_PER_USER} threads of vCPUs scheduled; its others have to wait until one of these has left"
+                "user {user} has {MAX_THREADS_PER_USER} threads of vCPUs scheduled; its others \
+                 have to wait until one of these has left"
             );
         }
         vcpu.tids.truncate(room);
@@ -321,8 +331,9 @@ impl Backends {
                 tracing::info!("{}: its back end reports its I/O", registered.name);
                 if self.classes.is_express_only() && !registered.has_express {
                     tracing::warn!(
-                        "{}: none of its requests is ever express, so its completions never boost; start its `vlane serve` \
-                         with --classes order, shortest or on, or the scheduler with --completions all",
+                        "{}: none of its requests is ever express, so its completions never \
+                         boost; start its `vlane serve` with --classes order, shortest or on, or \
+                         the scheduler with --completions all",
                         registered.name
                     );
                 }
@@ -339,11 +350,15 @@ impl Backends {
                 self.lanes.retain(|(of, _), _| *of != session);
                 self.orders.send(Order::Gone(session));
                 for tracked in self.machines.values_mut() {
-                    if let Some(at) = tracked.sessions.iter().position(|known| known.session == session) {
-                        // The machine may live on, with another back end: it is let go when its process ends.
+                    if let Some(at) =
+                        tracked.sessions.iter().position(|known| known.session == session)
+                    {
+                        // The machine may live on, with another back end: it is let go when its
+                        // process ends.
                         let left = tracked.sessions.remove(at);
                         tracing::info!("{}: {why}", left.name);
-                        let others = tracked.sessions.iter().any(|other| other.backend == left.backend);
+                        let others =
+                            tracked.sessions.iter().any(|other| other.backend == left.backend);
                         if let Some(silence) = self.silence.as_ref().filter(|_| !others) {
                             silence.silence(left.backend, left.process.pid, false);
                         }
@@ -369,7 +384,8 @@ impl Backends {
             && !std::mem::replace(&mut tracked.told_more, true)
         {
             tracing::warn!(
-                "process {}: only {} of its vCPUs, and of each {} threads, are scheduled; the others have no boosts",
+                "process {}: only {} of its vCPUs, and of each {} threads, are scheduled; the \
+                 others have no boosts",
                 process.pid,
                 machine.vcpus().len(),
                 discover::MAX_THREADS
@@ -444,7 +460,9 @@ impl Backends {
         // One machine at a time: arrivals and departures must not wait for a look at all of them.
         let now = monotonic_ns();
         let due = self.machines.iter().filter(|(_, tracked)| tracked.look_at <= now);
-        if let Some(process) = due.min_by_key(|(_, tracked)| tracked.look_at).map(|(&process, _)| process) {
+        if let Some(process) =
+            due.min_by_key(|(_, tracked)| tracked.look_at).map(|(&process, _)| process)
+        {
             self.look(process, marks);
         }
         Ok(())
@@ -461,11 +479,13 @@ fn user_of(pid: u32) -> Option<u32> {
     }
 }
 
-/// A vCPU's threads, opened and taken for this scheduler; those that are `known` already as they are.
+/// A vCPU's threads, opened and taken for this scheduler; those that are `known` already as they
+/// are.
 fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>> {
     let mut opened = Vec::with_capacity(vcpu.tids.len());
     for &tid in &vcpu.tids {
-        if let Some(thread) = known.iter().find(|thread| thread.tid() == tid && !thread.has_ended()) {
+        if let Some(thread) = known.iter().find(|thread| thread.tid() == tid && !thread.has_ended())
+        {
             opened.push(Arc::clone(thread));
             continue;
         }
@@ -511,8 +531,11 @@ mod tests {
             backends.joined.insert(token, Joined { user, room: 1, threads: Vec::new() });
         }
         let vcpu = |name: &str, tids| VcpuThreads { pid, index: 0, tids, name: name.into() };
-        let joined =
-            |token, name: &str| Mark::Joined { token, vcpu: vcpu(name, vec![pid]), claim: Claim::of(pid) };
+        let joined = |token, name: &str| Mark::Joined {
+            token,
+            vcpu: vcpu(name, vec![pid]),
+            claim: Claim::of(pid),
+        };
         let mut tell = |mut marks: Vec<Mark>| {
             backends.tell(&mut marks).unwrap();
             told.collect(&mut marks).unwrap();

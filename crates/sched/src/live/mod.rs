@@ -24,7 +24,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::event::epoll;
 use rustix::thread::gettid;
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
 };
 use vlane_policy::loan::{Claim, VcpuId};
 
@@ -79,7 +80,8 @@ impl Vcpu {
         if ran > 0.0 || waited > 0.0 {
             return false;
         }
-        let mut threads = self.clocks.iter().filter_map(|thread| thread.is_stopped().ok()).peekable();
+        let mut threads =
+            self.clocks.iter().filter_map(|thread| thread.is_stopped().ok()).peekable();
         threads.peek().is_some() && threads.all(|is_stopped| is_stopped)
     }
 }
@@ -92,7 +94,8 @@ pub struct Daemon {
     sources: Vec<Option<Box<dyn Source>>>,
     vcpus: BTreeMap<VcpuId, Vcpu>,
     tokens: HashMap<(usize, u64), VcpuId>,
-    /// vCPUs whose threads have ended, by source and token, until the source says that they have left: they may have others yet.
+    /// vCPUs whose threads have ended, by source and token, until the source says that they have
+    /// left: they may have others yet.
     ended: HashMap<(usize, u64), Claim>,
     hub: Arc<Hub>,
     marks: Vec<Mark>,
@@ -138,13 +141,15 @@ impl Daemon {
         }
     }
 
-    /// Tells an event again while it is not served: for policies that lend. `boost_ns`: how long a boost lasts at the most.
+    /// Tells an event again while it is not served: for policies that lend. `boost_ns`: how long a
+    /// boost lasts at the most.
     pub fn telling_again(mut self, boost_ns: u64) -> Self {
         self.again = Some(Again::new(boost_ns));
         self
     }
 
-    /// Says in its state whose completions the back ends are to tell of; the source that hears them sees to it.
+    /// Says in its state whose completions the back ends are to tell of; the source that hears them
+    /// sees to it.
     pub const fn hearing_of(mut self, completions: Completions) -> Self {
         self.completions = completions;
         self
@@ -191,10 +196,18 @@ impl Daemon {
     }
 
     /// The same with threads that are opened and held already.
-    fn add_opened(&mut self, threads: VcpuThreads, claim: Claim, clocks: Vec<Arc<Thread>>) -> Result<VcpuId> {
+    fn add_opened(
+        &mut self,
+        threads: VcpuThreads,
+        claim: Claim,
+        clocks: Vec<Arc<Thread>>,
+    ) -> Result<VcpuId> {
         for vcpu in self.vcpus.values() {
             if let Some(tid) = threads.tids.iter().find(|tid| vcpu.threads.tids.contains(tid)) {
-                let text = format!("{}: thread {tid} belongs to {} already", threads.name, vcpu.threads.name);
+                let text = format!(
+                    "{}: thread {tid} belongs to {} already",
+                    threads.name, vcpu.threads.name
+                );
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
         }
@@ -240,7 +253,8 @@ impl Daemon {
     }
 
     fn used_by_all(&self) -> u64 {
-        let used = |&id: &VcpuId| self.vehicle.account(id).map_or(0, |account| account.totals.used_ns);
+        let used =
+            |&id: &VcpuId| self.vehicle.account(id).map_or(0, |account| account.totals.used_ns);
         self.vcpus.keys().map(used).sum()
     }
 
@@ -269,8 +283,9 @@ impl Daemon {
     pub fn raise() -> Result<()> {
         let me = gettid().as_raw_nonzero().get().unsigned_abs();
         sys::set(me, &Attr::round_robin(priority::DAEMON)).map_err(|error| {
-            let text = "the scheduler's own thread cannot be real-time: CAP_SYS_NICE is missing, or its cgroup has no real-time \
-                        budget (cpu.rt_runtime_us); no setting was changed";
+            let text = "the scheduler's own thread cannot be real-time: CAP_SYS_NICE is missing, \
+                        or its cgroup has no real-time budget (cpu.rt_runtime_us); no setting was \
+                        changed";
             Error::caused_by(ErrorKind::Permission, text, error)
         })
     }
@@ -283,8 +298,11 @@ impl Daemon {
     pub fn run(&mut self, stop: BorrowedFd<'_>) -> Result<Ending> {
         let failed = failed("the scheduler's event loop failed");
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&failed)?;
-        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
-            .map_err(&failed)?;
+        let timer = timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )
+        .map_err(&failed)?;
         let watch = |fd: BorrowedFd<'_>, name: u64| {
             epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
         };
@@ -300,7 +318,8 @@ impl Daemon {
         let mut was = own_cpu_ns();
         loop {
             let next = self.step(monotonic_ns(), &set)?;
-            if self.vcpus.is_empty() && !self.sources.iter().flatten().any(|source| source.may_bring_vcpus())
+            if self.vcpus.is_empty()
+                && !self.sources.iter().flatten().any(|source| source.may_bring_vcpus())
             {
                 return Ok(Ending::Alone);
             }
@@ -339,7 +358,8 @@ impl Daemon {
 
     /// Does what is due; when to come again.
     fn step(&mut self, now: u64, set: &impl AsFd) -> Result<u64> {
-        let due = |source: &Option<Box<dyn Source>>| source.as_ref().and_then(|source| source.deadline());
+        let due =
+            |source: &Option<Box<dyn Source>>| source.as_ref().and_then(|source| source.deadline());
         for number in 0..self.sources.len() {
             if due(&self.sources[number]).is_some_and(|deadline| deadline <= now) {
                 self.hear(set, number as u64);
@@ -508,7 +528,8 @@ impl Daemon {
         if let Some(known) = self.vcpus.get_mut(&id) {
             // Threads that stay, stay open: the open file has the thread.
             known.clocks.retain(|thread| vcpu.tids.contains(&thread.tid()) && !thread.has_ended());
-            let new = |thread: &Arc<Thread>| !known.clocks.iter().any(|old| old.tid() == thread.tid());
+            let new =
+                |thread: &Arc<Thread>| !known.clocks.iter().any(|old| old.tid() == thread.tid());
             let new: Vec<_> = opened.into_iter().filter(new).collect();
             known.clocks.extend(new);
             known.last = sum(&known.clocks);
@@ -518,7 +539,8 @@ impl Daemon {
         changed
     }
 
-    /// Opens a vCPU's threads as they are now. Those that it did not have before are taken from other schedulers first.
+    /// Opens a vCPU's threads as they are now. Those that it did not have before are taken from
+    /// other schedulers first.
     fn open_new(&self, id: VcpuId, vcpu: &VcpuThreads) -> Result<Vec<Arc<Thread>>> {
         let known = self.vcpus.get(&id).map_or(&[][..], |known| &known.clocks);
         let opened = open_all(vcpu)?;
@@ -533,7 +555,8 @@ impl Daemon {
 
     /// Lets vCPUs go whose threads have ended, and tells the state.
     fn look_around(&mut self, now: u64) {
-        let gone: Vec<VcpuId> = self.vcpus.keys().copied().filter(|&id| self.vehicle.is_gone(id)).collect();
+        let gone: Vec<VcpuId> =
+            self.vcpus.keys().copied().filter(|&id| self.vehicle.is_gone(id)).collect();
         for id in gone {
             if let Some(vcpu) = self.vcpus.get(&id) {
                 tracing::info!("{}: all its threads have ended; let go", vcpu.threads.name);
@@ -545,7 +568,8 @@ impl Daemon {
         for vcpu in self.vcpus.values_mut() {
             let clock = sum(&vcpu.clocks);
             let passed = state::us(now.saturating_sub(vcpu.last_at)).max(1.0);
-            let part = |now: u64, before: u64| state::us(now.saturating_sub(before)) / passed * 100.0;
+            let part =
+                |now: u64, before: u64| state::us(now.saturating_sub(before)) / passed * 100.0;
             vcpu.per_second =
                 (part(clock.ran_ns, vcpu.last.ran_ns), part(clock.waited_ns, vcpu.last.waited_ns));
             vcpu.last = clock;
@@ -564,34 +588,39 @@ impl Daemon {
     fn snapshot(&self, now: u64) -> Snapshot {
         let mut responses = Vec::with_capacity(self.vcpus.len());
         let all = self.used_by_all();
-        let claims: Vec<_> = self.vcpus.values().map(|vcpu| (vcpu.claim, vcpu.is_stopped())).collect();
+        let claims: Vec<_> =
+            self.vcpus.values().map(|vcpu| (vcpu.claim, vcpu.is_stopped())).collect();
         let entitled = entitled::percents(&claims);
-        let vcpus = self.vcpus.iter().zip(entitled).filter_map(|((&id, vcpu), entitled_percent)| {
-            let account = self.vehicle.account(id)?;
-            responses.push(vcpu.responses.clone());
-            let since = state::us(all.saturating_sub(vcpu.joined_all_ns)).max(1e-3);
-            Some(VcpuState {
-                name: vcpu.threads.name.clone(),
-                pid: vcpu.threads.pid,
-                index: vcpu.threads.index,
-                tids: vcpu.threads.tids.clone(),
-                user: vcpu.clocks.first().map_or(0, |thread| thread.user()),
-                weight: vcpu.claim.weight,
-                cpu_percent: vcpu.per_second.0,
-                ready_percent: vcpu.per_second.1,
-                share_percent: state::us(account.totals.used_ns) / since * 100.0,
-                entitled_percent,
-                ..VcpuState::of_account(&account, self.vehicle.is_held_back(id))
-            })
-        });
+        let vcpus =
+            self.vcpus.iter().zip(entitled).filter_map(|((&id, vcpu), entitled_percent)| {
+                let account = self.vehicle.account(id)?;
+                responses.push(vcpu.responses.clone());
+                let since = state::us(all.saturating_sub(vcpu.joined_all_ns)).max(1e-3);
+                Some(VcpuState {
+                    name: vcpu.threads.name.clone(),
+                    pid: vcpu.threads.pid,
+                    index: vcpu.threads.index,
+                    tids: vcpu.threads.tids.clone(),
+                    user: vcpu.clocks.first().map_or(0, |thread| thread.user()),
+                    weight: vcpu.claim.weight,
+                    cpu_percent: vcpu.per_second.0,
+                    ready_percent: vcpu.per_second.1,
+                    share_percent: state::us(account.totals.used_ns) / since * 100.0,
+                    entitled_percent,
+                    ..VcpuState::of_account(&account, self.vehicle.is_held_back(id))
+                })
+            });
         let counters = self.sources.iter().flatten().flat_map(|source| source.counters());
         let counters = self.vehicle.counters().into_iter().chain(counters);
         let counters = counters.map(|counter| (counter.name.into(), counter.value));
-        let counters = counters.chain(self.again.as_ref().map(|again| ("told_again".into(), again.count())));
+        let counters =
+            counters.chain(self.again.as_ref().map(|again| ("told_again".into(), again.count())));
         let vcpus = vcpus.collect();
         let state = DaemonState {
             schema: state::SCHEMA.into(),
-            time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64()),
+            time: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0.0, |time| time.as_secs_f64()),
             uptime: state::us(now.saturating_sub(self.began)) / 1e6,
             pid: std::process::id(),
             vehicle: self.vehicle.name().into(),
@@ -606,7 +635,8 @@ impl Daemon {
     }
 }
 
-/// Opens threads. One of several may have ended since they were found; the vehicle says whether all have.
+/// Opens threads. One of several may have ended since they were found; the vehicle says whether all
+/// have.
 fn open_all(vcpu: &VcpuThreads) -> Result<Vec<Arc<Thread>>> {
     let tids = adopt::first_of(vcpu);
     let mut opened = Vec::with_capacity(tids.len());

@@ -45,11 +45,13 @@ impl Ext {
     pub const fn words(self) -> &'static str {
         match self {
             Self::Missing => {
-                "this kernel has no sched_ext (/sys/kernel/sched_ext is not there; Linux 6.12 with CONFIG_SCHED_CLASS_EXT has it)"
+                "this kernel has no sched_ext (/sys/kernel/sched_ext is not there; Linux 6.12 with \
+                 CONFIG_SCHED_CLASS_EXT has it)"
             }
             Self::Free => "this kernel has sched_ext, and it is unused",
             Self::Taken => {
-                "another sched_ext scheduler is loaded (/sys/kernel/sched_ext/state); it is left alone"
+                "another sched_ext scheduler is loaded (/sys/kernel/sched_ext/state); it is left \
+                 alone"
             }
         }
     }

@@ -1,8 +1,9 @@
 //! The daemon's socket: people and programs ask for its state, and report events that no other
 //! source knows.
 //!
-//! A line per request, a line of JSON per answer: `state`, `watch` (once a second from then on), `event TID`,
-//! `served TID NANOSECONDS`. Threads of normal priority answer; the event loop only puts a new state in place.
+//! A line per request, a line of JSON per answer: `state`, `watch` (once a second from then on),
+//! `event TID`, `served TID NANOSECONDS`. Threads of normal priority answer; the event loop only
+//! puts a new state in place.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -51,7 +52,10 @@ impl Hub {
 
     /// The newest one.
     pub fn latest(&self) -> DaemonState {
-        self.latest.lock().map_or_else(|_| Arc::default(), |latest| Arc::clone(&latest.1)).finished()
+        self.latest
+            .lock()
+            .map_or_else(|_| Arc::default(), |latest| Arc::clone(&latest.1))
+            .finished()
     }
 }
 
@@ -63,23 +67,26 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Listens at a path. A file that a daemon left behind is replaced; one at which a daemon listens is not.
+    /// Listens at a path. A file that a daemon left behind is replaced; one at which a daemon
+    /// listens is not.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Invalid`]: another daemon is there. [`ErrorKind::Io`]: the path cannot be used.
     pub fn bind(path: &Path) -> Result<Self> {
         let fail = |error: io::Error| {
-            let text = format!("cannot listen at {}; name another place with --socket", path.display());
+            let text =
+                format!("cannot listen at {}; name another place with --socket", path.display());
             Error::caused_by(ErrorKind::Io, text, error)
         };
         // A process that may report events may boost: the owner only.
-        let place = Place::new(path, "--socket", "scheduler").access(Access::OWNER).making_directory();
+        let place =
+            Place::new(path, "--socket", "scheduler").access(Access::OWNER).making_directory();
         let (listener, file) = SocketFile::listen_stream(&place).map_err(|error| match error {
             ListenError::InUse { .. } => {
                 let text = format!(
-                    "a scheduler is running already: it listens at {}; look at it with `vlane sched status`, or name another \
-                     place with --socket",
+                    "a scheduler is running already: it listens at {}; look at it with `vlane \
+                     sched status`, or name another place with --socket",
                     path.display()
                 );
                 Error::new(ErrorKind::Invalid, text)
@@ -99,11 +106,13 @@ impl Socket {
     ///
     /// No thread can be started.
     pub fn serve(&self, hub: Arc<Hub>, poster: Poster) -> Result<()> {
-        let fail = |error: io::Error| Error::caused_by(ErrorKind::Io, "cannot serve the socket", error);
+        let fail =
+            |error: io::Error| Error::caused_by(ErrorKind::Io, "cannot serve the socket", error);
         let listener = self.listener.try_clone().map_err(fail)?;
         let accept = move || {
             let open = Arc::new(AtomicUsize::new(0));
-            let mut shortage = Shortage::new("questions for the scheduler's state are not answered");
+            let mut shortage =
+                Shortage::new("questions for the scheduler's state are not answered");
             let mut pause = |error: &io::Error| {
                 let now = Instant::now();
                 std::thread::sleep(shortage.refused(error, now).saturating_duration_since(now));
@@ -129,7 +138,9 @@ impl Socket {
                     let _ = converse(&stream, &hub, &poster);
                     open.fetch_sub(1, Ordering::Relaxed);
                 };
-                if let Err(error) = std::thread::Builder::new().name("sched-client".into()).spawn(converse) {
+                if let Err(error) =
+                    std::thread::Builder::new().name("sched-client".into()).spawn(converse)
+                {
                     began.fetch_sub(1, Ordering::Relaxed);
                     pause(&error);
                 }
@@ -202,7 +213,8 @@ impl Client {
         let fail = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                 let text = format!(
-                    "no scheduler listens at {}: start one with `vlane sched run`, or name its socket with --socket",
+                    "no scheduler listens at {}: start one with `vlane sched run`, or name its \
+                     socket with --socket",
                     path.display()
                 );
                 Error::new(ErrorKind::Gone, text)
@@ -214,12 +226,15 @@ impl Client {
                     |file| format!("user {}", std::os::unix::fs::MetadataExt::uid(&file)),
                 );
                 let text = format!(
-                    "{}: this socket is {owner}'s, and only {owner} and root may ask there; ask as one of them (sudo)",
+                    "{}: this socket is {owner}'s, and only {owner} and root may ask there; ask \
+                     as one of them (sudo)",
                     path.display()
                 );
                 Error::caused_by(ErrorKind::Permission, text, error)
             }
-            _ => Error::caused_by(ErrorKind::Io, format!("cannot talk to {}", path.display()), error),
+            _ => {
+                Error::caused_by(ErrorKind::Io, format!("cannot talk to {}", path.display()), error)
+            }
         };
         let mut stream = UnixStream::connect(path).map_err(fail)?;
         stream.set_read_timeout(Some(2 * PATIENCE)).map_err(fail)?;
@@ -250,8 +265,11 @@ impl Client {
             Error::caused_by(ErrorKind::Protocol, "the scheduler's answer is not understood", error)
         })?;
         if state.schema != super::state::SCHEMA {
-            let text =
-                format!("the scheduler speaks {:?}, this program {:?}", state.schema, super::state::SCHEMA);
+            let text = format!(
+                "the scheduler speaks {:?}, this program {:?}",
+                state.schema,
+                super::state::SCHEMA
+            );
             return Err(Error::new(ErrorKind::Protocol, text));
         }
         Ok(Some((line, state)))

@@ -39,7 +39,8 @@ impl Completions {
     }
 }
 
-/// Name and version of the format. The number rises when a reader of the older one would misunderstand the newer.
+/// Name and version of the format. The number rises when a reader of the older one would
+/// misunderstand the newer.
 pub const SCHEMA: &str = "vlane-sched-state/1";
 /// The last responses of a vCPU that are kept for their percentiles.
 const KEPT: usize = 1024;
@@ -114,7 +115,8 @@ pub struct VcpuState {
     pub index: u32,
     /// Its threads.
     pub tids: Vec<u32>,
-    /// `boost`, `under`, `over`, or `held-back` (over, and kept after the others until it has paid).
+    /// `boost`, `under`, `over`, or `held-back` (over, and kept after the others until it has
+    /// paid).
     pub state: String,
     /// Its machine's weight.
     pub weight: u32,

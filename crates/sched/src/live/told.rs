@@ -31,7 +31,8 @@ pub(super) enum Order {
     Gone(SessionId),
     /// The owners of the lanes' marks.
     Lanes(HashMap<(SessionId, u16), u64>),
-    /// For the daemon, and the threads of the vCPU that it is about. Both in one: what the loop hears of apart, it may take apart.
+    /// For the daemon, and the threads of the vCPU that it is about. Both in one: what the loop
+    /// hears of apart, it may take apart.
     Mark(Mark, Vec<Arc<Thread>>),
     /// No more orders will come.
     Failed(Error),
@@ -93,7 +94,8 @@ impl Told {
         let (bell, stop) = (Arc::new(new_bell()?), Arc::new(new_bell()?));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
         for (fd, name) in [(bell.as_fd(), 0), (ears.as_fd(), 1)] {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN).map_err(fail)?;
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
+                .map_err(fail)?;
         }
         let (sender, orders) = channel();
         let told = Self {

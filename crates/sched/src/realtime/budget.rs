@@ -1,7 +1,8 @@
 //! The share of the kernel's real-time budget that boosts may use.
 //!
-//! Linux lets real-time threads have `sched_rt_runtime_us` of every `sched_rt_period_us` (95 %), so that a host with a
-//! runaway real-time thread can still be saved. All boosts together, and the daemon itself, keep within a part of it.
+//! Linux lets real-time threads have `sched_rt_runtime_us` of every `sched_rt_period_us` (95 %), so
+//! that a host with a runaway real-time thread can still be saved. All boosts together, and the
+//! daemon itself, keep within a part of it.
 
 use std::path::Path;
 
@@ -43,10 +44,12 @@ impl Budget {
     fn of_files(dir: &Path, percent: u8, cpus: usize) -> Result<Self> {
         let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap_or_default();
         let (runtime, period) = (read("sched_rt_runtime_us"), read("sched_rt_period_us"));
-        // A kernel without these files has its own limit (since 6.12 the fair server: 5 % for the others).
+        // A kernel without these files has its own limit (since 6.12 the fair server: 5 % for the
+        // others).
         let limit = limit_ppm(&runtime, &period).unwrap_or(PPM * 95 / 100);
         if limit == 0 {
-            let text = "the kernel allows real-time threads no CPU time; `sysctl kernel.sched_rt_runtime_us=950000` is the usual setting";
+            let text = "the kernel allows real-time threads no CPU time; `sysctl \
+                        kernel.sched_rt_runtime_us=950000` is the usual setting";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
         Ok(Self::new(limit * u64::from(percent) / 100 * cpus as u64))

@@ -130,7 +130,8 @@ fn readable(fd: std::os::fd::BorrowedFd<'_>, within: Duration) -> io::Result<boo
     let until = Instant::now() + within;
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let timeout =
+            Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
         match poll(&mut fds, Some(&timeout)) {
             Ok(ready) => return Ok(ready > 0),
             // A signal is no answer.
@@ -140,8 +141,8 @@ fn readable(fd: std::os::fd::BorrowedFd<'_>, within: Duration) -> io::Result<boo
     }
 }
 
-/// The guard's life: `table` is the daemon's, standard input the pipe. Comes back when the daemon is gone and all is
-/// restored.
+/// The guard's life: `table` is the daemon's, standard input the pipe. Comes back when the daemon
+/// is gone and all is restored.
 ///
 /// # Errors
 ///
@@ -166,8 +167,9 @@ pub fn guard(table: &Path) -> Result<()> {
         reader => reader.map_err(fail)?,
     };
     let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
-    sys::set(me, &Attr::round_robin(priority::GUARD))
-        .map_err(|error| Error::caused_by(ErrorKind::Permission, "the guard cannot be real-time", error))?;
+    sys::set(me, &Attr::round_robin(priority::GUARD)).map_err(|error| {
+        Error::caused_by(ErrorKind::Permission, "the guard cannot be real-time", error)
+    })?;
     let mut out = io::stdout();
     // A daemon that is gone already does not read it; the loop below sees that.
     let _ = out.write_all(b"!").and_then(|()| out.flush());
@@ -188,7 +190,8 @@ pub fn guard(table: &Path) -> Result<()> {
     restored.failed = reader.restore().map_err(fail)?.failed;
     if restored.damaged > 0 {
         let text = format!(
-            "{}: {} of its entries make no sense: left alone, and the file is kept; `vlane sched repair` says more",
+            "{}: {} of its entries make no sense: left alone, and the file is kept; `vlane sched \
+             repair` says more",
             table.display(),
             restored.damaged
         );
@@ -196,7 +199,8 @@ pub fn guard(table: &Path) -> Result<()> {
     }
     if restored.failed > 0 {
         let text = format!(
-            "a changed priority remains with {}: the system does not let the guard restore them; `vlane sched repair`, as the scheduler's user with CAP_SYS_NICE, does",
+            "a changed priority remains with {}: the system does not let the guard restore them; \
+             `vlane sched repair`, as the scheduler's user with CAP_SYS_NICE, does",
             counted(restored.failed, "thread")
         );
         return Err(Error::new(ErrorKind::Permission, text));

@@ -5,6 +5,7 @@
 //! therefore *held back* (scheduled after all others) until it has paid. Every change is first
 //! written down in the [`table`], from which the [`guard`] restores it when this process is gone.
 
+mod boosts;
 pub mod budget;
 pub mod guard;
 mod payers;
@@ -19,11 +20,12 @@ use std::io;
 use std::sync::Arc;
 
 use rustix::thread::CapabilitySet;
-use vlane_policy::loan::{Account, Book, Claim, Decision, Denial, Doing, Goal, Params, Policy, VcpuId};
+use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Policy, VcpuId};
 
+use self::boosts::Boost;
 use self::budget::Budget;
 use self::guard::{Guard, GuardCommand};
-use self::payers::{Lack, Payer, Payers};
+use self::payers::{Payer, Payers};
 use self::table::Table;
 use self::take::refused;
 use crate::adopt;
@@ -43,8 +45,6 @@ pub mod priority {
     pub const GUARD: u32 = 3;
 }
 
-/// The most prolongations of a boost that has had no CPU yet (others were boosted before it).
-const PROLONGED: u32 = 20;
 /// Boosts pause for so long after a guard could not be started.
 const GUARD_AGAIN_NS: u64 = 1_000_000_000;
 
@@ -80,7 +80,8 @@ pub struct Settings {
     pub goal: Goal,
     /// Percent of the kernel's real-time budget that all boosts may use together.
     pub rt_percent: u8,
-    /// Percent of that for the machines of one user, root's and the scheduler's own excepted; and for one machine.
+    /// Percent of that for the machines of one user, root's and the scheduler's own excepted; and
+    /// for one machine.
     pub rt_shares: Shares,
     /// The way in which an indebted vCPU is held back.
     pub hold_back: HoldBack,
@@ -94,7 +95,8 @@ impl Settings {
     /// The settings that this program stands for.
     pub fn new(params: Params, goal: Goal) -> Self {
         // Under the authors' third scheduler boosts are free: there is no debt to pay back.
-        let hold_back = if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Nice };
+        let hold_back =
+            if params.policy == Policy::AlwaysBoost { HoldBack::Never } else { HoldBack::Nice };
         Self {
             params,
             goal,
@@ -105,15 +107,6 @@ impl Settings {
             paid_ns: 2_000_000,
         }
     }
-}
-
-/// A boost that is on.
-#[derive(Debug, Clone, Copy)]
-struct Boost {
-    deadline: u64,
-    ns: u64,
-    ran_before: u64,
-    prolonged: u32,
 }
 
 /// A thread of a vCPU.
@@ -137,14 +130,16 @@ struct Managed {
     boost: Option<Boost>,
     held_back: bool,
     complained: bool,
-    /// Some of its threads are not what they are to be: the system has refused. Tried again with the accounting.
+    /// Some of its threads are not what they are to be: the system has refused. Tried again with
+    /// the accounting.
     uneven: bool,
 }
 
 /// Numbers for people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Boosts that were not given because a real-time budget was used up: that of all, or one of the next two.
+    /// Boosts that were not given because a real-time budget was used up: that of all, or one of
+    /// the next two.
     pub denied_budget: u64,
     /// A user's.
     pub denied_user: u64,
@@ -202,11 +197,17 @@ pub struct RealTime {
 /// [`ErrorKind::Permission`]: no CAP_SYS_NICE. [`ErrorKind::Unsupported`]: no real-time budget.
 pub fn check() -> Result<()> {
     let sets = rustix::thread::capabilities(None).map_err(|error| {
-        Error::caused_by(ErrorKind::Io, "cannot ask for this process's capabilities", io::Error::from(error))
+        Error::caused_by(
+            ErrorKind::Io,
+            "cannot ask for this process's capabilities",
+            io::Error::from(error),
+        )
     })?;
     if !sets.effective.contains(CapabilitySet::SYS_NICE) {
-        let text = "changing the scheduling of other programs' threads needs the capability CAP_SYS_NICE: run with sudo, \
-                    or as a service of systemd with AmbientCapabilities=CAP_SYS_NICE (contrib/systemd has one); no setting was changed";
+        let text = "changing the scheduling of other programs' threads needs the capability \
+                    CAP_SYS_NICE: run with sudo, or as a service of systemd with \
+                    AmbientCapabilities=CAP_SYS_NICE (contrib/systemd has one); no setting was \
+                    changed";
         return Err(Error::new(ErrorKind::Permission, text));
     }
     Budget::of_kernel(100, 1).map(drop)
@@ -218,7 +219,11 @@ impl RealTime {
     /// # Errors
     ///
     /// [`check`]'s, and what keeps table or guard from being made.
-    pub fn new(settings: Settings, state_dir: &std::path::Path, guard_command: GuardCommand) -> Result<Self> {
+    pub fn new(
+        settings: Settings,
+        state_dir: &std::path::Path,
+        guard_command: GuardCommand,
+    ) -> Result<Self> {
         check()?;
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let budget = Budget::of_kernel(settings.rt_percent, cpus)?;
@@ -265,7 +270,8 @@ impl RealTime {
         found.ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))
     }
 
-    /// Charges what the vCPU has used since this was last done. Threads that are gone are let go; whether any is left.
+    /// Charges what the vCPU has used since this was last done. Threads that are gone are let go;
+    /// whether any is left.
     fn charge(&mut self, id: VcpuId, now: u64) -> bool {
         let Some(managed) = self.vcpus.get_mut(id.into_index()).and_then(Option::as_mut) else {
             return false;
@@ -286,8 +292,12 @@ impl RealTime {
                 .extract_if(.., |member| member.thread.has_ended())
                 .map(|member| member.slot)
                 .collect();
-            let left: u64 =
-                managed.members.iter().filter_map(|m| m.thread.clock().ok()).map(|c| c.ran_ns).sum();
+            let left: u64 = managed
+                .members
+                .iter()
+                .filter_map(|m| m.thread.clock().ok())
+                .map(|c| c.ran_ns)
+                .sum();
             managed.ended_ns = managed.charged_ns.saturating_sub(left);
             sum = managed.ended_ns + left;
             for slot in slots {
@@ -306,7 +316,8 @@ impl RealTime {
             self.budget.used(ns);
             self.payers.used(payer, ns);
             self.counts.boosted_ns += ns;
-            // Also what was used after the boost had its time: this process came late, or the kernel's timer did.
+            // Also what was used after the boost had its time: this process came late, or the
+            // kernel's timer did.
             self.book.ran_boosted(id, now, ns);
         } else if ns > 0 {
             self.book.ran(id, now, ns);
@@ -321,7 +332,8 @@ impl RealTime {
         let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else {
             return Doing::Blocked;
         };
-        let runnable = managed.members.iter().any(|member| member.thread.is_runnable().unwrap_or(false));
+        let runnable =
+            managed.members.iter().any(|member| member.thread.is_runnable().unwrap_or(false));
         if runnable { Doing::Waiting } else { Doing::Blocked }
     }
 
@@ -337,7 +349,9 @@ impl RealTime {
     /// Sets all threads of a vCPU to its present attributes: also those after one that the system
     /// refuses to change.
     fn apply(&mut self, id: VcpuId) -> Result<()> {
-        let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else { return Ok(()) };
+        let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else {
+            return Ok(());
+        };
         let boosted = managed.boost.is_some();
         let (mut refusal, mut changes) = (None, 0);
         for member in &managed.members {
@@ -401,108 +415,6 @@ impl RealTime {
         done
     }
 
-    /// Boosts a vCPU that has had an event, if budgets and policy say so.
-    fn decide(&mut self, id: VcpuId, now: u64) -> Result<Decision> {
-        if !self.budget.has_some(now) {
-            self.counts.denied_budget += 1;
-            return Ok(Decision::Denied(Denial::Overdrawn));
-        }
-        let payer = self.managed(id)?.payer;
-        if let Some(lack) = self.payers.lack(payer, now) {
-            self.counts.denied_budget += 1;
-            match lack {
-                Lack::User => self.counts.denied_user += 1,
-                Lack::Machine => self.counts.denied_machine += 1,
-            }
-            return Ok(Decision::Denied(Denial::Overdrawn));
-        }
-        if !self.ensure_guard(now) {
-            self.counts.denied_guard += 1;
-            return Ok(Decision::Denied(Denial::Redeeming));
-        }
-        if self.managed(id)?.boost.is_none() && !self.charge(id, now) {
-            let name = self.managed(id)?.name.clone();
-            return Err(Error::new(ErrorKind::Gone, format!("{name}: all its threads have ended")));
-        }
-        let doing = self.doing(id);
-        let decision = self
-            .book
-            .event(id, now, doing)
-            .ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))?;
-        if let Decision::Boost { ns } = decision
-            && let Err(error) = self.start_boost(id, now, ns)
-        {
-            self.end_boost(id, now).ok();
-            let managed = self.managed(id)?;
-            if !std::mem::replace(&mut managed.complained, true) {
-                tracing::warn!("not boosted: {}", describe(&error));
-            }
-        }
-        Ok(decision)
-    }
-
-    fn start_boost(&mut self, id: VcpuId, now: u64, ns: u64) -> Result<()> {
-        let managed = self.managed(id)?;
-        let ran_before = managed.charged_ns;
-        managed.boost = Some(Boost { deadline: now + ns, ns, ran_before, prolonged: 0 });
-        self.boosted.push(id);
-        self.apply(id)
-    }
-
-    /// Ends a boost, if there is one, and charges it.
-    fn end_boost(&mut self, id: VcpuId, now: u64) -> Result<()> {
-        let Ok(managed) = self.managed(id) else { return Ok(()) };
-        let Some(boost) = managed.boost.take() else { return Ok(()) };
-        self.boosted.retain(|&other| other != id);
-        // Changing the policy brings the thread's clock up to date: change first, charge then, as boosted time.
-        let applied = self.apply(id);
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = Some(boost);
-        }
-        self.charge(id, now);
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = None;
-        }
-        self.book.end(id);
-        applied
-    }
-
-    /// A boost whose time is over.
-    fn time_is_up(&mut self, id: VcpuId, now: u64) -> Result<()> {
-        let Some(boost) = self.managed(id).ok().and_then(|managed| managed.boost) else { return Ok(()) };
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = None;
-        }
-        let applied = self.apply(id);
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = Some(boost);
-        }
-        self.charge(id, now);
-        let ran = self.managed(id).map_or(0, |managed| managed.charged_ns.saturating_sub(boost.ran_before));
-        let still = self.book.account(id).is_some_and(|account| account.boosted.is_some());
-        // Others were boosted before it on its CPU: its time has not begun.
-        if applied.is_ok()
-            && still
-            && ran < boost.ns / 2
-            && boost.prolonged < PROLONGED
-            && self.boosted.len() > 1
-            && self.doing(id) == Doing::Waiting
-        {
-            self.counts.prolonged += 1;
-            let managed = self.managed(id)?;
-            let prolonged = boost.prolonged + 1;
-            managed.boost = Some(Boost { deadline: now + boost.ns, prolonged, ..boost });
-            return self.apply(id);
-        }
-        self.counts.timed_out += 1;
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = None;
-        }
-        self.boosted.retain(|&other| other != id);
-        self.book.time_is_up(id);
-        applied
-    }
-
     /// Every thread as it was; accounts stay.
     fn restore_all(&mut self) -> Result<()> {
         let mut result = Ok(());
@@ -529,7 +441,9 @@ impl RealTime {
             return true;
         }
         if self.guard.take().is_some() {
-            tracing::warn!("the guard is gone (killed?): everything is restored, and another one started");
+            tracing::warn!(
+                "the guard is gone (killed?): everything is restored, and another one started"
+            );
             if let Err(error) = self.restore_all() {
                 tracing::error!("{error}");
             }
@@ -574,7 +488,9 @@ impl RealTime {
         let paid = i64::try_from(self.settings.paid_ns).unwrap_or(i64::MAX);
         for place in 0..self.vcpus.len() {
             let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
-            let Some(credit) = self.book.account(id).map(|account| account.credit_ns) else { continue };
+            let Some(credit) = self.book.account(id).map(|account| account.credit_ns) else {
+                continue;
+            };
             let Ok(managed) = self.managed(id) else { continue };
             let hold = if managed.held_back { credit < -paid } else { credit < -owes };
             if hold != managed.held_back {
@@ -655,8 +571,10 @@ impl Vehicle for RealTime {
         // A thread that was made by a held-back one has its attributes: it was meant to be like the
         // others.
         let first = managed.members.first().map(|member| member.was);
-        let leaves: Vec<Member> =
-            managed.members.extract_if(.., |member| !threads.contains(&member.thread.tid())).collect();
+        let leaves: Vec<Member> = managed
+            .members
+            .extract_if(.., |member| !threads.contains(&member.thread.tid()))
+            .collect();
         for member in leaves {
             result = result.and(self.give_back(member));
         }
@@ -673,7 +591,12 @@ impl Vehicle for RealTime {
             }
         }
         let managed = self.managed(id)?;
-        let ran = managed.members.iter().filter_map(|m| m.thread.clock().ok()).map(|c| c.ran_ns).sum::<u64>();
+        let ran = managed
+            .members
+            .iter()
+            .filter_map(|m| m.thread.clock().ok())
+            .map(|c| c.ran_ns)
+            .sum::<u64>();
         managed.charged_ns = ran;
         managed.ended_ns = 0;
         result.and(self.apply(id))
@@ -682,7 +605,9 @@ impl Vehicle for RealTime {
     fn remove(&mut self, id: VcpuId) -> Result<()> {
         let now = monotonic_ns();
         let ended = self.end_boost(id, now);
-        let Some(managed) = self.vcpus.get_mut(id.into_index()).and_then(Option::take) else { return Ok(()) };
+        let Some(managed) = self.vcpus.get_mut(id.into_index()).and_then(Option::take) else {
+            return Ok(());
+        };
         self.book.close(id);
         let mut result = ended;
         for member in managed.members {
@@ -707,7 +632,8 @@ impl Vehicle for RealTime {
             .iter()
             .copied()
             .filter(|id| {
-                let boost = self.vcpus.get(id.into_index()).and_then(Option::as_ref).and_then(|m| m.boost);
+                let boost =
+                    self.vcpus.get(id.into_index()).and_then(Option::as_ref).and_then(|m| m.boost);
                 boost.is_none_or(|boost| boost.deadline <= now)
             })
             .collect();
@@ -736,12 +662,16 @@ impl Vehicle for RealTime {
     }
 
     fn is_held_back(&self, id: VcpuId) -> bool {
-        self.vcpus.get(id.into_index()).and_then(Option::as_ref).is_some_and(|managed| managed.held_back)
+        self.vcpus
+            .get(id.into_index())
+            .and_then(Option::as_ref)
+            .is_some_and(|managed| managed.held_back)
     }
 
     fn is_gone(&self, id: VcpuId) -> bool {
         let managed = self.vcpus.get(id.into_index()).and_then(Option::as_ref);
-        let has_ended = |member: &Member| member.thread.is_runnable().is_err_and(|error| is_gone(&error));
+        let has_ended =
+            |member: &Member| member.thread.is_runnable().is_err_and(|error| is_gone(&error));
         managed.is_none_or(|managed| managed.members.iter().all(has_ended))
     }
 

@@ -1,7 +1,8 @@
 //! Budgets within the budget: no user and no machine can use up the whole common budget for boosts.
 //!
-//! A machine's owner decides how often its vCPUs have I/O, and a user how many machines there are. Loans keep the CPUs' shares fair over
-//! time; this bounds what one can take from the others at once.
+//! A machine's owner decides how often its vCPUs have I/O, and a user how many machines there are.
+//! Loans keep the CPUs' shares fair over time; this bounds what one can take from the others at
+//! once.
 
 use std::collections::HashMap;
 
@@ -67,7 +68,8 @@ impl Payers {
 
     /// Returns the budget that is used up at `now`.
     pub(super) fn lack(&mut self, payer: Payer, now: u64) -> Option<Lack> {
-        let machine = self.machines.entry(payer.machine).or_insert_with(|| Budget::new(self.machine_ppm));
+        let machine =
+            self.machines.entry(payer.machine).or_insert_with(|| Budget::new(self.machine_ppm));
         if !machine.has_some(now) {
             return Some(Lack::Machine);
         }
@@ -81,13 +83,17 @@ impl Payers {
     /// Charges real-time CPU time that was used.
     pub(super) fn used(&mut self, payer: Payer, ns: u64) {
         // It may have been tidied away since the boost began.
-        self.machines.entry(payer.machine).or_insert_with(|| Budget::new(self.machine_ppm)).used(ns);
+        self.machines
+            .entry(payer.machine)
+            .or_insert_with(|| Budget::new(self.machine_ppm))
+            .used(ns);
         if self.is_limited(payer.user) {
             self.users.entry(payer.user).or_insert_with(|| Budget::new(self.user_ppm)).used(ns);
         }
     }
 
-    /// Forgets those that are as good as new. Not those of machines that have left: they would have a new budget with each return.
+    /// Forgets those that are as good as new. Not those of machines that have left: they would have
+    /// a new budget with each return.
     pub(super) fn tidy(&mut self, now: u64) {
         self.machines.retain(|_, budget| !budget.is_whole(now));
         self.users.retain(|_, budget| !budget.is_whole(now));
@@ -98,8 +104,9 @@ impl Payers {
         let users = self.users.iter().map(|entry| ("user", entry));
         let used = users.chain(self.machines.iter().map(|entry| ("machine", entry)));
         let used = used.filter(|(_, (_, budget))| !budget.is_hardly_used());
-        let mut all: Vec<_> =
-            used.map(|(what, (id, budget))| BudgetState::of(format!("{what} {id}"), budget)).collect();
+        let mut all: Vec<_> = used
+            .map(|(what, (id, budget))| BudgetState::of(format!("{what} {id}"), budget))
+            .collect();
         all.sort_by(|a, b| a.of.cmp(&b.of));
         all.into_iter()
     }
@@ -111,7 +118,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Uses all that it may for a second, 1 ms at a time on so many machines of one user; how much that was, ms.
+    /// Uses all that it may for a second, 1 ms at a time on so many machines of one user; how much
+    /// that was, ms.
     fn taken(payers: &mut Payers, user: u32, machines: u32) -> u64 {
         let mut taken = 0;
         for step in 1..=1000 {
@@ -129,7 +137,8 @@ mod tests {
     #[test]
     fn one_payer_never_gets_whole_budget() {
         // All: 1000 ms per second.
-        let mut payers = Payers { own_user: 7, ..Payers::new(1_000_000, Shares { user: 75, machine: 50 }) };
+        let mut payers =
+            Payers { own_user: 7, ..Payers::new(1_000_000, Shares { user: 75, machine: 50 }) };
         // Savings of 100 ms are on top, and the last amount that was let through.
         let one = taken(&mut payers, 1000, 1);
         assert!((500..=560).contains(&one), "{one}");

@@ -42,7 +42,8 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
             io::ErrorKind::NotFound => Error::new(
                 ErrorKind::Gone,
                 format!(
-                    "{shown}: is not there, so no scheduler has kept its list of changed threads in it; name its directory with --state-dir"
+                    "{shown}: is not there, so no scheduler has kept its list of changed threads \
+                     in it; name its directory with --state-dir"
                 ),
             ),
             io::ErrorKind::NotADirectory => Error::new(
@@ -62,7 +63,8 @@ pub fn repair(dir: &Path) -> Result<Repaired> {
     };
     let directory = Directory::open(dir).map_err(failed)?;
     let mut done = Repaired::default();
-    let entries = rustix::fs::Dir::read_from(&directory.fd).map_err(|error| failed(error.into()))?;
+    let entries =
+        rustix::fs::Dir::read_from(&directory.fd).map_err(|error| failed(error.into()))?;
     for entry in entries {
         let entry = entry.map_err(|error| failed(error.into()))?;
         let name: &OsStr = std::os::unix::ffi::OsStrExt::from_bytes(entry.file_name().to_bytes());
@@ -99,15 +101,20 @@ fn repair_list(directory: &Directory, name: &OsStr, done: &mut Repaired) {
     let restored = match reader.restore() {
         Ok(restored) => restored,
         Err(error) => {
-            return done.problems.push(format!("{}: cannot be read: {}", path.display(), describe(&error)));
+            return done.problems.push(format!(
+                "{}: cannot be read: {}",
+                path.display(),
+                describe(&error)
+            ));
         }
     };
     done.restored.add(restored);
     if restored.damaged > 0 {
         let aside = directory.put_aside(name).unwrap_or(path.clone());
         done.problems.push(format!(
-            "{}: damaged: {} of its entries make no sense, {} were read; the threads of the others may still have a changed priority \
-             (`chrt -p TID`, `ps -eLo tid,cls,rtprio,ni,comm`); kept as {}",
+            "{}: damaged: {} of its entries make no sense, {} were read; the threads of the \
+             others may still have a changed priority (`chrt -p TID`, `ps -eLo \
+             tid,cls,rtprio,ni,comm`); kept as {}",
             path.display(),
             restored.damaged,
             restored.seen,

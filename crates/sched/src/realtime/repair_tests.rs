@@ -92,7 +92,10 @@ fn missing_directory_error_is_readable() {
     ] {
         let error = repair(&path).unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.to_string().contains(words) && error.to_string().contains("--state-dir"), "{error}");
+        assert!(
+            error.to_string().contains(words) && error.to_string().contains("--state-dir"),
+            "{error}"
+        );
     }
 }
 
@@ -100,7 +103,9 @@ fn missing_directory_error_is_readable() {
 fn crafted_list_makes_no_thread_realtime() {
     let victim = Victim::new();
     let was = victim.is();
-    for class in [Class::Else(1), Class::RoundRobin, Class::Else(6), Class::Else(7), Class::Else(99)] {
+    for class in
+        [Class::Else(1), Class::RoundRobin, Class::Else(6), Class::Else(7), Class::Else(99)]
+    {
         let (dir, path) = left(&[victim.entry(Attr { class, priority: 99, nice: 0, ..was })]);
         let done = repair(dir.path()).unwrap();
         assert_eq!(victim.is(), was, "{class:?}");
@@ -109,9 +114,14 @@ fn crafted_list_makes_no_thread_realtime() {
             (1, 0, 1),
             "{class:?}"
         );
-        assert!(!path.exists() && path.with_extension("threads.damaged").exists(), "{class:?}: not kept");
+        assert!(
+            !path.exists() && path.with_extension("threads.damaged").exists(),
+            "{class:?}: not kept"
+        );
     }
-    for odd in [Attr { nice: 20, ..was }, Attr { priority: 1, ..was }, Attr { slice_ns: u64::MAX, ..was }] {
+    for odd in
+        [Attr { nice: 20, ..was }, Attr { priority: 1, ..was }, Attr { slice_ns: u64::MAX, ..was }]
+    {
         let (dir, _) = left(&[victim.entry(odd)]);
         assert_eq!(repair(dir.path()).unwrap().restored.damaged, 1, "{odd:?}");
         assert_eq!(victim.is(), was);
@@ -136,7 +146,9 @@ fn list_writable_by_others_is_ignored() {
         assert!(said.contains(words), "{words}: {said}");
         assert_eq!(victim.is(), was, "{words}");
     };
-    let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap()
+    };
 
     let (dir, path) = left(&entries);
     mode(&path, 0o620);
@@ -194,7 +206,11 @@ fn damaged_list_is_repaired_in_part_and_kept() {
         let done = repair(dir.path()).unwrap();
         assert_eq!(done.restored.changed, usize::from(damage != "empty"), "{damage}");
         assert!(done.problems[0].contains("damaged"), "{damage}: {:?}", done.problems);
-        assert_eq!(std::fs::read(path.with_extension("threads.damaged")).unwrap(), bytes, "{damage}");
+        assert_eq!(
+            std::fs::read(path.with_extension("threads.damaged")).unwrap(),
+            bytes,
+            "{damage}"
+        );
         // Reported once.
         assert!(repair(dir.path()).unwrap().problems.is_empty(), "{damage}");
         sys::set(victim.0.id(), &Attr { slice_ns: 0, ..was }).unwrap();

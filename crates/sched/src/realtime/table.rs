@@ -44,7 +44,8 @@ pub struct Entry {
 impl Entry {
     fn to_bytes(self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
-        let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        let mut put =
+            |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         put(0, MAGIC);
         put(8, u64::from(self.tid));
         put(16, self.start);
@@ -137,7 +138,8 @@ impl Table {
                 _ => ErrorKind::Io,
             };
             let text = format!(
-                "cannot write the list of changed threads in {}; name a directory in memory with --state-dir",
+                "cannot write the list of changed threads in {}; name a directory in memory with \
+                 --state-dir",
                 dir.display()
             );
             Error::caused_by(kind, text, error)
@@ -149,11 +151,13 @@ impl Table {
         // A process may have several, and a number may come again: the first free name.
         for attempt in 0..10_000_u32 {
             let name = format!("{PREFIX}{}-{attempt}", std::process::id());
-            let (path, new) = (dir.join(format!("{name}{SUFFIX}")), dir.join(format!("{name}.new")));
+            let (path, new) =
+                (dir.join(format!("{name}{SUFFIX}")), dir.join(format!("{name}.new")));
             if path.exists() {
                 continue;
             }
-            let opened = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new);
+            let opened =
+                OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new);
             match opened {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 Err(error) => return Err(fail(error)),
@@ -352,7 +356,8 @@ pub(super) fn is_table(name: &OsStr) -> bool {
 /// A list that was never given its name, of a process that is gone.
 pub(super) fn is_unborn(name: &OsStr) -> bool {
     let name = name.to_str().and_then(|name| name.strip_suffix(".new"));
-    let pid = name.and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
+    let pid =
+        name.and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
     pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists())
 }
 
@@ -362,8 +367,13 @@ pub(super) mod tests {
     use super::*;
 
     pub(in crate::realtime) fn entry(tid: u32) -> Entry {
-        let was =
-            Attr { class: Class::Batch, nice: -3, priority: 0, reset_on_fork: true, slice_ns: 3_000_000 };
+        let was = Attr {
+            class: Class::Batch,
+            nice: -3,
+            priority: 0,
+            reset_on_fork: true,
+            slice_ns: 3_000_000,
+        };
         Entry { tid, start: 99, was }
     }
 

@@ -20,11 +20,13 @@ pub(super) fn refused(vcpu: &str, thread: &Thread, error: io::Error) -> Error {
     if error.raw_os_error() == Some(libc::EPERM) {
         let group = thread.describe_group();
         if group.is_empty() {
-            text +=
-                ": CAP_SYS_NICE is missing (sudo, or AmbientCapabilities=CAP_SYS_NICE in a unit of systemd)";
+            text += ": CAP_SYS_NICE is missing (sudo, or AmbientCapabilities=CAP_SYS_NICE in a \
+                     unit of systemd)";
         } else {
             text += &format!(
-                ": this kernel gives each group of processes a separate real-time budget (RT_GROUP_SCHED), and this thread's group has none; give it one (`echo 100000 > {group}`), or move the thread"
+                ": this kernel gives each group of processes a separate real-time budget \
+                 (RT_GROUP_SCHED), and this thread's group has none; give it one (`echo 100000 > \
+                 {group}`), or move the thread"
             );
         }
     }
@@ -32,7 +34,11 @@ pub(super) fn refused(vcpu: &str, thread: &Thread, error: io::Error) -> Error {
 }
 
 fn table_failed(error: io::Error) -> Error {
-    Error::caused_by(ErrorKind::Io, "cannot write the list of changed threads; no setting was changed", error)
+    Error::caused_by(
+        ErrorKind::Io,
+        "cannot write the list of changed threads; no setting was changed",
+        error,
+    )
 }
 
 impl RealTime {
@@ -52,10 +58,12 @@ impl RealTime {
             // Not a fixed slice: it is to follow the system's.
             was.slice_ns = 0;
         }
-        let slot = self.table.enter(&Entry { tid, start: thread.start(), was }).map_err(table_failed)?;
+        let slot =
+            self.table.enter(&Entry { tid, start: thread.start(), was }).map_err(table_failed)?;
         let member = Member { thread, was, slot };
         // Once for a moment: what would fail at the first event fails now.
-        let tried = sys::set(tid, &Attr::round_robin(priority::BOOST)).and_then(|()| sys::set(tid, &was));
+        let tried =
+            sys::set(tid, &Attr::round_robin(priority::BOOST)).and_then(|()| sys::set(tid, &was));
         if let Err(error) = tried {
             let error = refused(name, &member.thread, error);
             // A refusal of either step makes no difference: the thread is as it was, or stays
@@ -86,11 +94,16 @@ impl RealTime {
     }
 
     /// A thread with the attributes of a held-back one was meant to be like the vCPU's first.
-    pub(super) fn like_the_first(&mut self, mut member: Member, first: Option<Attr>) -> Result<Member> {
+    pub(super) fn like_the_first(
+        &mut self,
+        mut member: Member,
+        first: Option<Attr>,
+    ) -> Result<Member> {
         let Some(first) = first.filter(|&first| first != member.was) else { return Ok(member) };
         let held_back = self.base(first, true);
         if (member.was.class, member.was.nice) == (held_back.class, held_back.nice) {
-            let entry = Entry { tid: member.thread.tid(), start: member.thread.start(), was: first };
+            let entry =
+                Entry { tid: member.thread.tid(), start: member.thread.start(), was: first };
             // The new entry before the old one goes: at no moment is it in none.
             let slot = self.table.enter(&entry).map_err(table_failed)?;
             self.table.strike(member.slot).map_err(table_failed)?;

@@ -25,8 +25,9 @@ fn distrust(what: &str, stat: &Stat) -> Option<String> {
             stat.st_uid
         ));
     }
-    (stat.st_mode & 0o022 != 0)
-        .then(|| format!("others may write to {what} (mode {:o}; `chmod go-w`)", stat.st_mode & 0o7777))
+    (stat.st_mode & 0o022 != 0).then(|| {
+        format!("others may write to {what} (mode {:o}; `chmod go-w`)", stat.st_mode & 0o7777)
+    })
 }
 
 fn not_believed(path: &Path, why: &str) -> io::Error {
@@ -55,11 +56,15 @@ impl Directory {
     pub(super) fn list(&self, name: &OsStr) -> io::Result<File> {
         let path = self.path.join(name);
         // Opening a pipe does not wait for its other end.
-        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(|error| match error {
-            rustix::io::Errno::LOOP => not_believed(&path, "it is a symbolic link"),
-            error => error.into(),
-        })?;
+        let flags =
+            OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file =
+            rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(
+                |error| match error {
+                    rustix::io::Errno::LOOP => not_believed(&path, "it is a symbolic link"),
+                    error => error.into(),
+                },
+            )?;
         let stat = rustix::fs::fstat(&file)?;
         let why = if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             Some("not an ordinary file".to_owned())
@@ -85,7 +90,8 @@ impl Directory {
             let stat = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW);
             matches!(stat, Err(rustix::io::Errno::NOENT))
         };
-        let free = (0..1000).map(aside).find(|name| is_free(name)).ok_or(io::ErrorKind::AlreadyExists)?;
+        let free =
+            (0..1000).map(aside).find(|name| is_free(name)).ok_or(io::ErrorKind::AlreadyExists)?;
         rustix::fs::renameat(&self.fd, name, &self.fd, &free)?;
         Ok(self.path.join(free))
     }
@@ -97,7 +103,8 @@ impl Directory {
 
 /// Opens a list by its path, if it and its directory may be believed.
 pub(super) fn open(path: &Path) -> io::Result<File> {
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     Directory::open(directory)?.list(name)
 }

@@ -15,7 +15,8 @@ pub(super) struct ClassesInfo {
     /// `off`, `order`, `shortest` or `on` (`--classes`). With `off`, no other field here has a
     /// meaning.
     mode: &'static str,
-    /// More than one class was seen in the last ten seconds: with `order` and `on`, lanes have windows then.
+    /// More than one class was seen in the last ten seconds: with `order` and `on`, lanes have
+    /// windows then.
     is_mixed: bool,
     /// Express, normal, background; without the journal.
     classes: Vec<Counted>,
@@ -54,7 +55,8 @@ pub(super) struct Times {
     sum_ns: u64,
     /// The mean; null without any.
     mean_ns: Option<u64>,
-    /// Half of them took no longer: the end of a histogram's bucket, which is at most half more than it was.
+    /// Half of them took no longer: the end of a histogram's bucket, which is at most half more
+    /// than it was.
     p50_ns: Option<u64>,
     /// The time that 99 of 100 did not exceed, by the same rule.
     p99_ns: Option<u64>,
@@ -66,7 +68,8 @@ pub(super) struct Times {
 /// The state of a lane.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LaneInfo {
-    /// Requests that it may have at the device, but for express ones, which may be as many again; null: as many as there are.
+    /// Requests that it may have at the device, but for express ones, which may be as many again;
+    /// null: as many as there are.
     window: Option<u64>,
     /// Requests that it had there at the end of its last turn.
     at_device: u64,
@@ -94,7 +97,12 @@ impl From<LaneWindow> for LaneInfo {
 
 fn counted(class: Class, kind: &KindSnapshot) -> Counted {
     let KindSnapshot { requests, queued, device } = kind;
-    Counted { class: class.name(), requests: *requests, queued: queued.into(), device: device.into() }
+    Counted {
+        class: class.name(),
+        requests: *requests,
+        queued: queued.into(),
+        device: device.into(),
+    }
 }
 
 /// Requests by class: how many, and how long they waited in the lanes and at the device.
@@ -115,7 +123,10 @@ pub(super) async fn get(State(context): State<Context>) -> Json<ClassesInfo> {
             Mode::On => "on",
         },
         is_mixed,
-        classes: Class::ALL.into_iter().map(|class| counted(class, &kinds[class as usize])).collect(),
+        classes: Class::ALL
+            .into_iter()
+            .map(|class| counted(class, &kinds[class as usize]))
+            .collect(),
         journal: counted(express.classes.of(Ioprio::JOURNAL), &kinds[JOURNAL]),
         handed_over: volume.counters().handed_over,
         turns,

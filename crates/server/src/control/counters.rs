@@ -23,8 +23,9 @@ pub(super) struct CountersInfo {
     /// The time of reading them: nanoseconds of the system's monotonic clock (CLOCK_MONOTONIC).
     monotonic_ns: u64,
     process: ProcessInfo,
-    /// The sum of all lanes: reads, read_bytes, writes, written_bytes, flushes, others, refused, failed, no_space, short,
-    /// lost, retries, bounced, inline, fdatasyncs, flushes_skipped, flushes_shared, handed_over, signals, kicks.
+    /// The sum of all lanes: reads, read_bytes, writes, written_bytes, flushes, others, refused,
+    /// failed, no_space, short, lost, retries, bounced, inline, fdatasyncs, flushes_skipped,
+    /// flushes_shared, handed_over, signals, kicks.
     #[schema(value_type = BTreeMap<String, u64>)]
     sum: Counted,
     /// Each lane, by its number.
@@ -54,7 +55,8 @@ fn counted(snapshot: &Snapshot) -> Counted {
 
 /// Counters of each lane and of all, and the process's CPU time.
 ///
-/// Lanes publish their counters once a batch, so those of one answer belong together to within a batch.
+/// Lanes publish their counters once a batch, so those of one answer belong together to within a
+/// batch.
 #[utoipa::path(
     get, path = "/v1/counters", operation_id = "counters",
     responses(
@@ -78,8 +80,8 @@ pub(super) async fn get(State(context): State<Context>) -> Result<Json<CountersI
         sum.add(lane);
         sum
     });
-    let monotonic_ns =
-        u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0);
+    let monotonic_ns = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
+        + u64::try_from(now.tv_nsec).unwrap_or(0);
     Ok(Json(CountersInfo {
         monotonic_ns,
         process: ProcessInfo {

@@ -31,7 +31,10 @@ impl ApiError {
         why: impl Into<String>,
         advice: impl Into<String>,
     ) -> ApiError {
-        ApiError { status, problem: Problem { what: what.into(), why: why.into(), advice: advice.into() } }
+        ApiError {
+            status,
+            problem: Problem { what: what.into(), why: why.into(), advice: advice.into() },
+        }
     }
 
     pub(super) fn unknown(path: &str) -> ApiError {

@@ -12,7 +12,8 @@ use vlane_policy::journal::bypass::ByWay;
 use super::Context;
 use super::error::{ApiError, Problem};
 
-/// The guest's journals, and what is done about them. Counters only rise, as long as the volume is served.
+/// The guest's journals, and what is done about them. Counters only rise, as long as the volume is
+/// served.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct JournalInfo {
     /// True if journals are looked for (`--cache pdc`, and not read-only). If not, no other field
@@ -41,11 +42,13 @@ pub(super) struct JournalInfo {
     footprint_block: u64,
     /// Bytes of journals that were dropped from the page cache, by how the journal was found.
     dropped_bytes: Ways,
-    /// Bytes of journals that are in the page cache now; null where the system does not tell (before Linux 6.5).
+    /// Bytes of journals that are in the page cache now; null where the system does not tell
+    /// (before Linux 6.5).
     cached_bytes: Option<u64>,
     /// The journals' reads and writes around the page cache (`--journal direct`).
     direct: Direct,
-    /// Events that were not looked at because there were too many; what they wrote is in no figure here.
+    /// Events that were not looked at because there were too many; what they wrote is in no figure
+    /// here.
     lost: u64,
 }
 
@@ -64,13 +67,15 @@ pub(super) struct Direct {
     changes: u64,
     /// Number of changes that were put off: the regions stayed as they were.
     put_off: u64,
-    /// Start and length of what is not direct any more, because another program of the host used it through the page cache.
+    /// Start and length of what is not direct any more, because another program of the host used it
+    /// through the page cache.
     given_up: Vec<[u64; 2]>,
 }
 
 impl From<DirectReport> for Direct {
     fn from(report: DirectReport) -> Direct {
-        let DirectReport { refusal, ranges, is_changing, written, changes, put_off, given_up } = report;
+        let DirectReport { refusal, ranges, is_changing, written, changes, put_off, given_up } =
+            report;
         let pairs = |ranges: Vec<std::ops::Range<u64>>| {
             ranges.into_iter().map(|range| [range.start, range.end - range.start]).collect()
         };
@@ -105,7 +110,8 @@ pub(super) struct Found {
 impl From<Journal> for Found {
     fn from(journal: Journal) -> Found {
         let Journal { filesystem, kind, way, ranges } = journal;
-        let ranges = ranges.into_iter().map(|range| [range.start, range.end - range.start]).collect();
+        let ranges =
+            ranges.into_iter().map(|range| [range.start, range.end - range.start]).collect();
         Found { filesystem, kind, way, ranges }
     }
 }
@@ -127,7 +133,8 @@ impl From<ByWay> for Ways {
     }
 }
 
-/// The guest's journals: where they are, what is written to them, what of them is in the page cache.
+/// The guest's journals: where they are, what is written to them, what of them is in the page
+/// cache.
 #[utoipa::path(
     get, path = "/v1/journal", operation_id = "journal",
     responses(

@@ -99,7 +99,8 @@ pub(super) async fn put(
         let what = format!("{}: cannot be limited so", volume.config.name);
         ApiError::new(StatusCode::BAD_REQUEST, what, why, advice)
     };
-    let shape = "send JSON (content-type: application/json) such as {\"iops\": 1000, \"bandwidth\": null}; /openapi.json has all of it";
+    let shape = "send JSON (content-type: application/json) such as {\"iops\": 1000, \
+                 \"bandwidth\": null}; /openapi.json has all of it";
     let Json(new) = body.map_err(|rejection| bad(rejection.body_text(), shape))?;
     let NewLimits { iops, bandwidth, burst_us, express } = new;
     let burst = burst_us.map_or(DEFAULT_BURST, Duration::from_micros);

@@ -68,7 +68,8 @@ pub enum ControlError {
     },
 }
 
-/// A control socket that is being served. Dropping it ends recordings in order, hangs up and removes the socket.
+/// A control socket that is being served. Dropping it ends recordings in order, hangs up and
+/// removes the socket.
 #[derive(Debug)]
 pub struct Control {
     volume: Arc<Volume>,
@@ -120,10 +121,12 @@ impl Control {
         Control::serve(path, rights, socket, file, volume)
     }
 
-    /// Has the next process listen at it; fails when this has ended, or the system gives no descriptor.
+    /// Has the next process listen at it; fails when this has ended, or the system gives no
+    /// descriptor.
     pub fn giver(
         &self,
-    ) -> impl Fn(&mut HandedServer, &mut Descriptors) -> std::io::Result<()> + Send + Sync + 'static {
+    ) -> impl Fn(&mut HandedServer, &mut Descriptors) -> std::io::Result<()> + Send + Sync + 'static
+    {
         let (socket, file) = (Arc::downgrade(&self.socket), Arc::downgrade(&self.file));
         let rights = self.rights;
         move |handed, to| {
@@ -148,7 +151,8 @@ impl Control {
     ) -> Result<Control, ControlError> {
         let failed = |source| ControlError::Thread { path: path.to_owned(), source };
         let copy = socket.try_clone().map_err(failed)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let (stop, stopped) = oneshot::channel();
         let (router, document) = api(rights);
         let context = Context { volume: Arc::clone(&volume), document };
@@ -163,8 +167,8 @@ impl Control {
                     let _ = stopped.await;
                     let _ = ending.send(());
                 };
-                let serving =
-                    axum::serve(listener, router.with_state(context)).with_graceful_shutdown(stopped);
+                let serving = axum::serve(listener, router.with_state(context))
+                    .with_graceful_shutdown(stopped);
                 tokio::select! {
                     _ = serving => {}
                     () = async { let _ = ended.await; tokio::time::sleep(PATIENCE).await } => {}
@@ -172,7 +176,8 @@ impl Control {
             });
             runtime.shutdown_background();
         };
-        let thread = std::thread::Builder::new().name("control".to_owned()).spawn(body).map_err(failed)?;
+        let thread =
+            std::thread::Builder::new().name("control".to_owned()).spawn(body).map_err(failed)?;
         Ok(Control {
             volume,
             rights,
@@ -212,7 +217,8 @@ impl Drop for Control {
 #[derive(OpenApi)]
 #[openapi(info(
     title = "vlane control",
-    description = "State and settings of a served volume. Spoken on the unix socket that `vlane serve --control` makes."
+    description = "State and settings of a served volume. Spoken on the unix socket that `vlane \
+                   serve --control` makes."
 ))]
 struct Document;
 
@@ -225,7 +231,9 @@ fn api(rights: Rights) -> (Router<Context>, Arc<str>) {
         .routes(routes!(journal::get))
         .routes(routes!(describe));
     let all = match rights {
-        Rights::All => questions.routes(routes!(limits::get, limits::put)).routes(routes!(trace::get)),
+        Rights::All => {
+            questions.routes(routes!(limits::get, limits::put)).routes(routes!(trace::get))
+        }
         Rights::Questions => questions.routes(routes!(limits::get)),
     };
     let (router, document) = all.split_for_parts();

@@ -54,7 +54,8 @@ impl axum::serve::Listener for Paced {
                     match Arc::clone(&self.places).try_acquire_owned() {
                         Ok(place) => return (Placed { stream, _place: place }, address),
                         Err(_) => tracing::warn!(
-                            "{}: a connection is refused: there are {CONNECTIONS} already; end those that are not used",
+                            "{}: a connection is refused: there are {CONNECTIONS} already; end \
+                             those that are not used",
                             self.path
                         ),
                     }

@@ -62,9 +62,11 @@ pub(super) async fn get(
                 "a trace is being recorded already".to_owned(),
                 "end the other recording first",
             ),
-            Refused::Ending => {
-                (StatusCode::SERVICE_UNAVAILABLE, "the volume is ending".to_owned(), "serve it again first")
-            }
+            Refused::Ending => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the volume is ending".to_owned(),
+                "serve it again first",
+            ),
             Refused::System(error) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("there is no thread to be had: {error}"),
@@ -73,7 +75,8 @@ pub(super) async fn get(
         };
         ApiError::new(status, format!("{name}: cannot record"), why, advice)
     })?;
-    let body =
-        Body::from_stream(ReceiverStream::new(chunks).map(|chunk| Ok::<_, Infallible>(Bytes::from(chunk))));
+    let body = Body::from_stream(
+        ReceiverStream::new(chunks).map(|chunk| Ok::<_, Infallible>(Bytes::from(chunk))),
+    );
     Ok(([(header::CONTENT_TYPE, "application/vnd.vlane.trace")], body).into_response())
 }

@@ -43,11 +43,13 @@ pub(super) struct VolumeInfo {
     session: Option<SessionInfo>,
     /// True if a trace is being recorded.
     recording: bool,
-    /// Writes that were answered and are lost; null if there are none. Since then writes and flushes are answered with an error.
+    /// Writes that were answered and are lost; null if there are none. Since then writes and
+    /// flushes are answered with an error.
     lost_write: Option<LostWriteInfo>,
     /// Times that the storage took 5 s or longer for a request.
     stalls: u64,
-    /// Requests that it has taken that long for and not answered, the oldest first; at most 64 are named.
+    /// Requests that it has taken that long for and not answered, the oldest first; at most 64 are
+    /// named.
     stalled: Vec<UnansweredInfo>,
 }
 

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
-    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
@@ -86,8 +86,11 @@ impl VhostUserBackendReqHandlerMut for State {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let mapped =
-            regions.iter().zip(files).map(|(spec, file)| region(spec, file)).collect::<Result<Vec<_>>>()?;
+        let mapped = regions
+            .iter()
+            .zip(files)
+            .map(|(spec, file)| region(spec, file))
+            .collect::<Result<Vec<_>>>()?;
         let memory = GuestMemory::new(mapped).map_err(refuse)?;
         self.use_memory(memory, true)?;
         Ok(None)
@@ -102,8 +105,8 @@ impl VhostUserBackendReqHandlerMut for State {
             .ok()
             .filter(|size| (1..=vlane_ring::MAX_QUEUE_SIZE).contains(size))
             .ok_or_else(|| {
-            refuse(format_args!("queue {index}: {num} is not a legal size (1 to 32768)"))
-        })?;
+                refuse(format_args!("queue {index}: {num} is not a legal size (1 to 32768)"))
+            })?;
         self.try_start(number)
     }
 
@@ -160,9 +163,10 @@ impl VhostUserBackendReqHandlerMut for State {
         let fd = self.signal_fd(Use::Call, index, fd)?.map(OwnedFd::from);
         let (number, vring) = self.vring(index)?;
         //= vhost-user Ring states
-        //# While processing the rings (whether they are enabled or not), the back-end must support changing some
-        //# configuration aspects on the fly.
-        let copy = fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
+        //# While processing the rings (whether they are enabled or not), the back-end must support
+        //# changing some configuration aspects on the fly.
+        let copy =
+            fd.as_ref().map(OwnedFd::try_clone).transpose().map_err(Error::ReqHandlerError)?;
         let old = std::mem::replace(&mut vring.call, fd);
         if vring.running {
             let mut calls = self.calls();
@@ -182,16 +186,16 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
         //= vhost-user Front-end message types
-        //# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before
-        //# VHOST_USER_SET_FEATURES was called.
+        //# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even
+        //# before VHOST_USER_SET_FEATURES was called.
         Ok(features::protocol())
     }
 
     fn set_protocol_features(&mut self, wanted: u64) -> Result<()> {
         self.talked.protocol = Some(wanted);
         //= vhost-user Front-end message types
-        //# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even before
-        //# VHOST_USER_SET_FEATURES was called.
+        //# Back-ends that report VHOST_USER_F_PROTOCOL_FEATURES must support this message even
+        //# before VHOST_USER_SET_FEATURES was called.
         let unknown = wanted & !features::protocol().bits();
         if unknown != 0 {
             return Err(refuse(format_args!("protocol features {unknown:#x} were not offered")));
@@ -219,7 +223,12 @@ impl VhostUserBackendReqHandlerMut for State {
         self.stop(number)
     }
 
-    fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
         self.goes_on();
         let bytes = self.config.read(offset, size).map(<[u8]>::to_vec);
         if bytes.is_some() && offset == 0 && size >= 8 {
@@ -230,7 +239,9 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn set_config(&mut self, offset: u32, buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
         if !self.config.write(offset, buf) {
-            return Err(refuse("only the write cache's switch can be changed in the configuration space"));
+            return Err(refuse(
+                "only the write cache's switch can be changed in the configuration space",
+            ));
         }
         self.switch_write_cache(self.config.write_back());
         self.apply_write_cache()
@@ -244,7 +255,10 @@ impl VhostUserBackendReqHandlerMut for State {
         Err(Error::InvalidOperation("there are no shared objects"))
     }
 
-    fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+    fn get_inflight_fd(
+        &mut self,
+        inflight: &VhostUserInflight,
+    ) -> Result<(VhostUserInflight, File)> {
         self.goes_on();
         let (queues, size) = (inflight.num_queues, inflight.queue_size);
         if queues > self.volume.queues() {
@@ -258,7 +272,9 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         if !self.running().is_empty() {
-            return Err(refuse("the memory of the in-flight tracking cannot change while queues run"));
+            return Err(refuse(
+                "the memory of the in-flight tracking cannot change while queues run",
+            ));
         }
         let file = arriving::closing(file).map_err(Error::ReqHandlerError)?;
         self.use_tracking(Tracking::open(*inflight, file)?)
@@ -276,8 +292,8 @@ impl VhostUserBackendReqHandlerMut for State {
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
         //= vhost-user Front-end message types
-        //# The message payload contains a memory region descriptor struct, describing a region of guest memory which
-        //# the back-end device must map in.
+        //# The message payload contains a memory region descriptor struct, describing a region of
+        //# guest memory which the back-end device must map in.
         let region = region(spec, fd)?;
         let memory = match self.running().is_empty() {
             // A front end that begins anew at the same connection, with another device, keeps the
@@ -295,8 +311,8 @@ impl VhostUserBackendReqHandlerMut for State {
 
     fn remove_mem_region(&mut self, spec: &VhostUserSingleMemoryRegion) -> Result<()> {
         //= vhost-user Front-end message types
-        //# The message payload contains a memory region descriptor struct, describing a region of guest memory which
-        //# the back-end device must unmap.
+        //# The message payload contains a memory region descriptor struct, describing a region of
+        //# guest memory which the back-end device must unmap.
         let memory = self.memory.without(spec.guest_phys_addr, spec.memory_size).map_err(refuse)?;
         self.use_memory(memory, true)
     }
@@ -319,8 +335,12 @@ impl VhostUserBackendReqHandlerMut for State {
     }
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
-        let file = arriving::closing(file).map_err(Error::ReqHandlerError).map_err(refuse_for_good)?;
+        let file =
+            arriving::closing(file).map_err(Error::ReqHandlerError).map_err(refuse_for_good)?;
         self.use_log(file, log.mmap_offset, log.mmap_size).map_err(refuse_for_good)?;
-        self.running().into_iter().try_for_each(|index| self.update_log(index)).map_err(refuse_for_good)
+        self.running()
+            .into_iter()
+            .try_for_each(|index| self.update_log(index))
+            .map_err(refuse_for_good)
     }
 }

@@ -33,7 +33,11 @@ impl State {
     }
 
     /// New memory for the front end to keep, with the image noted.
-    pub(super) fn create_tracking(&self, queues: u16, size: u16) -> Result<(VhostUserInflight, File)> {
+    pub(super) fn create_tracking(
+        &self,
+        queues: u16,
+        size: u16,
+    ) -> Result<(VhostUserInflight, File)> {
         let (shape, file) = Tracking::create(queues, size)?;
         let copy = file.try_clone().map_err(refuse)?;
         if let (Some(notes), Some(image)) = (Tracking::open(shape, copy)?.notes(), self.image()) {
@@ -54,7 +58,9 @@ impl State {
             let name = &self.volume.config.name;
             if !self.volume.may_be_another() {
                 tracing::error!(
-                    "{name}: refused for this guest, and its disk stands still: {why}; its writes would ruin this image; serve the right image at this socket, or start with --danger-other-image if this is its disk"
+                    "{name}: refused for this guest, and its disk stands still: {why}; its writes \
+                     would ruin this image; serve the right image at this socket, or start with \
+                     --danger-other-image if this is its disk"
                 );
                 self.tracking = None;
                 self.is_barred = true;
@@ -82,13 +88,14 @@ impl State {
         let here = self.image().map_or_else(|| self.volume.config.name.clone(), |image| image.name);
         let name = |image: &NotedImage| vlane_socket::printable(&image.name).to_string();
         if let (Some(noted), Some(own)) = (&noted, self.volume.identity())
-            && Identity::from_words(noted.kind, noted.digest).is_some_and(|noted| noted.is_other(&own))
+            && Identity::from_words(noted.kind, noted.digest)
+                .is_some_and(|noted| noted.is_other(&own))
         {
             return Some(format!("its disk is {}, and this is another image, {here}", name(noted)));
         }
         let (had, has) = (notes.sectors()?, self.volume.geometry().sectors);
-        let which =
-            noted.map_or_else(|| "its disk".to_owned(), |noted| format!("its disk, {},", name(&noted)));
+        let which = noted
+            .map_or_else(|| "its disk".to_owned(), |noted| format!("its disk, {},", name(&noted)));
         (has < had).then(|| {
             format!(
                 "{which} had {} bytes, and this image, {here}, has only {}",
@@ -115,14 +122,19 @@ impl State {
 
     pub(super) fn cannot_flush(&self) -> bool {
         //= virtio 5.2.5.2
-        //# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST initialize
-        //# writeback to 0.
+        //# If VIRTIO_BLK_F_CONFIG_WCE is negotiated but VIRTIO_BLK_F_FLUSH is not, the device MUST
+        //# initialize writeback to 0.
         self.has(features::BLK_CONFIG_WCE) && !self.has(features::BLK_FLUSH)
     }
 
     /// A ring is about to start. The driver of a continued ring may have switched the write cache
     /// off, which no message repeats. `again` requests of it are repeated.
-    pub(super) fn settle_write_cache(&mut self, index: u16, queue: &Queue, again: usize) -> Result<()> {
+    pub(super) fn settle_write_cache(
+        &mut self,
+        index: u16,
+        queue: &Queue,
+        again: usize,
+    ) -> Result<()> {
         let vring = &mut self.vrings[usize::from(index)];
         let is_ours = std::mem::replace(&mut vring.has_run, true);
         let geometry = self.volume.geometry();
@@ -131,8 +143,10 @@ impl State {
         let may_differ = has_switch && geometry.write_cache && !geometry.read_only;
         if self.switched.is_none() && goes_on && !is_ours && may_differ {
             tracing::warn!(
-                "{}: queue {index} continues in the middle of its work, and its guest's write-cache setting is unknown: each write is on the storage before it is answered until the guest sets it (in Linux: write \"write through\" and then \"write back\" to \
-                 /sys/block/vdX/cache_type)",
+                "{}: queue {index} continues in the middle of its work, and its guest's \
+                 write-cache setting is unknown: each write is on the storage before it is \
+                 answered until the guest sets it (in Linux: write \"write through\" and then \
+                 \"write back\" to /sys/block/vdX/cache_type)",
                 self.volume.config.name
             );
             self.switch_write_cache(false);
@@ -147,7 +161,8 @@ impl State {
     /// Tells the lanes that run.
     pub(super) fn apply_write_cache(&self) -> Result<()> {
         for index in self.running() {
-            let set = self.volume.pool.set_write_through(index, self.write_through(), &self.calls());
+            let set =
+                self.volume.pool.set_write_through(index, self.write_through(), &self.calls());
             set.map_err(|error| self.lane_failed(index, error))?;
         }
         Ok(())
@@ -175,7 +190,10 @@ impl State {
         if let Some(channel) = &self.backend_channel
             && let Err(error) = config_change::send(channel)
         {
-            tracing::warn!("{}: cannot tell the front end of the size: {error}", self.volume.config.name);
+            tracing::warn!(
+                "{}: cannot tell the front end of the size: {error}",
+                self.volume.config.name
+            );
         }
     }
 

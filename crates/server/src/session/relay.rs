@@ -14,8 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use vhost::vhost_user::{BackendReqHandler, Error, Result};
 
@@ -118,13 +118,19 @@ fn bring(from: &UnixStream, to: &UnixStream) -> Result<()> {
 fn answer(from: &UnixStream, to: &UnixStream) -> Result<()> {
     let mut message = vec![0; HEADER + BODY];
     match receive(from, &mut message, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT) {
-        Ok((len, descriptors)) => send(to, &message[..len], &descriptors).map_err(Error::SocketBroken),
+        Ok((len, descriptors)) => {
+            send(to, &message[..len], &descriptors).map_err(Error::SocketBroken)
+        }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
         Err(error) => Err(Error::SocketBroken(error)),
     }
 }
 
-fn receive(from: &UnixStream, bytes: &mut [u8], flags: RecvFlags) -> io::Result<(usize, Vec<OwnedFd>)> {
+fn receive(
+    from: &UnixStream,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {

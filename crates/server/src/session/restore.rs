@@ -64,9 +64,12 @@ impl State {
         if self.is_barred {
             return Err("its front end's disk is another image, and does not run".to_owned());
         }
-        let lanes: Vec<_> =
-            running.iter().map(|index| (*index, Arc::clone(&counters[usize::from(*index)]))).collect();
-        let stopped = self.volume.pool.try_stop(&lanes, PATIENCE).map_err(|error| error.to_string())?;
+        let lanes: Vec<_> = running
+            .iter()
+            .map(|index| (*index, Arc::clone(&counters[usize::from(*index)])))
+            .collect();
+        let stopped =
+            self.volume.pool.try_stop(&lanes, PATIENCE).map_err(|error| error.to_string())?;
         for (index, end) in &stopped {
             let index = usize::from(*index);
             self.vrings[index].running = false;
@@ -76,7 +79,8 @@ impl State {
         match running.len() - stopped.len() {
             0 => Ok(()),
             left => Err(format!(
-                "the storage does not answer requests of {left} queues within {PATIENCE:?}; look at the storage, and ask again when it answers"
+                "the storage does not answer requests of {left} queues within {PATIENCE:?}; look \
+                 at the storage, and ask again when it answers"
             )),
         }
     }
@@ -99,7 +103,9 @@ impl State {
         for vring in &self.vrings {
             vrings.push(HandedVring {
                 size: vring.size,
-                addresses: vring.addresses.map(|Addresses { desc, driver, device }| (desc, driver, device)),
+                addresses: vring
+                    .addresses
+                    .map(|Addresses { desc, driver, device }| (desc, driver, device)),
                 log_addr: vring.log_addr,
                 base: vring.base,
                 started: vring.started,
@@ -112,9 +118,11 @@ impl State {
         let mut part = |file: &File, offset, size| {
             Ok::<_, std::io::Error>(HandedPart { file: to.put(file)?, offset, size })
         };
-        let log = self.log_file.as_ref().map(|log| part(&log.file, log.offset, log.size)).transpose()?;
+        let log =
+            self.log_file.as_ref().map(|log| part(&log.file, log.offset, log.size)).transpose()?;
         let tracking = |tracking: &Tracking| {
-            let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = tracking.shape;
+            let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } =
+                tracking.shape;
             let part = part(&tracking.file, mmap_offset, mmap_size)?;
             Ok::<_, std::io::Error>(HandedTracking { part, queues: num_queues, queue_size })
         };
@@ -160,12 +168,15 @@ impl State {
         let mut regions = Vec::new();
         for region in self.memory.regions() {
             let file = region.file().ok_or("a part of the guest's memory has no file")?;
-            regions
-                .push(Region::map(region.spec(), file).map_err(|error| refused(refuse(with_cause(&error))))?);
+            regions.push(
+                Region::map(region.spec(), file)
+                    .map_err(|error| refused(refuse(with_cause(&error))))?,
+            );
         }
         GuestMemory::new(regions).map_err(|error| refused(refuse(error)))?;
         if let Some(LogFile { file, offset, size }) = &self.log_file {
-            DirtyLog::map(file, *offset, *size).map_err(|error| refused(refuse(with_cause(&error))))?;
+            DirtyLog::map(file, *offset, *size)
+                .map_err(|error| refused(refuse(with_cause(&error))))?;
         }
         self.tracking.as_ref().map_or(Ok(()), Tracking::rehearse).map_err(refused)
     }
@@ -185,13 +196,19 @@ impl State {
         let mut regions = Vec::new();
         for HandedRegion { file, guest, size, user, offset } in handed.memory {
             let file = from.take(file)?.into();
-            regions.push(messages::map(RegionSpec { guest, size, user, offset }, file).map_err(session)?);
+            regions.push(
+                messages::map(RegionSpec { guest, size, user, offset }, file).map_err(session)?,
+            );
         }
         self.memory = Arc::new(GuestMemory::new(regions).map_err(|error| session(refuse(error)))?);
         for (vring, handed) in self.vrings.iter_mut().zip(handed.vrings) {
             *vring = Vring {
                 size: handed.size,
-                addresses: handed.addresses.map(|(desc, driver, device)| Addresses { desc, driver, device }),
+                addresses: handed.addresses.map(|(desc, driver, device)| Addresses {
+                    desc,
+                    driver,
+                    device,
+                }),
                 log_addr: handed.log_addr,
                 base: handed.base,
                 started: handed.started,
@@ -208,7 +225,8 @@ impl State {
         }
         if let Some(HandedTracking { part, queues, queue_size }) = handed.tracking {
             let shape = VhostUserInflight::new(part.size, part.offset, queues, queue_size);
-            self.tracking = Some(Tracking::open(shape, from.take(part.file)?.into()).map_err(session)?);
+            self.tracking =
+                Some(Tracking::open(shape, from.take(part.file)?.into()).map_err(session)?);
         }
         self.backend_channel = from.take_some(handed.backend_channel)?;
         self.config = ConfigSpace::from_bytes(&handed.config)
@@ -254,7 +272,9 @@ impl Session {
             state.rehearse()?;
             state.stop_in_time()?;
             let handed = state.give(number, refused, has_spoken, stream, descriptors);
-            handed.map(Some).map_err(|error| format!("the session's descriptors cannot be copied: {error}"))
+            handed
+                .map(Some)
+                .map_err(|error| format!("the session's descriptors cannot be copied: {error}"))
         });
         state.try_start_all()?;
         Ok(())
@@ -270,7 +290,8 @@ impl Session {
         handed: HandedSession,
         from: &mut Arrived,
     ) -> std::result::Result<Restored, HandoverError> {
-        let session = Session::new(Arc::clone(volume)).map_err(HandoverError::system("the session"))?;
+        let session =
+            Session::new(Arc::clone(volume)).map_err(HandoverError::system("the session"))?;
         let stream: UnixStream = from.take(handed.stream)?.into();
         let (number, refused) = (handed.number, handed.refused);
         // First: what is repeated there changes the state, and what it is then is said below.

@@ -1,5 +1,5 @@
-//! The memory in which requests in flight are marked, which the front end keeps while back ends come and go (vhost-user, "Inflight I/O
-//! tracking").
+//! The memory in which requests in flight are marked, which the front end keeps while back ends
+//! come and go (vhost-user, "Inflight I/O tracking").
 
 use std::fs::File;
 use std::sync::Arc;
@@ -40,15 +40,16 @@ impl Tracking {
     /// Opens the front end's memory.
     pub(super) fn open(shape: VhostUserInflight, file: File) -> Result<Tracking> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = shape;
-        let region =
-            InflightRegion::map(&file, mmap_offset, mmap_size, num_queues, queue_size).map_err(refused)?;
+        let region = InflightRegion::map(&file, mmap_offset, mmap_size, num_queues, queue_size)
+            .map_err(refused)?;
         Ok(Tracking { region, shape, file })
     }
 
     /// Maps it once more, as the next process does.
     pub(super) fn rehearse(&self) -> Result<()> {
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = self.shape;
-        let mapped = InflightRegion::map(&self.file, mmap_offset, mmap_size, num_queues, queue_size);
+        let mapped =
+            InflightRegion::map(&self.file, mmap_offset, mmap_size, num_queues, queue_size);
         mapped.map(drop).map_err(refused)
     }
 
@@ -84,8 +85,9 @@ impl State {
         }
         if let Err(error) = self.volume.sync() {
             tracing::error!(
-                "{}: writes that were answered cannot be written to the storage: {error}; a host that serves this guest next may not see them: look \
-                 at the storage, and have the guest check its file systems",
+                "{}: writes that were answered cannot be written to the storage: {error}; a host \
+                 that serves this guest next may not see them: look at the storage, and have the \
+                 guest check its file systems",
                 self.volume.config.name
             );
         }
@@ -94,7 +96,8 @@ impl State {
     /// Has a new queue mark what it has in flight, and do again what the back end before had: so
     /// many requests.
     pub(super) fn track(&self, index: u16, queue: &mut Queue) -> usize {
-        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index)) else {
+        let Some(part) = self.tracking.as_ref().and_then(|tracking| tracking.region.part(index))
+        else {
             return 0;
         };
         let again = queue.track(part);

@@ -35,19 +35,24 @@ impl Session {
         let who = said::process(peer);
         let what = match unused {
             Unused::NoMemory => format!(
-                "front end {who} began to start the disk, and its memory never came: the VM's memory is not shared, and its guest waits for this disk forever. {}",
+                "front end {who} began to start the disk, and its memory never came: the VM's \
+                 memory is not shared, and its guest waits for this disk forever. {}",
                 said::SHARE
             ),
-            Unused::TooFewQueues => match said::wanted_queues(peer).filter(|wanted| *wanted > offered.into())
-            {
-                Some(wanted) => format!(
-                    "front end {who} wants {wanted} queues, and vlane offers {offered}: it retries forever. Offer more (--queues {wanted}), or configure fewer (QEMU: num-queues={offered})"
-                ),
-                None => format!(
-                    "front end {who} asked for the number of queues and left: it may want more than the {offered} that vlane offers. \
-                     Offer as many as the VM has vCPUs (--queues), or configure fewer (QEMU: num-queues={offered})"
-                ),
-            },
+            Unused::TooFewQueues => {
+                match said::wanted_queues(peer).filter(|wanted| *wanted > offered.into()) {
+                    Some(wanted) => format!(
+                        "front end {who} wants {wanted} queues, and vlane offers {offered}: it \
+                         retries forever. Offer more (--queues {wanted}), or configure fewer \
+                         (QEMU: num-queues={offered})"
+                    ),
+                    None => format!(
+                        "front end {who} asked for the number of queues and left: it may want \
+                         more than the {offered} that vlane offers. Offer as many as the VM has \
+                         vCPUs (--queues), or configure fewer (QEMU: num-queues={offered})"
+                    ),
+                }
+            }
         };
         let mut told = self.volume.told_unused.lock().unwrap_or_else(PoisonError::into_inner);
         if peer.is_none() || *told != Some((peer, unused)) {

@@ -37,7 +37,12 @@ pub fn get_inflight(wire: &Wire, queues: u16, size: u16) -> Option<(Vec<u8>, Fil
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::net::recvmsg(&wire.stream, &mut [IoSliceMut::new(&mut reply)], &mut ancillary, flags);
+    let got = rustix::net::recvmsg(
+        &wire.stream,
+        &mut [IoSliceMut::new(&mut reply)],
+        &mut ancillary,
+        flags,
+    );
     if got.ok()?.bytes < reply.len() {
         return None;
     }

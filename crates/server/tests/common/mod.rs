@@ -34,7 +34,8 @@ use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_lane::{PollMode, Topology};
 use vlane_policy::express::{Express, Mode};
 use vlane_server::{
-    Arrived, Descriptors, HandedServer, Listener, Schedulers, Stopper, Successor, Volume, VolumeConfig,
+    Arrived, Descriptors, HandedServer, Listener, Schedulers, Stopper, Successor, Volume,
+    VolumeConfig,
 };
 
 /// A longer wait counts as a hang.
@@ -105,7 +106,12 @@ impl Server {
         Server::polling(engine, queues, threads, Duration::ZERO)
     }
 
-    pub fn polling(engine: Arc<dyn Engine>, queues: u16, threads: u16, poll_max: Duration) -> Server {
+    pub fn polling(
+        engine: Arc<dyn Engine>,
+        queues: u16,
+        threads: u16,
+        poll_max: Duration,
+    ) -> Server {
         Server::telling(engine, queues, threads, poll_max, Schedulers::None)
     }
 
@@ -164,16 +170,23 @@ impl Server {
     }
 
     /// The same; calls `event` at the point of no return.
-    pub fn hand_over_after(self, relief: &Relief, engine: Arc<dyn Engine>, event: impl FnOnce()) -> Server {
+    pub fn hand_over_after(
+        self,
+        relief: &Relief,
+        engine: Arc<dyn Engine>,
+        event: impl FnOnce(),
+    ) -> Server {
         let (written, descriptors) = relief.ask().unwrap();
         event();
         // Its threads are idle from now on.
         self.stopped.set(true);
         let handed: HandedServer = serde_json::from_str(&written).unwrap();
-        let topology = Topology { queues: handed.queues(), threads: 1, cpus: Vec::new(), adapts: false };
+        let topology =
+            Topology { queues: handed.queues(), threads: 1, cpus: Vec::new(), adapts: false };
         let volume = Server::volume(engine, topology, Duration::ZERO, Schedulers::None, Mode::Off);
         let listener =
-            Listener::take_over(&self.path(), handed, &mut Arrived::new(descriptors), &volume).unwrap();
+            Listener::take_over(&self.path(), handed, &mut Arrived::new(descriptors), &volume)
+                .unwrap();
         Server::serving(Arc::clone(&self.directory), volume, listener)
     }
 
@@ -348,7 +361,8 @@ impl Wire {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-        let sent = sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        let sent =
+            sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
         assert_eq!(sent, bytes.len());
         Ok(())
     }
@@ -477,7 +491,14 @@ impl Wire {
     }
 
     /// Sends all that a ring of the driver's needs.
-    pub fn start_driven(&self, index: u32, arena: &Arena, layout: Layout, base: u32, door: &Door) -> bool {
+    pub fn start_driven(
+        &self,
+        index: u32,
+        arena: &Arena,
+        layout: Layout,
+        base: u32,
+        door: &Door,
+    ) -> bool {
         let mut addresses = halves(&[index, 0]);
         let parts = [layout.desc, layout.device, layout.driver].map(|part| arena.to_user(part));
         addresses.extend(words(&parts));
@@ -557,7 +578,8 @@ pub fn signalled(fd: &OwnedFd, within: Duration) -> bool {
     ready && rustix::io::read(fd, &mut [0u8; 8]).is_ok()
 }
 
-/// Guest memory: one memfd, never mapped on this side, so that it can be truncated without harm here.
+/// Guest memory: one memfd, never mapped on this side, so that it can be truncated without harm
+/// here.
 pub struct Memory {
     pub file: File,
     pub guest: u64,
@@ -567,7 +589,8 @@ pub struct Memory {
 
 impl Memory {
     pub fn new(guest: u64, size: u64) -> Memory {
-        let file = File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let file =
+            File::from(rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(size).unwrap();
         // Far from the guest's address, so that the two cannot be confused.
         Memory { file, guest, user: 0x7f00_0000_0000 + guest, size }

@@ -20,6 +20,7 @@ pub fn files() -> Result<Vec<(String, String)>, String> {
         return Err(format!("git ls-files: {}", String::from_utf8_lossy(&listed.stderr)));
     }
     let names = String::from_utf8(listed.stdout).unwrap();
-    let read = |name: &str| Some((name.to_owned(), std::fs::read_to_string(root().join(name)).ok()?));
+    let read =
+        |name: &str| Some((name.to_owned(), std::fs::read_to_string(root().join(name)).ok()?));
     Ok(names.split_terminator('\0').filter_map(read).collect())
 }

@@ -250,7 +250,9 @@ impl What {
                     0 => Clear::Punch,
                     1 => Clear::Zero,
                     2 => Clear::Discard,
-                    other => return Err(bytes.corrupt(format!("a range cleared in the way {other}"))),
+                    other => {
+                        return Err(bytes.corrupt(format!("a range cleared in the way {other}")));
+                    }
                 };
                 What::Clear { how, offset: bytes.number()?, len: bytes.number()? }
             }

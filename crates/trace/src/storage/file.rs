@@ -49,9 +49,11 @@ impl Header {
             return fail(ErrorKind::NotATrace, context.to_owned());
         }
         let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let number = |at: usize| bytes[at..at + 8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
+        let number =
+            |at: usize| bytes[at..at + 8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
         if word(8) != VERSION {
-            let context = format!("a record of version {}; this program knows version {VERSION}", word(8));
+            let context =
+                format!("a record of version {}; this program knows version {VERSION}", word(8));
             return fail(ErrorKind::Version, context);
         }
         if number(HEADER - 8) != XxHash3_64::oneshot(&bytes[..HEADER - 8]) {
@@ -99,7 +101,9 @@ impl<W: Write> Writer<W> {
         let sum = XxHash3_64::oneshot(&self.bytes[FRAME..]);
         self.bytes[..4].copy_from_slice(&len.to_le_bytes());
         self.bytes[4..FRAME].copy_from_slice(&sum.to_le_bytes());
-        self.to.write_all(&self.bytes).map_err(|e| Error::io(self.offset, "cannot write an entry", e))?;
+        self.to
+            .write_all(&self.bytes)
+            .map_err(|e| Error::io(self.offset, "cannot write an entry", e))?;
         self.offset += self.bytes.len() as u64;
         self.entries += 1;
         Ok(())
@@ -116,7 +120,8 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Reads a record: an iterator over its entries, [`Entry::Complete`] not among them. Give it a buffered reader.
+/// Reads a record: an iterator over its entries, [`Entry::Complete`] not among them. Give it a
+/// buffered reader.
 ///
 /// A record that does not end with [`Entry::Complete`] is cut off, which is an error after the last
 /// entry: the missing part may be the important one.
@@ -133,12 +138,18 @@ impl<R: Read> Reader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`ErrorKind::NotATrace`], [`ErrorKind::Version`], [`ErrorKind::Truncated`], [`ErrorKind::Corrupt`], [`ErrorKind::Io`].
+    /// [`ErrorKind::NotATrace`], [`ErrorKind::Version`], [`ErrorKind::Truncated`],
+    /// [`ErrorKind::Corrupt`], [`ErrorKind::Io`].
     pub fn new(mut from: R) -> Result<Reader<R>, Error> {
         let mut bytes = [0; HEADER];
-        let got = fill(&mut from, &mut bytes).map_err(|e| Error::io(0, "cannot read the header", e))?;
+        let got =
+            fill(&mut from, &mut bytes).map_err(|e| Error::io(0, "cannot read the header", e))?;
         if got < HEADER && (got < 8 || bytes[..8] == MAGIC) {
-            return Err(Error::new(ErrorKind::Truncated, got as u64, "it ends in the middle of the header"));
+            return Err(Error::new(
+                ErrorKind::Truncated,
+                got as u64,
+                "it ends in the middle of the header",
+            ));
         }
         Ok(Reader {
             header: Header::decode(&bytes)?,
@@ -157,7 +168,8 @@ impl<R: Read> Reader<R> {
     fn read(&mut self) -> Result<Option<Entry>, Error> {
         let at = self.offset;
         let cut = |entries: u64| {
-            let context = format!("the record is cut off after {entries} entries: its end is missing");
+            let context =
+                format!("the record is cut off after {entries} entries: its end is missing");
             Error::new(ErrorKind::Truncated, at, context)
         };
         let io = |error| Error::io(at, "cannot read an entry", error);
@@ -186,7 +198,8 @@ impl<R: Read> Reader<R> {
         self.offset += (FRAME + bytes.len()) as u64;
         if let Entry::Complete { entries } = entry {
             if entries != self.entries {
-                let context = format!("its end counts {entries} entries, and there were {}", self.entries);
+                let context =
+                    format!("its end counts {entries} entries, and there were {}", self.entries);
                 return Err(Error::new(ErrorKind::Corrupt, at, context));
             }
             return Ok(None);

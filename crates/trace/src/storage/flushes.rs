@@ -65,7 +65,8 @@ impl History {
     /// Checks all promises.
     pub fn flushes(&self) -> Findings {
         let syncs = self.syncs();
-        let changes = self.operations.iter().filter(|operation| operation.what != What::Sync).count();
+        let changes =
+            self.operations.iter().filter(|operation| operation.what != What::Sync).count();
         let mut findings = Findings { changes, ..Findings::default() };
         findings.syncs = self.operations.len() - changes;
 
@@ -79,7 +80,11 @@ impl History {
             let must_be_durable = about.durable && about.kind != RequestKind::Discard;
             if must_be_durable && operation.durable.is_none_or(|durable| durable > at) {
                 let reason = reason(operation, &syncs, at);
-                findings.violations.push(Violation { promised_by: request, operation: Some(index), reason });
+                findings.violations.push(Violation {
+                    promised_by: request,
+                    operation: Some(index),
+                    reason,
+                });
             }
         }
         answered.sort_unstable();
@@ -90,10 +95,13 @@ impl History {
         let mut next = answered.into_iter().peekable();
         let mut open: Vec<usize> = Vec::new();
         for (promised_by, flush) in self.requests.iter().enumerate() {
-            let (RequestKind::Flush, Some((answer, 0))) = (flush.kind, flush.answer) else { continue };
+            let (RequestKind::Flush, Some((answer, 0))) = (flush.kind, flush.answer) else {
+                continue;
+            };
             findings.flushes += 1;
             let first = sync_begins.partition_point(|begin| *begin < flush.begin);
-            findings.without_sync += usize::from(sync_begins.get(first).is_none_or(|begin| *begin > answer));
+            findings.without_sync +=
+                usize::from(sync_begins.get(first).is_none_or(|begin| *begin > answer));
             if first_good.is_none_or(|end| end > answer) {
                 let reason = match first_good {
                     Some(_) => Reason::EndedTooLate,
@@ -111,7 +119,11 @@ impl History {
             for index in &open {
                 if durable(*index).is_none_or(|durable| durable > answer) {
                     let reason = reason(&self.operations[*index], &syncs, answer);
-                    findings.violations.push(Violation { promised_by, operation: Some(*index), reason });
+                    findings.violations.push(Violation {
+                        promised_by,
+                        operation: Some(*index),
+                        reason,
+                    });
                 }
             }
         }
@@ -161,7 +173,8 @@ fn reason(operation: &Operation, syncs: &[(usize, usize, i64)], by: usize) -> Re
     if operation.is_lost || syncs.iter().filter(since).any(|sync| in_time(&sync) && sync.2 < 0) {
         return Reason::Failed;
     }
-    // The next sync after it, however late it began: one that belongs to a later request is none that ended too late.
+    // The next sync after it, however late it began: one that belongs to a later request is none
+    // that ended too late.
     if syncs.iter().filter(since).any(|sync| sync.0 < by && !in_time(&sync)) {
         return Reason::EndedTooLate;
     }

@@ -94,7 +94,11 @@ impl History {
         let (mut operations, mut requests) = (HashMap::new(), HashMap::new());
         for (at, entry) in entries.into_iter().enumerate() {
             let corrupt = |what: String| {
-                Error::new(ErrorKind::Corrupt, 0, format!("the record is inconsistent: entry {at}: {what}"))
+                Error::new(
+                    ErrorKind::Corrupt,
+                    0,
+                    format!("the record is inconsistent: entry {at}: {what}"),
+                )
             };
             history.len = at + 1;
             match entry? {
@@ -108,7 +112,9 @@ impl History {
                     let index = requests.get(&request);
                     let known = index.map(|index| &mut history.requests[*index]);
                     let Some(known) = known.filter(|known| known.answer.is_none()) else {
-                        return Err(corrupt(format!("request {request} is answered and is not there")));
+                        return Err(corrupt(format!(
+                            "request {request} is answered and is not there"
+                        )));
                     };
                     known.answer = Some((at, status));
                 }
@@ -135,7 +141,9 @@ impl History {
                     let index = operations.get(&operation);
                     let known = index.map(|index| &mut history.operations[*index]);
                     let Some(known) = known.filter(|known| known.end.is_none()) else {
-                        return Err(corrupt(format!("operation {operation} ends and is not there")));
+                        return Err(corrupt(format!(
+                            "operation {operation} ends and is not there"
+                        )));
                     };
                     known.end = Some((at, result));
                 }
@@ -149,19 +157,22 @@ impl History {
     /// Syncs, as (beginning, end, result), by their end.
     pub(super) fn syncs(&self) -> Vec<(usize, usize, i64)> {
         let ended = self.operations.iter().filter(|operation| operation.what == What::Sync);
-        let mut syncs: Vec<_> =
-            ended.filter_map(|sync| sync.end.map(|(end, result)| (sync.begin, end, result))).collect();
+        let mut syncs: Vec<_> = ended
+            .filter_map(|sync| sync.end.map(|(end, result)| (sync.begin, end, result)))
+            .collect();
         syncs.sort_by_key(|(_, end, _)| *end);
         syncs
     }
 
-    /// Finds from where on each operation is durable: its own end, if it was a durable write; or the end of the first sync that began after
-    /// it had ended, and went well.
+    /// Finds from where on each operation is durable: its own end, if it was a durable write; or
+    /// the end of the first sync that began after it had ended, and went well.
     fn find_durable(&mut self) {
         // Those that have ended and are not durable, by their end.
         let mut ended: Vec<(usize, usize)> = Vec::new();
         for (index, operation) in self.operations.iter_mut().enumerate() {
-            let Some((end, result)) = operation.end.filter(|_| operation.is_change()) else { continue };
+            let Some((end, result)) = operation.end.filter(|_| operation.is_change()) else {
+                continue;
+            };
             match operation.what {
                 What::Write { durable: true, .. } if result >= 0 => operation.durable = Some(end),
                 _ => ended.push((end, index)),

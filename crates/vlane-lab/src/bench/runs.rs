@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use vlane_bench::{
-    self, Backend, Client, Ioprio, Load, Pattern, Profile, Saved, Setting, Size, Target, against_saved,
-    between_targets, is_worse,
+    self, Backend, Client, Ioprio, Load, Pattern, Profile, Saved, Setting, Size, Target,
+    against_saved, between_targets, is_worse,
 };
 use vlane_boot::{Host, Install};
 use vlane_client::Progress;
@@ -81,8 +81,9 @@ impl RunsArgs {
                 println!("{name:<12} {title}");
             }
         } else if let Some(name) = &self.show_profile {
-            let text = vlane_bench::embedded(name)
-                .with_context(|| format!("there is no profile `{name}`; --list-profiles names them"))?;
+            let text = vlane_bench::embedded(name).with_context(|| {
+                format!("there is no profile `{name}`; --list-profiles names them")
+            })?;
             print!("{text}");
         }
         Ok(self.list_profiles || self.show_profile.is_some())
@@ -167,12 +168,15 @@ impl BenchArgs {
         name
     }
 
-    /// Refuses a profile that writes to a back end that was not started for it, unless that was said to be all right.
+    /// Refuses a profile that writes to a back end that was not started for it, unless that was
+    /// said to be all right.
     fn check_overwrite(&self, profile: &Profile) -> anyhow::Result<()> {
         let writes = profile.loads.iter().find(|load| load.rw.0.changes_data());
         let others = profile.targets.iter().find(|target| target.backend == Backend::Socket);
         match (writes, others.and_then(|target| target.socket.as_deref())) {
-            (Some(load), Some(socket)) => self.may_overwrite(socket, &format!("the load `{}`", load.name)),
+            (Some(load), Some(socket)) => {
+                self.may_overwrite(socket, &format!("the load `{}`", load.name))
+            }
             _ => Ok(()),
         }
     }
@@ -191,7 +195,10 @@ impl BenchArgs {
             profile.targets = vec![Target::at(socket)];
             profile.targets.extend(self.runs.against.as_deref().map(Target::at));
             if profile.targets.len() == 2 && profile.targets[0] == profile.targets[1] {
-                usage!("--against {}: that is the same socket; measure two back ends", socket.display());
+                usage!(
+                    "--against {}: that is the same socket; measure two back ends",
+                    socket.display()
+                );
             }
         }
         profile.repeats = self.runs.repeats.unwrap_or(profile.repeats);
@@ -225,7 +232,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     if let Some(older) = &older {
         vlane_bench::check_saved(&profile, older)?;
     }
-    let output = OutputArgs { html: runs.html.clone(), json: args.json.clone(), overwrite: args.overwrite };
+    let output =
+        OutputArgs { html: runs.html.clone(), json: args.json.clone(), overwrite: args.overwrite };
     output.check()?;
     let save = runs.save.as_deref().map(|path| Saved::output(path, args.overwrite.force));
     save.as_ref().map_or(Ok(()), Output::check)?;
@@ -242,15 +250,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         interrupt: &interrupt,
     };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
-    if runs.repeats.is_none() && runs.profile.is_none() {
-        tell_repeats(&profile, steps);
-    }
-    let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
-    let measured = match &args.socket {
-        Some(socket) => explain::connecting(socket, vlane_bench::measure(&profile, &setting, &mut progress))?,
-        None => vlane_bench::measure(&profile, &setting, &mut progress)?,
-    };
-    drop(progress);
+    let measured = measure(args, &profile, &setting, steps)?;
     // The report is shown before an error of this file: the measurements took their time.
     let saved = save.as_ref().map_or(Ok(()), |output| measured.write(output));
     let (comparisons, missing) = match &older {
@@ -260,8 +260,11 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     for name in missing {
         eprintln!("not in the saved run, so not compared: {name}");
     }
-    let report =
-        vlane_bench::report(&measured, &comparisons, older.as_ref().map(|older| older.created.as_str()));
+    let report = vlane_bench::report(
+        &measured,
+        &comparisons,
+        older.as_ref().map(|older| older.created.as_str()),
+    );
     match output.show(&report) {
         // The end of this function says how much is missing.
         Err(error) if !error.is::<exit::Partial>() => return Err(error),
@@ -270,10 +273,13 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     saved?;
     tell_written(&output);
     if runs.fail_on_worse && is_worse(&comparisons) {
-        return Err(exit::Missed("worse than the baseline (the verdicts are above)".to_owned()).into());
+        return Err(
+            exit::Missed("worse than the baseline (the verdicts are above)".to_owned()).into()
+        );
     }
     if measured.partial {
-        let runs = |l: &vlane_bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
+        let runs =
+            |l: &vlane_bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
         let made: usize = measured.loads.iter().map(runs).sum();
         return Err(exit::Partial(format!(
             "interrupted after {made} of {}: the result is of those only",
@@ -282,6 +288,24 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         .into());
     }
     Ok(())
+}
+
+/// Makes the measurements, in so many steps, and shows the progress meanwhile.
+fn measure(
+    args: &BenchArgs,
+    profile: &Profile,
+    setting: &Setting<'_>,
+    steps: usize,
+) -> anyhow::Result<Saved> {
+    if args.runs.repeats.is_none() && args.runs.profile.is_none() {
+        tell_repeats(profile, steps);
+    }
+    let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
+    let measured = vlane_bench::measure(profile, setting, &mut progress);
+    match &args.socket {
+        Some(socket) => explain::connecting(socket, measured),
+        None => Ok(measured?),
+    }
 }
 
 /// Names the files of the report, to a person.
@@ -396,10 +420,15 @@ mod tests {
         let single = args.workload("randrw:70".parse().unwrap()).unwrap();
         let several = profile.loads[0].workload(profile.time, profile.ramp, &[]);
         assert_eq!(format!("{several:?}"), format!("{single:?}"));
-        assert_eq!(format!("{:?}", profile.loads[0].session()), format!("{:?}", args.session().unwrap()));
+        assert_eq!(
+            format!("{:?}", profile.loads[0].session()),
+            format!("{:?}", args.session().unwrap())
+        );
         assert_eq!((profile.repeats, profile.targets.len()), (3, 1));
-        let two =
-            parse(&["s", "--profile", "quick", "--against", "t", "--time", "7s"]).unwrap().profile().unwrap();
+        let two = parse(&["s", "--profile", "quick", "--against", "t", "--time", "7s"])
+            .unwrap()
+            .profile()
+            .unwrap();
         assert_eq!((two.targets.len(), two.time.as_secs()), (2, 7));
     }
 }

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, bail};
 use vlane_driver::{
-    Limit, Mix, Session, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Wait, verify_check,
-    verify_load,
+    Limit, Mix, Session, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Wait,
+    verify_check, verify_load,
 };
 
 use super::{BenchArgs, WaitArg, group, with_progress};
@@ -47,7 +47,8 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
         bail!("{} failed", super::plural(errors, "request"));
     }
     if reports.partial {
-        let why = "interrupted: all compared data are right, but not all data were written or compared";
+        let why =
+            "interrupted: all compared data are right, but not all data were written or compared";
         return Err(exit::Partial(why.to_owned()).into());
     }
     Ok(())
@@ -67,7 +68,8 @@ fn steps(
         None => VerifyState::new(&connect()?, options)?,
         Some(mut state) => {
             let session = connect()?;
-            let (report, ended) = with_progress(|progress| verify_check(session, &mut state, progress))?;
+            let (report, ended) =
+                with_progress(|progress| verify_check(session, &mut state, progress))?;
             reports.partial |= ended;
             let gone = report.backend_gone;
             reports.before = Some(report);
@@ -82,7 +84,8 @@ fn steps(
         return Ok(());
     }
     if let Some(path) = args.state.as_ref().filter(|path| path.exists()) {
-        // A state that is older than the data would accuse the back end wrongly: there is none while we write.
+        // A state that is older than the data would accuse the back end wrongly: there is none
+        // while we write.
         std::fs::remove_file(path)
             .with_context(|| format!("{}: cannot remove the old state", path.display()))?;
     }
@@ -101,11 +104,13 @@ fn steps(
     if gone {
         match &args.state {
             Some(path) => bail!(
-                "the back end hung up after {seconds:.1} s; the list of writes is in {}: start it again, then use --verify-only --state {0}",
+                "the back end hung up after {seconds:.1} s; the list of writes is in {}: start it \
+                 again, then use --verify-only --state {0}",
                 path.display()
             ),
             None => bail!(
-                "the back end hung up after {seconds:.1} s; to check it after a restart, give --state FILE"
+                "the back end hung up after {seconds:.1} s; to check it after a restart, give \
+                 --state FILE"
             ),
         }
     }
@@ -118,15 +123,21 @@ fn steps(
 }
 
 fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
-    let read_percent =
-        match args.rw.parse::<vlane_driver::Pattern>().map_err(anyhow::Error::msg).context("--rw")? {
-            p if !p.random => {
-                usage!("--rw {}: --verify goes to random addresses; randrw:N is possible", args.rw)
-            }
-            vlane_driver::Pattern { mix: Mix::ReadPercent(100), .. } => VerifyOptions::default().read_percent,
-            vlane_driver::Pattern { mix: Mix::ReadPercent(percent), .. } => percent,
-            _ => usage!("--rw {}: --verify reads and writes; randrw:N is possible", args.rw),
-        };
+    let read_percent = match args
+        .rw
+        .parse::<vlane_driver::Pattern>()
+        .map_err(anyhow::Error::msg)
+        .context("--rw")?
+    {
+        p if !p.random => {
+            usage!("--rw {}: --verify goes to random addresses; randrw:N is possible", args.rw)
+        }
+        vlane_driver::Pattern { mix: Mix::ReadPercent(100), .. } => {
+            VerifyOptions::default().read_percent
+        }
+        vlane_driver::Pattern { mix: Mix::ReadPercent(percent), .. } => percent,
+        _ => usage!("--rw {}: --verify reads and writes; randrw:N is possible", args.rw),
+    };
     Ok(VerifyOptions {
         block: args.block()?,
         offset: args.offset,
@@ -142,7 +153,8 @@ fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
 
 fn text(reports: &Reports) -> String {
     let mut out = String::from(super::interrupted_line(reports.partial));
-    for (name, report) in [("found", &reports.before), ("load", &reports.load), ("read back", &reports.after)]
+    for (name, report) in
+        [("found", &reports.before), ("load", &reports.load), ("read back", &reports.after)]
     {
         let Some(r) = report else { continue };
         let verdict = if r.mismatches == 0 {
@@ -162,7 +174,8 @@ fn text(reports: &Reports) -> String {
         }
         if r.unflushed_lost > 0 {
             out += &format!(
-                "             {} blocks lost a write that was acknowledged and never flushed: that is allowed\n",
+                "             {} blocks lost a write that was acknowledged and never flushed: \
+                 that is allowed\n",
                 group(r.unflushed_lost as f64)
             );
         }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::{NamedTempFile, TempDir};
 use vlane_boot::{
-    Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Initramfs, Install, Kernel, Qemu, QemuProgram,
-    Ready, Report, Spec, Stopped, Uml, UmlProgram,
+    Backend, Boot, Choice, Disk, ErrorKind, Guest, Host, Initramfs, Install, Kernel, Qemu,
+    QemuProgram, Ready, Report, Spec, Stopped, Uml, UmlProgram,
 };
 
 /// A guest that needs longer than this hangs. Emulated guests take 5 to 20 s, and ten times as long
@@ -51,7 +51,8 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     GUESTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `None`, said loudly, when a machine is neither there nor can be had; any other error fails the test.
+/// `None`, said loudly, when a machine is neither there nor can be had; any other error fails the
+/// test.
 pub fn or_skip<T>(what: &str, found: vlane_boot::Result<T>) -> Option<T> {
     let error = match found {
         Ok(found) => return Some(found),
@@ -93,7 +94,13 @@ impl QemuBed {
     }
 
     /// The same, for a guest that may take so long.
-    pub fn start_for(&self, machine: Qemu, script: &str, programs: &[&str], limit: Duration) -> Guest {
+    pub fn start_for(
+        &self,
+        machine: Qemu,
+        script: &str,
+        programs: &[&str],
+        limit: Duration,
+    ) -> Guest {
         let guest = Initramfs::new(script).programs(programs.iter().copied());
         machine.start_with(&self.host, &self.kernel, &guest, limit, Some(show)).unwrap()
     }
@@ -147,14 +154,16 @@ impl Volume {
     /// An empty sparse volume.
     pub fn new(bytes: u64) -> Self {
         let directory = TempDir::with_prefix("vlane-test-").unwrap();
-        let (image, socket) = (directory.path().join("disk.raw"), directory.path().join("disk.sock"));
+        let (image, socket) =
+            (directory.path().join("disk.raw"), directory.path().join("disk.sock"));
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         Self { directory, image, socket }
     }
 
     /// Serves it with `vlane serve` and more options.
     pub fn serve(&self, options: &[&str]) -> Backend {
-        let mut words = vec!["serve".into(), self.image.clone(), "--socket".into(), self.socket.clone()];
+        let mut words =
+            vec!["serve".into(), self.image.clone(), "--socket".into(), self.socket.clone()];
         words.extend(options.iter().map(PathBuf::from));
         let spec = Spec::new(vlane(), words);
         Backend::start_within(LIMIT, &spec, &self.socket, Ready::Line("listening on"), Some(show))
@@ -201,10 +210,13 @@ pub fn check_journal_bypass(volume: &Volume, control: &Path, journal: u64) {
     let info: serde_json::Value = control.get("/v1/journal").unwrap_or_else(|e| panic!("{e}"));
     assert_eq!((&info["is_watched"], &info["is_current"]), (&true.into(), &true.into()), "{info}");
     let journals: Vec<_> = info["journals"].as_array().unwrap().iter().collect();
-    let found =
-        journals.iter().find(|found| found["filesystem"] == "ext4").unwrap_or_else(|| panic!("{info}"));
-    let sum =
-        |ways: &serde_json::Value| ways.as_object().unwrap().values().filter_map(|v| v.as_u64()).sum::<u64>();
+    let found = journals
+        .iter()
+        .find(|found| found["filesystem"] == "ext4")
+        .unwrap_or_else(|| panic!("{info}"));
+    let sum = |ways: &serde_json::Value| {
+        ways.as_object().unwrap().values().filter_map(|v| v.as_u64()).sum::<u64>()
+    };
     let (written, dropped) = (sum(&info["journal_written_bytes"]), sum(&info["dropped_bytes"]));
     assert!(written > (journal * 5 / 4) << 20, "the journal did not come round: {info}");
     // Blocks written more than once between two drops are dropped once.
@@ -237,7 +249,8 @@ pub fn check_journal_direct(volume: &Volume, control: &Path) -> bool {
         return false;
     }
     assert!(direct["written_bytes"].as_u64() > Some(8 << 20), "{info}");
-    let (ranges, image) = (direct["ranges"].as_array().unwrap(), std::fs::File::open(&volume.image).unwrap());
+    let (ranges, image) =
+        (direct["ranges"].as_array().unwrap(), std::fs::File::open(&volume.image).unwrap());
     assert!(!ranges.is_empty(), "{info}");
     for range in ranges {
         let range = [range[0].as_u64().unwrap(), range[1].as_u64().unwrap()];
@@ -271,7 +284,8 @@ pub fn signal(pid: u32, signal: Signal) {
 pub fn upgrade(backend: &Backend) -> String {
     let answers = || -> Vec<String> {
         let log = backend.log();
-        let is_one = |line: &&str| line.contains("upgraded in place") || line.contains("not upgraded");
+        let is_one =
+            |line: &&str| line.contains("upgraded in place") || line.contains("not upgraded");
         log.lines().filter(is_one).map(str::to_owned).collect()
     };
     let before = answers().len();
@@ -311,14 +325,16 @@ pub fn requests(log: &str, queue: usize) -> u64 {
     digits.parse().unwrap_or_else(|_| panic!("no number of requests in: {line}"))
 }
 
-/// Puts the smallest operating system there is on an image: it prints the second sector and resets the machine.
+/// Puts the smallest operating system there is on an image: it prints the second sector and resets
+/// the machine.
 pub fn make_bootable(image: &Path) {
     let image = std::fs::OpenOptions::new().write(true).open(image).unwrap();
     image.write_all_at(&boot_sector(), 0).unwrap();
     image.write_all_at(b"RESULT second_sector=read\r\n\0", 512).unwrap();
 }
 
-/// Reads the disk's second sector through the BIOS, prints it on the serial line, and resets the machine.
+/// Reads the disk's second sector through the BIOS, prints it on the serial line, and resets the
+/// machine.
 fn boot_sector() -> [u8; 512] {
     const CODE: [u8; 56] = [
         0xfa, //             cli
@@ -363,7 +379,8 @@ fn boot_sector() -> [u8; 512] {
 pub fn stripped(host: &Host, program: &Path) -> NamedTempFile {
     let file = NamedTempFile::with_prefix("vlane-test-program-").unwrap();
     let mut strip = Command::new(host.program("strip").unwrap());
-    let output = strip.args(["--strip-debug", "-o"]).arg(file.path()).arg(program).output().unwrap();
+    let output =
+        strip.args(["--strip-debug", "-o"]).arg(file.path()).arg(program).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     file
 }
@@ -384,8 +401,10 @@ impl Scheduler {
         }
         let directory = TempDir::with_prefix("vlane-sched-").unwrap();
         let at = |name: &str| directory.path().join(name);
-        let mut words: Vec<PathBuf> = ["sched", "run", "--json", "-"].iter().map(PathBuf::from).collect();
-        for (option, file) in [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")]
+        let mut words: Vec<PathBuf> =
+            ["sched", "run", "--json", "-"].iter().map(PathBuf::from).collect();
+        for (option, file) in
+            [("--listen", "sched.sock"), ("--socket", "state.sock"), ("--state-dir", "run")]
         {
             words.extend([option.into(), at(file)]);
         }
@@ -457,7 +476,8 @@ pub struct LoopDevice(pub PathBuf);
 impl LoopDevice {
     /// None where there can be no loop device; that is said. `options` are those of losetup(8).
     pub fn over(file: &Path, options: &[&str]) -> Option<LoopDevice> {
-        let made = Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output();
+        let made =
+            Command::new("losetup").args(["--find", "--show"]).args(options).arg(file).output();
         match made {
             Ok(made) if made.status.success() => {
                 Some(LoopDevice(String::from_utf8(made.stdout).unwrap().trim().into()))

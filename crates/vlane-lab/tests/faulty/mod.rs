@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr,
+    ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
 use tempfile::TempDir;
 
@@ -81,7 +81,8 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Mounts it, with an image of so many bytes. Late: what goes through the page cache is written back some time.
+    /// Mounts it, with an image of so many bytes. Late: what goes through the page cache is written
+    /// back some time.
     pub fn new(bytes: usize, is_late: bool) -> Result<Faulty, String> {
         let dir = TempDir::with_prefix("vlane-faulty-").unwrap();
         let state = Arc::new(Mutex::new(State { bytes: vec![0; bytes], ..State::default() }));
@@ -96,7 +97,8 @@ impl Faulty {
         config.mount_options = vec![MountOption::FSName("vlane-faulty".to_owned())];
         // The operation may hang, and then no other may.
         let session = fuser::spawn_mount(file, self.dir.path(), &config);
-        self.sessions.push(session.map_err(|error| format!("no FUSE file system can be mounted: {error}"))?);
+        self.sessions
+            .push(session.map_err(|error| format!("no FUSE file system can be mounted: {error}"))?);
         Ok(())
     }
 
@@ -174,7 +176,8 @@ impl OneFile {
         }
     }
 
-    /// Does an operation as the fault wants it, now or later. `done`: how many of the bytes are to be done; an error number.
+    /// Does an operation as the fault wants it, now or later. `done`: how many of the bytes are to
+    /// be done; an error number.
     fn as_it_is(
         &self,
         which: impl Fn(&mut Faults) -> &mut Fault,
@@ -193,7 +196,9 @@ impl OneFile {
             Fault::Error(errno) => done(&mut state, Err(errno)),
             Fault::Half => done(&mut state, Ok(if len > 4096 { len / 8192 * 4096 } else { len })),
             Fault::Nothing => done(&mut state, Ok(0)),
-            Fault::Hang | Fault::HangOnce => state.held.push(Box::new(move |state| done(state, Ok(len)))),
+            Fault::Hang | Fault::HangOnce => {
+                state.held.push(Box::new(move |state| done(state, Ok(len))))
+            }
         }
     }
 }
@@ -255,7 +260,8 @@ impl Filesystem for OneFile {
     fn open(&self, _: &Request, _: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         // Around the page cache, a partial read is reported as partial.
         let is_direct = flags.0 & libc::O_DIRECT != 0;
-        let how = if is_direct { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE };
+        let how =
+            if is_direct { FopenFlags::FOPEN_DIRECT_IO } else { FopenFlags::FOPEN_KEEP_CACHE };
         reply.opened(FileHandle(0), how);
     }
 

@@ -1,4 +1,5 @@
-//! A front end for tests of what happens to single requests: each with its own data, waited for or left in flight.
+//! A front end for tests of what happens to single requests: each with its own data, waited for or
+//! left in flight.
 
 #![allow(
     dead_code,
@@ -32,7 +33,8 @@ pub struct Front {
 
 impl Front {
     pub fn connect(socket: &Path) -> Front {
-        let options = SessionOptions { queues: 1, depth: DEPTH, data: LARGE, ..SessionOptions::default() };
+        let options =
+            SessionOptions { queues: 1, depth: DEPTH, data: LARGE, ..SessionOptions::default() };
         let mut session = Session::connect(socket, &options).unwrap();
         let (mut queues, _) = session.start().unwrap();
         Front { session, queue: queues.remove(0), done: Vec::new() }
@@ -113,7 +115,8 @@ impl Front {
 
     /// The byte that a whole request reads, if all bytes are equal.
     pub fn read_byte(&mut self, sector: u64) -> u8 {
-        let bytes = self.read(sector).unwrap_or_else(|status| panic!("sector {sector}: status {status}"));
+        let bytes =
+            self.read(sector).unwrap_or_else(|status| panic!("sector {sector}: status {status}"));
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "sector {sector} is torn");
         bytes[0]
     }

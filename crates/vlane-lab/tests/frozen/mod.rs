@@ -19,12 +19,15 @@ use crate::served::LIMIT;
 
 /// Runs a program that has to succeed; what it printed.
 pub fn run(program: &str, words: &[&str]) -> Result<String, String> {
-    let output = Command::new(program).args(words).output().map_err(|e| format!("{program}: {e}"))?;
+    let output =
+        Command::new(program).args(words).output().map_err(|e| format!("{program}: {e}"))?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
-        false => {
-            Err(format!("{program} {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
-        }
+        false => Err(format!(
+            "{program} {}: {}",
+            words.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        )),
     }
 }
 
@@ -41,7 +44,9 @@ impl Ext4 {
         let backing = TempDir::with_prefix_in("vlane-stalled-", env!("CARGO_TARGET_TMPDIR"))
             .map_err(|e| e.to_string())?;
         let image = backing.path().join("ext4");
-        std::fs::File::create(&image).and_then(|file| file.set_len(64 << 20)).map_err(|e| e.to_string())?;
+        std::fs::File::create(&image)
+            .and_then(|file| file.set_len(64 << 20))
+            .map_err(|e| e.to_string())?;
         let device = run("losetup", &["--find", "--show", image.to_str().unwrap()])?;
         let dir = TempDir::with_prefix("vlane-stalled-").unwrap();
         let made = Ext4 { _backing: backing, device, dir, watchdog: None };
@@ -100,7 +105,11 @@ impl Drop for Ext4 {
 pub fn until(what: &str, log: &Path, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
-        assert!(begin.elapsed() < LIMIT, "never: {what}\n{}", std::fs::read_to_string(log).unwrap());
+        assert!(
+            begin.elapsed() < LIMIT,
+            "never: {what}\n{}",
+            std::fs::read_to_string(log).unwrap()
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
 }

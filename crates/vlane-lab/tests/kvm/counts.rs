@@ -7,7 +7,8 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 const TRACING: &str = "/sys/kernel/tracing";
-/// A guest's kick that KVM turned into an eventfd, and an eventfd that KVM turned into an interrupt.
+/// A guest's kick that KVM turned into an eventfd, and an eventfd that KVM turned into an
+/// interrupt.
 const KICK: &str = "ioeventfd_write";
 const INTERRUPT: &str = "irqfd_wakeup";
 
@@ -37,7 +38,8 @@ pub struct Counting {
 }
 
 impl Counting {
-    /// Begins to count. The reason where this machine's kernel does not let itself be traced by us, or has no KVM.
+    /// Begins to count. The reason where this machine's kernel does not let itself be traced by us,
+    /// or has no KVM.
     pub fn begin() -> Result<Self, String> {
         let group = format!("vlane_test_{}", std::process::id());
         let counting = Self { instance: Path::new(TRACING).join("instances").join(&group), group };
@@ -170,12 +172,17 @@ impl Counts {
     /// The figures as a table: how many, and how many for each request.
     pub fn table(&self, title: &str) -> String {
         let requests = self.requests();
-        let mut table =
-            format!("{title}: {requests} requests\n  {:<52}{:>8}{:>13}\n", "", "count", "per request");
+        let mut table = format!(
+            "{title}: {requests} requests\n  {:<52}{:>8}{:>13}\n",
+            "", "count", "per request"
+        );
         let mut row = |name: &str, count: u64| {
             #[allow(clippy::cast_precision_loss, reason = "small numbers")]
-            let each =
-                if requests == 0 { "-".into() } else { format!("{:.3}", count as f64 / requests as f64) };
+            let each = if requests == 0 {
+                "-".into()
+            } else {
+                format!("{:.3}", count as f64 / requests as f64)
+            };
             let _ = writeln!(table, "  {name:<52}{count:>8}{each:>13}");
         };
         row("kicks that woke vlane's lane", self.vlane["kicks"]);

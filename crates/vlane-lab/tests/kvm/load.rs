@@ -1,7 +1,8 @@
 //! A load that knows what it has written: what a guest runs while its back end is killed.
 //!
-//! Each worker has blocks of its own in the file and one request at a time, past the page cache. It reads back what it wrote before, in any
-//! order, and each block at the end. A request that is never answered shows as well: the worker waits for it for good.
+//! Each worker has blocks of its own in the file and one request at a time, past the page cache. It
+//! reads back what it wrote before, in any order, and each block at the end. A request that is
+//! never answered shows as well: the worker waits for it for good.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -52,7 +53,9 @@ impl Worker<'_> {
         }
         let mut random = self.number as u64 + 1;
         while !Path::new(STOP).exists() {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let block = usize::try_from(random >> 33).unwrap() % BLOCKS;
             match random >> 60 {
                 0 => self.file.sync_data().unwrap(),
@@ -77,7 +80,11 @@ impl Worker<'_> {
         self.file.read_exact_at(bytes, self.place(block)).unwrap();
         let stamp = self.stamp(block).to_le_bytes();
         let wrong = bytes.chunks_exact(8).find(|word| **word != stamp);
-        assert!(wrong.is_none(), "worker {} block {block}: {wrong:?} instead of {stamp:?}", self.number);
+        assert!(
+            wrong.is_none(),
+            "worker {} block {block}: {wrong:?} instead of {stamp:?}",
+            self.number
+        );
     }
 
     /// Meaning of each word of a block: its owner, its number, and the count of its writes.

@@ -1,4 +1,5 @@
-//! A bed for guests that run under KVM: this machine's own, or that of an emulated machine in which this test program runs.
+//! A bed for guests that run under KVM: this machine's own, or that of an emulated machine in which
+//! this test program runs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -36,8 +37,8 @@ pub fn vcpus() -> u16 {
     number.filter(|vcpus| *vcpus > 0).unwrap_or(1)
 }
 
-/// Finds out by a timed boot if guests run under this machine's own KVM. Without any guests at all the
-/// bed is `None`, and a message says so.
+/// Finds out by a timed boot if guests run under this machine's own KVM. Without any guests at all
+/// the bed is `None`, and a message says so.
 pub fn works_here() -> Option<(QemuBed, bool)> {
     let bed = QemuBed::find()?;
     let works = bed.accel.accel == Accel::Kvm;
@@ -54,12 +55,17 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// The bed of this machine. None where its KVM does not work: then the tests run in the emulated machine of `kvm_tests_pass_in_emulated_machine`,
-    /// which says so when there is none.
+    /// The bed of this machine. None where its KVM does not work: then the tests run in the
+    /// emulated machine of `kvm_tests_pass_in_emulated_machine`, which says so when there is none.
     pub fn find() -> Option<Self> {
         if is_inside() {
             let program = QemuProgram::find(&common::host()).unwrap();
-            return Some(Self { program, kernel: KERNEL.into(), initramfs: INITRAMFS.into(), _built: None });
+            return Some(Self {
+                program,
+                kernel: KERNEL.into(),
+                initramfs: INITRAMFS.into(),
+                _built: None,
+            });
         }
         let (bed, true) = works_here()? else { return None };
         let built = initramfs(&bed.host, &bed.kernel);
@@ -69,7 +75,8 @@ impl Bed {
 
     /// Starts a guest on the volume at `socket` that does `/steps/NAME`.
     pub fn start(&self, socket: &Path, steps: &str, packed: bool) -> Guest {
-        // As for an emulated CPU: a guest's timers are not to be calibrated against those of a machine that is emulated itself.
+        // As for an emulated CPU: a guest's timers are not to be calibrated against those of a
+        // machine that is emulated itself.
         let append = format!("mitigations=off tsc=reliable no_timer_check nokaslr steps={steps}");
         let initramfs = Some(self.initramfs.clone());
         let boot = Boot::Kernel { kernel: self.kernel.clone(), initramfs, append };
@@ -96,7 +103,8 @@ fn initramfs(host: &Host, kernel: &Kernel) -> TempPath {
 
 /// Puts all that [`Bed::find`] wants into an emulated machine.
 pub fn furnish(outer: Initramfs, host: &Host, program: &QemuProgram, kernel: &Kernel) -> Initramfs {
-    let read = |path: &Path| std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let read =
+        |path: &Path| std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let guest = initramfs(host, kernel);
     let mut outer = outer
         .modules(["kvm_amd"])
@@ -154,14 +162,18 @@ echo "RESULT load=$(sha256sum /mnt/load | cut -d' ' -f1)"
 umount /mnt
 "#;
 
-/// Waits until `found` finds something in a guest's results; a guest that cannot go on any more fails at once.
+/// Waits until `found` finds something in a guest's results; a guest that cannot go on any more
+/// fails at once.
 pub fn wait_for<T>(guest: &Guest, what: &str, found: impl Fn(&Guest) -> Option<T>) -> T {
     let until = Instant::now() + LIMIT;
     loop {
         if let Some(found) = found(guest) {
             return found;
         }
-        assert!(!guest.results().contains_key("script"), "the guest has ended, waiting for: {what}");
+        assert!(
+            !guest.results().contains_key("script"),
+            "the guest has ended, waiting for: {what}"
+        );
         stands(guest, until, what);
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -170,8 +182,9 @@ pub fn wait_for<T>(guest: &Guest, what: &str, found: impl Fn(&Guest) -> Option<T
 /// Fails when time is up, or the guest will not go on: QEMU stays there after an error inside KVM.
 fn stands(guest: &Guest, until: Instant, what: &str) {
     let console = guest.console();
-    let lost =
-        ["KVM internal error", "Kernel panic", "panicked at"].iter().find(|words| console.contains(**words));
+    let lost = ["KVM internal error", "Kernel panic", "panicked at"]
+        .iter()
+        .find(|words| console.contains(**words));
     assert!(lost.is_none(), "{lost:?}, waiting for: {what}\n{console}");
     assert!(Instant::now() < until, "not within {} s: {what}\n{console}", LIMIT.as_secs());
 }

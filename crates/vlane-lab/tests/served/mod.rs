@@ -42,14 +42,16 @@ impl Place {
     /// In memory, if there is such a file system.
     pub fn in_memory(bytes: u64) -> Option<Place> {
         let memory = Path::new("/dev/shm").is_dir();
-        memory
-            .then(|| Place::in_directory(TempDir::with_prefix_in("vlane-serve-", "/dev/shm").unwrap(), bytes))
+        memory.then(|| {
+            Place::in_directory(TempDir::with_prefix_in("vlane-serve-", "/dev/shm").unwrap(), bytes)
+        })
     }
 
     fn in_directory(directory: TempDir, bytes: u64) -> Place {
         // Other users may look in, too.
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let (image, socket) = (directory.path().join("disk.raw"), directory.path().join("disk.sock"));
+        let (image, socket) =
+            (directory.path().join("disk.raw"), directory.path().join("disk.sock"));
         std::fs::File::create(&image).unwrap().set_len(bytes).unwrap();
         Place { directory, image, socket }
     }
@@ -95,7 +97,8 @@ pub fn start(command: &Command, socket: &Path) -> vlane_boot::Result<Backend> {
     Backend::start_within(LIMIT, &spec, socket, Ready::Line("listening on"), None)
 }
 
-/// Stops a server with SIGTERM: it must succeed and take its socket with it. Returns how long that took.
+/// Stops a server with SIGTERM: it must succeed and take its socket with it. Returns how long that
+/// took.
 pub fn stop(backend: Backend) -> Duration {
     let socket = backend.socket().to_path_buf();
     let stopped = backend.stop(LIMIT).unwrap_or_else(|error| panic!("{error}"));
@@ -104,7 +107,8 @@ pub fn stop(backend: Backend) -> Duration {
     stopped.took
 }
 
-/// Runs a command that must end by itself soon; returns its exit code and what it said on standard error.
+/// Runs a command that must end by itself soon; returns its exit code and what it said on standard
+/// error.
 pub fn ends(command: &mut Command) -> (Option<i32>, String) {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();

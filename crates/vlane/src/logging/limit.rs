@@ -224,9 +224,14 @@ mod tests {
     fn flood_is_bounded_and_each_message_counted() {
         let (limit, begin) = (Limit::default(), Instant::now());
         // A million in a hundred seconds.
-        let told = (0..1_000_000).filter(|n| tells(&limit, begin + Duration::from_micros(100 * n))).count();
+        let told = (0..1_000_000)
+            .filter(|n| tells(&limit, begin + Duration::from_micros(100 * n)))
+            .count();
         let refilled = 100 / REFILL.as_secs();
-        assert!((u64::from(BURST)..=u64::from(BURST) + refilled).contains(&(told as u64)), "{told}");
+        assert!(
+            (u64::from(BURST)..=u64::from(BURST) + refilled).contains(&(told as u64)),
+            "{told}"
+        );
         let left_out = limit.take_left_out();
         assert_eq!(left_out.len(), 1);
         assert_eq!(left_out[0].count + told as u64, 1_000_000);

@@ -65,6 +65,10 @@ pub fn repair(args: &RepairArgs) -> anyhow::Result<()> {
         "{} could not be restored: CAP_SYS_NICE is needed (sudo)",
         counted(restored.failed, "thread")
     );
-    anyhow::ensure!(problems.is_empty(), "{}: not everything in it could be read or believed", dir.display());
+    anyhow::ensure!(
+        problems.is_empty(),
+        "{}: not everything in it could be read or believed",
+        dir.display()
+    );
     Ok(())
 }

@@ -169,11 +169,16 @@ impl RunArgs {
         config.rt_user_share = self.rt_user_share.or(config.rt_user_share);
         config.rt_machine_share = self.rt_machine_share.or(config.rt_machine_share);
         config.hold_back = self.hold_back.or(config.hold_back);
-        let completions = self.completions.or(config.completions).map(Completions::from).unwrap_or_default();
-        Ok((config.settings(self.policy.or(config.policy).unwrap_or(Policy::Adaptive))?, completions))
+        let completions =
+            self.completions.or(config.completions).map(Completions::from).unwrap_or_default();
+        Ok((
+            config.settings(self.policy.or(config.policy).unwrap_or(Policy::Adaptive))?,
+            completions,
+        ))
     }
 
-    /// The claim of the machine that was named as the `at`-th: --tid's come first, then --pid's, --domain's and --qmp's.
+    /// The claim of the machine that was named as the `at`-th: --tid's come first, then --pid's,
+    /// --domain's and --qmp's.
     fn claim(&self, at: usize, vm: u32) -> Claim {
         let of = |list: &[u32]| list.get(at).or(list.last()).copied();
         Claim {
@@ -189,7 +194,8 @@ impl RunArgs {
             return Adoption::All;
         }
         let own = rustix::process::geteuid().as_raw();
-        let users = self.adopt.iter().map(|who| if let Adopt::User(user) = who { *user } else { own });
+        let users =
+            self.adopt.iter().map(|who| if let Adopt::User(user) = who { *user } else { own });
         Adoption::Users(users.collect())
     }
 
@@ -235,7 +241,10 @@ impl RunArgs {
             Ok(())
         };
         for &pid in &self.pid {
-            claim(ProcessId::of(pid).with_context(|| format!("--pid {pid}"))?, format!("--pid {pid}"))?;
+            claim(
+                ProcessId::of(pid).with_context(|| format!("--pid {pid}"))?,
+                format!("--pid {pid}"),
+            )?;
         }
         for domain in &self.domain {
             let named = format!("--domain {domain}");
@@ -255,8 +264,10 @@ impl RunArgs {
             claims.get(&process).copied().unwrap_or(Claim { vm: process.pid, ..this })
         };
         let path = self.listen.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
-        let link =
-            Link::bind_for(&path, Access::Exactly { mode: self.listen_mode, group: self.listen_group })?;
+        let link = Link::bind_for(
+            &path,
+            Access::Exactly { mode: self.listen_mode, group: self.listen_group },
+        )?;
         let adoption = self.adoption();
         match &adoption {
             Adoption::All => {
@@ -265,7 +276,8 @@ impl RunArgs {
             Adoption::Users(users) => {
                 let users: Vec<_> = users.iter().map(u32::to_string).collect();
                 tracing::info!(
-                    "back ends may register machines of user {} at {}; those of others take --adopt",
+                    "back ends may register machines of user {} at {}; those of others take \
+                     --adopt",
                     users.join(", "),
                     path.display()
                 );
@@ -289,7 +301,11 @@ impl RunArgs {
     }
 
     /// The vehicle, and in words why it is this one.
-    fn vehicle(&self, settings: Settings, state_dir: &std::path::Path) -> anyhow::Result<Box<dyn Vehicle>> {
+    fn vehicle(
+        &self,
+        settings: Settings,
+        state_dir: &std::path::Path,
+    ) -> anyhow::Result<Box<dyn Vehicle>> {
         let wanted = match self.vehicle {
             VehicleArg::Auto => Wanted::Auto,
             VehicleArg::Realtime => Wanted::RealTime,
@@ -320,10 +336,13 @@ impl RunArgs {
             (Wanted::SchedExt, Ext::Free) => {
                 anyhow::bail!("{}, but this vlane was built without it", ext.words())
             }
-            (Wanted::SchedExt, _) => anyhow::bail!("{}; --vehicle realtime works on any kernel", ext.words()),
+            (Wanted::SchedExt, _) => {
+                anyhow::bail!("{}; --vehicle realtime works on any kernel", ext.words())
+            }
             (Wanted::Auto, Ext::Free) => {
                 tracing::info!(
-                    "vehicle realtime: {}, but this vlane was built without it (cargo feature sched-ext)",
+                    "vehicle realtime: {}, but this vlane was built without it (cargo feature \
+                     sched-ext)",
                     ext.words()
                 );
             }
@@ -360,9 +379,10 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
     if groups.len() > 1 {
         let groups: Vec<String> = groups.into_iter().collect();
         tracing::warn!(
-            "the vCPUs are in {} groups ({}), which share the CPUs by the groups' own weights: a vCPU that owes cannot be held back \
-             against those of other groups, so shares stay fair, but one that computes all the time is soon denied its boosts; \
-             put them into one group (or session) to have both",
+            "the vCPUs are in {} groups ({}), which share the CPUs by the groups' own weights: a \
+             vCPU that owes cannot be held back against those of other groups, so shares stay \
+             fair, but one that computes all the time is soon denied its boosts; put them into \
+             one group (or session) to have both",
             groups.len(),
             groups.join(", ")
         );
@@ -390,6 +410,16 @@ fn restore_what_was_left(state_dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Keeps the process's pages in memory: reading one again during a boost would cost more than it.
+fn lock_memory() {
+    let flags = rustix::mm::MlockAllFlags::CURRENT
+        | rustix::mm::MlockAllFlags::FUTURE
+        | rustix::mm::MlockAllFlags::ONFAULT;
+    if let Err(error) = rustix::mm::mlockall(flags) {
+        tracing::debug!("memory is not locked: {error}");
+    }
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -402,28 +432,26 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     output::check_json(args.json.as_deref(), args.overwrite)?;
     let (settings, completions) = args.settings()?;
     // Before anything is made or bound. The other vehicle has its own needs, and says them.
-    if args.vehicle == VehicleArg::Realtime || probe::sched_ext() != Ext::Free || !cfg!(feature = "sched-ext")
+    if args.vehicle == VehicleArg::Realtime
+        || probe::sched_ext() != Ext::Free
+        || !cfg!(feature = "sched-ext")
     {
         probe::real_time()?;
     }
-    let watch = args.watch_io.then(|| vlane_watch::open(settings.params.boost_max_ns)).transpose()?;
+    let watch =
+        args.watch_io.then(|| vlane_watch::open(settings.params.boost_max_ns)).transpose()?;
     let state_dir = args.state_dir.clone().unwrap_or_else(runtime_dir);
     let named = args.named()?;
     // The end in order is possible before the socket can be seen, so no file is left.
     let stop = handle_signals()?;
-    let socket =
-        Socket::bind(&args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")))?;
+    let socket = Socket::bind(
+        &args.socket.clone().unwrap_or_else(|| runtime_dir().join("sched-state.sock")),
+    )?;
     let mut backends = args.backends(completions)?;
     restore_what_was_left(&state_dir)?;
     let policy = settings.params.policy;
     let (poster, mailbox) = Mailbox::new(false)?;
-    // A page that has to be read again while a boost is on would cost more than the boost.
-    let flags = rustix::mm::MlockAllFlags::CURRENT
-        | rustix::mm::MlockAllFlags::FUTURE
-        | rustix::mm::MlockAllFlags::ONFAULT;
-    if let Err(error) = rustix::mm::mlockall(flags) {
-        tracing::debug!("memory is not locked: {error}");
-    }
+    lock_memory();
     let boost_ns = settings.params.boost_max_ns;
     let vehicle = args.vehicle(settings, &state_dir)?;
     let mut daemon = Daemon::new(vehicle, policy.name()).hearing_of(completions);
@@ -543,8 +571,10 @@ mod tests {
         let twice = parsed(&["--pid", &me, "--pid", &me, "--listen", &listen]).unwrap();
         assert!(twice.backends(Completions::All).unwrap_err().to_string().contains("named before"));
         let none = dir.path().join("qmp.sock").display().to_string();
-        let error =
-            parsed(&["--qmp", &none, "--listen", &listen]).unwrap().backends(Completions::All).unwrap_err();
+        let error = parsed(&["--qmp", &none, "--listen", &listen])
+            .unwrap()
+            .backends(Completions::All)
+            .unwrap_err();
         assert!(format!("{error:#}").contains("no QEMU listens there"), "{error:#}");
         assert!(!dir.path().join("sched.sock").exists(), "something was made before the error");
     }

@@ -72,8 +72,8 @@ impl Config {
     ///
     /// It cannot be read or understood.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
         toml::from_str(&text).with_context(|| format!("cannot understand {}", path.display()))
     }
 
@@ -95,7 +95,8 @@ impl Config {
         let mut params = Params::sound(policy);
         if let Some(table) = &self.params {
             // Over the defaults of this program, name by name.
-            let mut all = toml::Table::try_from(&params).context("the parameters cannot be written")?;
+            let mut all =
+                toml::Table::try_from(&params).context("the parameters cannot be written")?;
             all.extend(table.clone());
             params = all.try_into().context("[params] is not understood")?;
             params.policy = policy;
@@ -125,7 +126,10 @@ impl Config {
         let ns = |ms: u64| ms.saturating_mul(1_000_000);
         settings.owes_ns = self.owes_ms.map_or(settings.owes_ns, ns);
         settings.paid_ns = self.paid_ms.map_or(settings.paid_ns, ns);
-        anyhow::ensure!(settings.paid_ns <= settings.owes_ns, "paid_ms must not be more than owes_ms");
+        anyhow::ensure!(
+            settings.paid_ns <= settings.owes_ns,
+            "paid_ms must not be more than owes_ms"
+        );
         Ok(settings)
     }
 }
@@ -154,12 +158,17 @@ mod tests {
 
     #[test]
     fn file_changes_only_named_settings() {
-        let config: Config =
-            toml::from_str("rt_share = 10\nowes_ms = 5\npaid_ms = 1\n[params]\nline_ns = 4000000\n").unwrap();
+        let config: Config = toml::from_str(
+            "rt_share = 10\nowes_ms = 5\npaid_ms = 1\n[params]\nline_ns = 4000000\n",
+        )
+        .unwrap();
         let settings = config.settings(Policy::Adaptive).unwrap();
         let sound = Params::sound(Policy::Adaptive);
         assert_eq!(settings.params, Params { line_ns: 4_000_000, ..sound });
-        assert_eq!((settings.rt_percent, settings.owes_ns, settings.paid_ns), (10, 5_000_000, 1_000_000));
+        assert_eq!(
+            (settings.rt_percent, settings.owes_ns, settings.paid_ns),
+            (10, 5_000_000, 1_000_000)
+        );
     }
 
     #[test]
@@ -168,7 +177,9 @@ mod tests {
         let config: Config = toml::from_str("[params]\nlien_ns = 4").unwrap();
         assert!(config.settings(Policy::Loan).is_err());
         let config: Config = toml::from_str("rt_share = 0").unwrap();
-        assert!(config.settings(Policy::Loan).unwrap_err().to_string().contains("between 1 and 100"));
+        assert!(
+            config.settings(Policy::Loan).unwrap_err().to_string().contains("between 1 and 100")
+        );
         let config: Config = toml::from_str("owes_ms = 1\npaid_ms = 2").unwrap();
         assert!(config.settings(Policy::Loan).is_err());
     }

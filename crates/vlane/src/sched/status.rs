@@ -148,7 +148,8 @@ fn text(path: &Path, state: &DaemonState, machines: &[Machine]) -> String {
         );
     }
     if !state.budgets.is_empty() {
-        let _ = writeln!(text, "\n{:<20} {:>12} {:>9}", "real-time budget of", "% of a CPU", "left ms");
+        let _ =
+            writeln!(text, "\n{:<20} {:>12} {:>9}", "real-time budget of", "% of a CPU", "left ms");
     }
     for budget in &state.budgets {
         let of = printable(&budget.of).to_string();
@@ -179,7 +180,8 @@ fn ask(path: &Path) -> vlane_sched::Result<Option<DaemonState>> {
 pub(super) fn usual_places() -> Vec<PathBuf> {
     let own = runtime_dir().join(STATE);
     // Earlier schedulers have it in `/run/vlane`. The last one is what is named when none runs.
-    let [system, earlier] = ["/run/vlane-sched", "/run/vlane"].map(|dir| Path::new(dir).join(STATE));
+    let [system, earlier] =
+        ["/run/vlane-sched", "/run/vlane"].map(|dir| Path::new(dir).join(STATE));
     if own == system { vec![earlier, own] } else { vec![own, earlier, system] }
 }
 
@@ -210,9 +212,11 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let (status, running, why) = match &asked {
         Ok(Some(_)) => (0, Some(true), None),
         Ok(None) => {
-            let places: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
+            let places: Vec<String> =
+                places.iter().map(|path| path.display().to_string()).collect();
             let why = format!(
-                "no scheduler runs at {}; start one with `vlane sched run`, or give its socket by --socket",
+                "no scheduler runs at {}; start one with `vlane sched run`, or give its socket by \
+                 --socket",
                 places.join(" or ")
             );
             (NOT_RUNNING, Some(false), Some(why))
@@ -233,7 +237,8 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     }
     if let Some(file) = &args.json {
         let socket = path.display().to_string();
-        let answer = Answer { schema: "vlane-sched-status/1", running, socket, why, machines, state };
+        let answer =
+            Answer { schema: "vlane-sched-status/1", running, socket, why, machines, state };
         output::give_json(file, &serde_json::to_string(&answer)?, args.overwrite)?;
     }
     match status {

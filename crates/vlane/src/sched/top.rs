@@ -40,7 +40,8 @@ fn table(state: &DaemonState) -> String {
     let counter = |name: &str| state.counters.get(name).copied().unwrap_or(0);
     let _ = writeln!(
         text,
-        "vlane sched: {} by {}{}, up {:.0} s, own CPU {:.2} %; denied for want of budget {}, boosts timed out {}",
+        "vlane sched: {} by {}{}, up {:.0} s, own CPU {:.2} %; denied for want of budget {}, \
+         boosts timed out {}",
         printable(&state.policy),
         printable(&state.vehicle),
         if state.is_express_only() { ", express completions only" } else { "" },
@@ -51,7 +52,8 @@ fn table(state: &DaemonState) -> String {
     );
     let _ = writeln!(
         text,
-        "{:<20} {:<9} {:>6} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>9} {:>9} {:>6} {:>6} {:>6} {:>6}",
+        "{:<20} {:<9} {:>6} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>9} {:>9} {:>6} \
+         {:>6} {:>6} {:>6}",
         "vCPU",
         "state",
         "weight",
@@ -74,7 +76,8 @@ fn table(state: &DaemonState) -> String {
         let name: String = printable(&vcpu.name).to_string().chars().take(20).collect();
         let _ = writeln!(
             text,
-            "{:<20} {:<9} {:>6} {:>8.1} {:>7.2} {:>7.2} {:>7.2} {:>7} {:>8} {:>8} {:>7} {:>9.1} {:>9.1} {:>6.1} {:>6.1} {:>6.1} {:>6.1}",
+            "{:<20} {:<9} {:>6} {:>8.1} {:>7.2} {:>7.2} {:>7.2} {:>7} {:>8} {:>8} {:>7} {:>9.1} \
+             {:>9.1} {:>6.1} {:>6.1} {:>6.1} {:>6.1}",
             name,
             printable(&vcpu.state).to_string(),
             vcpu.weight,
@@ -106,7 +109,8 @@ fn fitting(text: &str, columns: usize, rows: usize) -> String {
 /// Reads the first scheduler that is there: the user's own, then the system's.
 fn connect(args: &TopArgs) -> vlane_sched::Result<Client> {
     let places = args.socket.clone().map_or_else(usual_places, |path| vec![path]);
-    let (last, others) = places.split_last().map_or((Path::new(""), &[][..]), |(last, all)| (last, all));
+    let (last, others) =
+        places.split_last().map_or((Path::new(""), &[][..]), |(last, all)| (last, all));
     for path in others {
         match Client::connect(path, !args.once) {
             Err(error) if error.kind() == ErrorKind::Gone => {}
@@ -135,7 +139,9 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
             (false, false) => table(&state),
             (false, true) => {
                 let (columns, rows) = terminal_size::terminal_size()
-                    .map_or((80, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)));
+                    .map_or((80, 24), |(width, height)| {
+                        (usize::from(width.0), usize::from(height.0))
+                    });
                 // Home, the lines, and an empty rest: no flicker, and the scroll-back is kept.
                 format!("\x1b[H{}\x1b[J", fitting(&table(&state), columns, rows))
             }
@@ -178,8 +184,13 @@ mod tests {
 
     #[test]
     fn foreign_names_are_shown_escaped() {
-        let vcpu = VcpuState { name: "\x1b[2J\rvCPU".into(), state: "\x07".into(), ..VcpuState::default() };
-        let state = DaemonState { vcpus: vec![vcpu], policy: "\x1b]0;".into(), ..DaemonState::default() };
+        let vcpu = VcpuState {
+            name: "\x1b[2J\rvCPU".into(),
+            state: "\x07".into(),
+            ..VcpuState::default()
+        };
+        let state =
+            DaemonState { vcpus: vec![vcpu], policy: "\x1b]0;".into(), ..DaemonState::default() };
         let text = table(&state);
         assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
         assert!(text.contains("\\u{1b}[2J\\rvCPU"), "{text}");

@@ -66,10 +66,16 @@ impl DoorArgs {
     fn controls(&self) -> impl Iterator<Item = (&Path, Rights, Access)> {
         let group = self.control_group;
         let mode = self.control_mode.unwrap_or(if group.is_some() { SHARED } else { 0o600 });
-        let all = self.control.as_deref().map(|path| (path, Rights::All, Access::Exactly { mode, group }));
-        let access =
-            Access::Exactly { mode: self.control_read_only_mode, group: self.control_read_only_group };
-        let questions = self.control_read_only.as_deref().map(|path| (path, Rights::Questions, access));
+        let all = self
+            .control
+            .as_deref()
+            .map(|path| (path, Rights::All, Access::Exactly { mode, group }));
+        let access = Access::Exactly {
+            mode: self.control_read_only_mode,
+            group: self.control_read_only_group,
+        };
+        let questions =
+            self.control_read_only.as_deref().map(|path| (path, Rights::Questions, access));
         [all, questions].into_iter().flatten()
     }
 
@@ -87,9 +93,13 @@ impl DoorArgs {
         let mut handed = handed;
         let mut open = Vec::new();
         for (path, rights, access) in self.controls() {
-            let from = handed.as_mut().and_then(|(server, from)| Some((server.take_control(rights)?, from)));
+            let from = handed
+                .as_mut()
+                .and_then(|(server, from)| Some((server.take_control(rights)?, from)));
             open.push(match from {
-                Some((socket, from)) => Control::take_over(path, rights, &socket, from, Arc::clone(volume))?,
+                Some((socket, from)) => {
+                    Control::take_over(path, rights, &socket, from, Arc::clone(volume))?
+                }
                 None => Control::start_for(path, rights, access, Arc::clone(volume))?,
             });
         }

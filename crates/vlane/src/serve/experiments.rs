@@ -1,7 +1,7 @@
 //! Options of `vlane-lab serve` for experiments, which `vlane serve` does not have.
 //!
-//! The server is the same in both programs: a Cargo feature would be on for both when the whole workspace is built, and
-//! no test could see the program without it.
+//! The server is the same in both programs: a Cargo feature would be on for both when the whole
+//! workspace is built, and no test could see the program without it.
 
 use std::path::PathBuf;
 

@@ -23,12 +23,14 @@ use vlane_engine::file::HandedFiles;
 use vlane_policy::throttle::{ExpressBudget, Limits};
 use vlane_server::{Arrived, Descriptors, HANDOVER_FORMAT, HandedServer};
 
-/// Set to the process's own number for the program that takes over. A process that finds another one there has only inherited it.
+/// Set to the process's own number for the program that takes over. A process that finds another
+/// one there has only inherited it.
 pub(super) const VARIABLE: &str = "VLANE_TAKES_OVER";
 /// Descriptors in a message; Linux allows 253.
 const AT_ONCE: usize = 200;
 
-/// The form of a [`Handed`]; what [`HANDOVER_FORMAT`] is for what is in it. Both together are one number to the outside.
+/// The form of a [`Handed`]; what [`HANDOVER_FORMAT`] is for what is in it. Both together are one
+/// number to the outside.
 const OWN_FORMAT: u32 = 1;
 
 /// The number that both programs must have in common.
@@ -127,14 +129,20 @@ impl Handed {
 
     /// The end of a socket pair at which all of it waits.
     pub(super) fn send(&self, descriptors: Descriptors) -> Result<OwnedFd> {
-        let mut text =
-            File::from(rustix::fs::memfd_create("vlane-handover", rustix::fs::MemfdFlags::CLOEXEC)?);
+        let mut text = File::from(rustix::fs::memfd_create(
+            "vlane-handover",
+            rustix::fs::MemfdFlags::CLOEXEC,
+        )?);
         text.write_all(&serde_json::to_vec(self)?)?;
         let mut all = vec![OwnedFd::from(text)];
         all.extend(descriptors.into_inner());
         let count = u32::try_from(all.len())?.to_le_bytes();
-        let (ours, theirs) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        let (ours, theirs) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         for some in all.chunks(AT_ONCE) {
             let some: Vec<_> = some.iter().map(AsFd::as_fd).collect();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE))];
@@ -160,7 +168,8 @@ impl Handed {
         ensure!(format == FORMAT, "it has format {format}, and this version knows {FORMAT}");
         let handed: Handed = serde_json::from_slice(&bytes)?;
         let mut arrived = Arrived::new(descriptors.collect());
-        rustix::stdio::dup2_stdin(arrived.take(handed.standard_input)?).context("standard input")?;
+        rustix::stdio::dup2_stdin(arrived.take(handed.standard_input)?)
+            .context("standard input")?;
         Ok(Some((handed, arrived)))
     }
 }

@@ -24,7 +24,8 @@ pub(super) struct Means {
     pub(super) status: String,
 }
 
-/// Holds the signals back from now on, until [`thread`] reads them. To be called before there are other threads.
+/// Holds the signals back from now on, until [`thread`] reads them. To be called before there are
+/// other threads.
 pub(super) fn hold() -> nix::Result<SignalFd> {
     let mut all = SigSet::empty();
     [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR2]
@@ -50,7 +51,8 @@ pub(super) fn thread(signals: SignalFd, means: Means) -> std::io::Result<()> {
             let mut turn = upgrade.turn();
             let Ok(Some(signal)) = signals.read_signal() else { continue };
             match i32::try_from(signal.ssi_signo).map(Signal::try_from) {
-                // Neither may keep the other waiting: storage that hangs can make both wait for ever.
+                // Neither may keep the other waiting: storage that hangs can make both wait for
+                // ever.
                 Ok(Ok(Signal::SIGHUP)) => {
                     notify::reloading();
                     turn.looks += usize::from(resize.try_send(()).is_ok());

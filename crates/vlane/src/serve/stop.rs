@@ -10,7 +10,8 @@ use vlane_server::{Listener, Vanishing, Volume};
 
 use crate::{logging, notify};
 
-/// How long those at the control socket may take to leave: more than it gives them itself. The storage has no part in it.
+/// How long those at the control socket may take to leave: more than it gives them itself. The
+/// storage has no part in it.
 const CLOSING: Duration = Duration::from_secs(10);
 /// Requests that are named at the end; of more there is only their number.
 const NAMED: usize = 20;
@@ -86,8 +87,8 @@ impl Ending {
         self.enter(Stage::Done);
     }
 
-    /// When the end is asked for, `stop` asks the session for it, which may take for ever; the process ends all the same. Both have threads,
-    /// made now: later there may be none.
+    /// When the end is asked for, `stop` asks the session for it, which may take for ever; the
+    /// process ends all the same. Both have threads, made now: later there may be none.
     ///
     /// # Errors
     /// When the system gives no thread.
@@ -146,17 +147,20 @@ impl Ending {
         let limit = self.limit;
         if stage == Stage::Closing {
             tracing::error!(
-                "{name}: cannot be ended in order: everything is answered, but the control socket did not end within {CLOSING:?}; unflushed data may be lost if the host fails"
+                "{name}: cannot be ended in order: everything is answered, but the control socket \
+                 did not end within {CLOSING:?}; unflushed data may be lost if the host fails"
             );
         } else if stage == Stage::WritingBack || volume.unanswered().is_empty() {
             tracing::error!(
-                "{name}: cannot be ended in order: everything is answered, but it was not written to the device within {limit:?} \
-                 (--stop-timeout); unflushed data may be lost if the host fails"
+                "{name}: cannot be ended in order: everything is answered, but it was not written \
+                 to the device within {limit:?} (--stop-timeout); unflushed data may be lost if \
+                 the host fails"
             );
         } else {
             let left = volume.unanswered();
             tracing::error!(
-                "{name}: cannot be ended in order: {} {} unanswered after {limit:?} (--stop-timeout)",
+                "{name}: cannot be ended in order: {} {} unanswered after {limit:?} \
+                 (--stop-timeout)",
                 counted(left.len(), "request"),
                 if left.len() == 1 { "is" } else { "are" }
             );
@@ -171,8 +175,8 @@ impl Ending {
             tracing::error!("{lost}");
         }
         tracing::error!(
-            "{name}: ends now; threads that are inside a system call of the storage keep the process, and the image locked, until the \
-             storage answers"
+            "{name}: ends now; threads that are inside a system call of the storage keep the \
+             process, and the image locked, until the storage answers"
         );
         sockets.end();
         control();

@@ -46,18 +46,7 @@ pub(super) fn open(
     signals: &SignalFd,
 ) -> Result<Option<Opened>> {
     if let Some(size) = args.null {
-        if args.read_only {
-            usage!("--read-only cannot be used with --null, which stores no data");
-        }
-        if args.discard != DiscardArg::On {
-            usage!("--discard cannot be used with --null, which stores no data");
-        }
-        if args.experiments.delay_flush.is_some() || args.experiments.danger_flush_journal_only {
-            usage!(
-                "--delay-flush and --danger-flush-journal-only cannot be used with --null, which stores no data"
-            );
-        }
-        return Ok(Some(Opened::Null(Arc::new(NullEngine::modelled(size, model(args))?))));
+        return Ok(Some(Opened::Null(null_device(args, size)?)));
     }
     let Some(path) = &args.image else { usage!("name an image, or give --null SIZE") };
     let cache = match args.cache {
@@ -69,11 +58,15 @@ pub(super) fn open(
     };
     if args.journal.is_some() && cache != Cache::Pdc {
         usage!(
-            "--journal says how --cache pdc keeps the guest's journal out of the page cache; give --cache pdc with it"
+            "--journal says how --cache pdc keeps the guest's journal out of the page cache; give \
+             --cache pdc with it"
         );
     }
     if args.experiments.danger_flush_journal_only && cache != Cache::Pdc {
-        usage!("--danger-flush-journal-only needs to know the guest's journal; give --cache pdc with it");
+        usage!(
+            "--danger-flush-journal-only needs to know the guest's journal; give --cache pdc with \
+             it"
+        );
     }
     let options = FileOptions {
         cache,
@@ -91,7 +84,9 @@ pub(super) fn open(
         Some(files) => FileEngine::take_over(path, options, files)?,
         None => {
             let mut waiting = waiting::Waiting::new(path, signals, args.lock_timeout);
-            let opened = FileEngine::open_patiently(path, options, &mut |leftover| waiting.goes_on(leftover));
+            let opened = FileEngine::open_patiently(path, options, &mut |leftover| {
+                waiting.goes_on(leftover)
+            });
             if opened.is_err() && waiting.was_ended() {
                 return Ok(None);
             }
@@ -102,7 +97,8 @@ pub(super) fn open(
     };
     if args.experiments.danger_flush_journal_only {
         tracing::warn!(
-            "{}: a flush writes only the guest's journal to the device (--danger-flush-journal-only): data that was flushed can be lost",
+            "{}: a flush writes only the guest's journal to the device \
+             (--danger-flush-journal-only): data that was flushed can be lost",
             path.display()
         );
     }
@@ -112,16 +108,37 @@ pub(super) fn open(
     }))))
 }
 
+/// Makes a device without media, for which options about data are refused.
+fn null_device(args: &ServeArgs, size: u64) -> Result<Arc<NullEngine>> {
+    if args.read_only {
+        usage!("--read-only cannot be used with --null, which stores no data");
+    }
+    if args.discard != DiscardArg::On {
+        usage!("--discard cannot be used with --null, which stores no data");
+    }
+    if args.experiments.delay_flush.is_some() || args.experiments.danger_flush_journal_only {
+        usage!(
+            "--delay-flush and --danger-flush-journal-only cannot be used with --null, which \
+             stores no data"
+        );
+    }
+    Ok(Arc::new(NullEngine::modelled(size, model(args))?))
+}
+
 /// Has everything that reaches the storage written down.
 fn recorded(engine: FileEngine, to: &Path) -> Result<FileEngine> {
     let name = to.display();
     // It has the guest's data in it.
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
     let file = file.with_context(|| match to.exists() {
-        true => format!("{name}: is there already; remove it, or give --danger-record-storage another name"),
+        true => format!(
+            "{name}: is there already; remove it, or give --danger-record-storage another name"
+        ),
         false => format!("{name}: cannot be created for the record of the storage's writes"),
     })?;
-    tracing::warn!("everything that reaches the storage is written to {name}, the guest's data included");
+    tracing::warn!(
+        "everything that reaches the storage is written to {name}, the guest's data included"
+    );
     let file = std::io::BufWriter::with_capacity(1 << 20, file);
     engine.recorded(file).map_err(|error| anyhow::anyhow!("{name}: {error}"))
 }

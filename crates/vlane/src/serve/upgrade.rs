@@ -64,11 +64,15 @@ impl Program {
     fn own() -> Result<Program> {
         let running = std::env::current_exe().context("cannot find out the program's own path")?;
         let arguments: Vec<OsString> = std::env::args_os().collect();
-        let named = arguments.first().map(PathBuf::from).filter(|path| path.components().count() > 1);
-        let identity = |path: &PathBuf| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
-        // By the name that it was started with, if it was by a path: that may be a link, which is made to point elsewhere.
+        let named =
+            arguments.first().map(PathBuf::from).filter(|path| path.components().count() > 1);
+        let identity =
+            |path: &PathBuf| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+        // By the name that it was started with, if it was by a path: that may be a link, which is
+        // made to point elsewhere.
         let named = named.and_then(|path| std::path::absolute(path).ok());
-        let path = named.filter(|path| identity(path).is_some() && identity(path) == identity(&running));
+        let path =
+            named.filter(|path| identity(path).is_some() && identity(path) == identity(&running));
         Ok(Program { path: path.unwrap_or(running), arguments })
     }
 
@@ -84,7 +88,9 @@ impl Program {
         let mut command = Command::new(&self.path);
         for argument in self.arguments.iter().skip(1) {
             command.arg(argument);
-            if argument == "serve" && command.get_args().filter(|given| *given == "serve").count() == 1 {
+            if argument == "serve"
+                && command.get_args().filter(|given| *given == "serve").count() == 1
+            {
                 command.args(["--takes-over", &FORMAT.to_string()]);
             }
         }
@@ -94,8 +100,8 @@ impl Program {
             let _quiet = vlane_server::none_arrives(MOMENT).with_context(not_over)?;
             command.spawn()
         };
-        let mut child =
-            spawned.with_context(|| format!("{path} cannot be executed; put the new program there"))?;
+        let mut child = spawned
+            .with_context(|| format!("{path} cannot be executed; put the new program there"))?;
         let begin = Instant::now();
         let status = loop {
             if let Some(status) = child.try_wait()? {
@@ -104,34 +110,40 @@ impl Program {
             if begin.elapsed() > ANSWER {
                 let _ = child.kill();
                 let _ = child.wait();
-                bail!("{path} does not answer within {ANSWER:?}; put a vlane there that can take over");
+                bail!(
+                    "{path} does not answer within {ANSWER:?}; put a vlane there that can take over"
+                );
             }
             std::thread::sleep(Duration::from_millis(2));
         };
         let (out, err) = (text(&out), text(&err));
-        let Some(answer) = out.lines().next().and_then(|line| serde_json::from_str::<Answer>(line).ok())
+        let Some(answer) =
+            out.lines().next().and_then(|line| serde_json::from_str::<Answer>(line).ok())
         else {
             let said = err.lines().next().unwrap_or_default();
             bail!(
-                "{path} cannot take over ({status}): {:?}; install a vlane there that can and that understands this command line, or restart the service",
+                "{path} cannot take over ({status}): {:?}; install a vlane there that can and \
+                 that understands this command line, or restart the service",
                 vlane_socket::printable(said).to_string()
             );
         };
         let Answer { format, version } = answer;
         ensure!(
             format == FORMAT,
-            "{path} (version {}) takes over state of format {format}, and this one (version {VERSION}) has format {FORMAT}; stop the service \
-             and start it again",
+            "{path} (version {}) takes over state of format {format}, and this one (version \
+             {VERSION}) has format {FORMAT}; stop the service and start it again",
             vlane_socket::printable(&version)
         );
         Ok(version)
     }
 
-    /// Executes it in the place of this one, which has `state` as its standard input; comes back if that fails.
+    /// Executes it in the place of this one, which has `state` as its standard input; comes back if
+    /// that fails.
     fn execute(&self, state: OwnedFd) -> Result<std::convert::Infallible> {
         let c_string = |text: OsString| CString::new(text.into_vec());
         let path = c_string(self.path.clone().into_os_string())?;
-        let arguments = self.arguments.iter().cloned().map(c_string).collect::<Result<Vec<_>, _>>()?;
+        let arguments =
+            self.arguments.iter().cloned().map(c_string).collect::<Result<Vec<_>, _>>()?;
         let mut environment = vec![CString::new(format!("{VARIABLE}={}", std::process::id()))?];
         for (name, value) in std::env::vars_os().filter(|(name, _)| name != VARIABLE) {
             let mut pair = name;
@@ -150,7 +162,8 @@ impl Program {
 /// Why the thread that serves does not come to it.
 fn not_over() -> String {
     format!(
-        "the front end's last message is not over after {MOMENT:?}: it has not been sent to its end, or waits for the storage; ask again"
+        "the front end's last message is not over after {MOMENT:?}: it has not been sent to its \
+         end, or waits for the storage; ask again"
     )
 }
 
@@ -256,14 +269,18 @@ impl Upgrade {
     }
 
     fn complain(&self, why: &anyhow::Error) {
-        tracing::warn!("{}: not upgraded, version {VERSION} continues: {why:#}", self.belongings.name);
+        tracing::warn!(
+            "{}: not upgraded, version {VERSION} continues: {why:#}",
+            self.belongings.name
+        );
     }
 
     /// Asks the new program, and then the thread that serves; returns when no program took over.
     fn attempt(&self) -> Result<()> {
         ensure!(
             !self.belongings.is_recorded,
-            "an upgrade would cut off the record of the storage's writes (--danger-record-storage); stop the service and start it again"
+            "an upgrade would cut off the record of the storage's writes \
+             (--danger-record-storage); stop the service and start it again"
         );
         // Without enough of them no step below succeeds either, for a reason that says less.
         self.check_limit(0)?;
@@ -274,8 +291,9 @@ impl Upgrade {
         }
         turn.wanted = Some(version);
         let _ = rustix::io::write(&self.wanted, &1u64.to_ne_bytes());
-        let waited =
-            self.over.wait_timeout_while(turn, MOMENT, |turn| turn.wanted.is_some() && !turn.is_ending);
+        let waited = self
+            .over
+            .wait_timeout_while(turn, MOMENT, |turn| turn.wanted.is_some() && !turn.is_ending);
         let (mut turn, _) = waited.unwrap_or_else(PoisonError::into_inner);
         match turn.wanted.take() {
             Some(_) if !turn.is_ending => bail!(not_over()),
@@ -285,12 +303,14 @@ impl Upgrade {
 
     /// Refuses if the next program had too few descriptors, with so many that it is handed.
     fn check_limit(&self, handed: usize) -> Result<()> {
-        let (needed, limit) =
-            (self.belongings.volume.descriptors_with(handed), vlane_error::raise_descriptor_limit());
+        let (needed, limit) = (
+            self.belongings.volume.descriptors_with(handed),
+            vlane_error::raise_descriptor_limit(),
+        );
         ensure!(
             limit.is_none_or(|limit| limit >= needed),
-            "the next program needs {needed} file descriptors, and the limit is {}; raise it (prlimit --nofile, or LimitNOFILE= of the \
-             service) and ask again",
+            "the next program needs {needed} file descriptors, and the limit is {}; raise it \
+             (prlimit --nofile, or LimitNOFILE= of the service) and ask again",
             limit.unwrap_or(0)
         );
         Ok(())
@@ -307,15 +327,16 @@ impl Upgrade {
         // No request is in flight: writes intact by now stay intact until the next program looks.
         ensure!(
             volume.lost_write().is_none(),
-            "writes that were answered are lost, and the next program would not know; let the guest check its file systems, and start the service \
-             again"
+            "writes that were answered are lost, and the next program would not know; let the \
+             guest check its file systems, and start the service again"
         );
         let files = image.as_ref().map(|image| image.hand_over()).transpose()?;
         let image = files.map(|files| HandedImage::give(files, &mut descriptors)).transpose()?;
         control(&mut server, &mut descriptors)?;
         let handed = Handed::new(begun, image, volume.limits().0, server, &mut descriptors)?;
         self.check_limit(descriptors.len())?;
-        let state = handed.send(descriptors).context("the state cannot be written for the handover")?;
+        let state =
+            handed.send(descriptors).context("the state cannot be written for the handover")?;
         logging::tell_left_out();
         self.program.execute(state)
     }
@@ -337,8 +358,9 @@ impl Successor for Upgrade {
             return;
         }
         if turn.looks > 0 {
-            return self
-                .complain(&anyhow::anyhow!("the image's size is being looked at (SIGHUP); ask again"));
+            return self.complain(&anyhow::anyhow!(
+                "the image's size is being looked at (SIGHUP); ask again"
+            ));
         }
         tracing::debug!("{}: version {version} takes over", self.belongings.name);
         let Err(why) = self.become_next(give);

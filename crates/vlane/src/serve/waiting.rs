@@ -47,9 +47,12 @@ impl<'a> Waiting<'a> {
             let is_first = self.told.replace(Instant::now()).is_none();
             let image = self.path.display();
             match is_first {
-                true => tracing::warn!("{image}: waiting for the previous server to release the image"),
+                true => {
+                    tracing::warn!("{image}: waiting for the previous server to release the image")
+                }
                 false => tracing::warn!(
-                    "{image}: waiting, for {} s so far: the image {leftover}; it is served as soon as that has ended; SIGTERM ends the wait",
+                    "{image}: waiting, for {} s so far: the image {leftover}; it is served as \
+                     soon as that has ended; SIGTERM ends the wait",
                     leftover.waited.as_secs()
                 ),
             }
@@ -67,7 +70,10 @@ impl<'a> Waiting<'a> {
     /// The wait is over; a log line follows if its beginning had one.
     pub(super) fn over(&self) {
         if self.told.is_some() {
-            tracing::info!("{}: the wait is over: no request of a dead process is left", self.path.display());
+            tracing::info!(
+                "{}: the wait is over: no request of a dead process is left",
+                self.path.display()
+            );
         }
     }
 }

@@ -28,7 +28,9 @@ fn outcome(accel: Accel, passes: usize) -> Outcome {
     let mut all = Vec::new();
     for pass in 0..passes {
         for load in loads::all() {
-            all.extend(columns.iter().map(|way| measured(pass, load, *way, 10_000.0 * speed(*way))));
+            all.extend(
+                columns.iter().map(|way| measured(pass, load, *way, 10_000.0 * speed(*way))),
+            );
         }
     }
     let passes_of = |load| (0..passes).map(move |pass| (pass, load));
@@ -82,7 +84,10 @@ fn report(outcome: &Outcome) -> Report {
 }
 
 fn blocks(report: &Report) -> impl Iterator<Item = (&Section, &Block)> {
-    report.sections.iter().flat_map(|section| section.blocks.iter().map(move |block| (section, block)))
+    report
+        .sections
+        .iter()
+        .flat_map(|section| section.blocks.iter().map(move |block| (section, block)))
 }
 
 #[test]
@@ -167,7 +172,8 @@ fn samples_reproduce_every_bar() {
     let rows = &report.samples[0].rows;
     assert_eq!(rows.len(), scattered.results.all.len());
     let iops = |load: &Load, way: Way| -> Vec<(f64, f64)> {
-        let is = |row: &&Vec<Cell>| row[1] == Cell::from(load.id()) && row[2] == Cell::from(way.id());
+        let is =
+            |row: &&Vec<Cell>| row[1] == Cell::from(load.id()) && row[2] == Cell::from(way.id());
         rows.iter().filter(is).map(|row| (number(row, 0), number(row, 3))).collect()
     };
     let mut bars = 0;
@@ -187,8 +193,9 @@ fn samples_reproduce_every_bar() {
             for (point, name) in series.points.iter().zip(&chart.categories) {
                 let load = named(name).unwrap();
                 let (of, host) = (iops(&load, way), iops(&load, Way::Host));
-                let same =
-                    |turn: f64| host.iter().find(|(other, _)| other.total_cmp(&turn).is_eq()).unwrap().1;
+                let same = |turn: f64| {
+                    host.iter().find(|(other, _)| other.total_cmp(&turn).is_eq()).unwrap().1
+                };
                 let ratios: Vec<f64> = of.iter().map(|(turn, iops)| iops / same(*turn)).collect();
                 let made = times(Spread::of(&ratios), 100.0).unwrap();
                 assert_eq!(made, point.y, "{} {name}", series.name);
@@ -211,7 +218,11 @@ fn terminal_shows_picture_then_ratios() {
             Block::Chart(_) => assert_eq!(place, 0),
         }
     }
-    assert_eq!(captions.iter().filter(|caption| caption.ends_with(OF_THE_HOST)).count(), 5, "{captions:?}");
+    assert_eq!(
+        captions.iter().filter(|caption| caption.ends_with(OF_THE_HOST)).count(),
+        5,
+        "{captions:?}"
+    );
     assert!(captions.len() == 7 && brief.summary == report.summary && brief.notes == report.notes);
 }
 
@@ -219,7 +230,9 @@ fn terminal_shows_picture_then_ratios() {
 fn picture_has_host_only_when_comparable() {
     let vlane = |accel| {
         let report = report(&outcome(accel, 5));
-        let Some(Block::Chart(chart)) = report.sections[0].blocks.first() else { panic!("no picture") };
+        let Some(Block::Chart(chart)) = report.sections[0].blocks.first() else {
+            panic!("no picture")
+        };
         let bar = chart.series.iter().find(|series| series.name == "vlane").unwrap().points[0];
         assert_eq!((chart.categories.len(), bar.y.runs), (4, 5));
         bar.y.median
@@ -229,9 +242,13 @@ fn picture_has_host_only_when_comparable() {
 
 #[test]
 fn result_marks_emulated_guest() {
-    let words = "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and ratios to the host do not";
+    let words = "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and \
+                 ratios to the host do not";
     let warned = |report: &Report| {
-        report.notes.iter().any(|note| note.severity == Severity::Warning && note.text.starts_with(words))
+        report
+            .notes
+            .iter()
+            .any(|note| note.severity == Severity::Warning && note.text.starts_with(words))
     };
     let emulated = report(&outcome(Accel::Tcg, 2));
     assert!(warned(&emulated));
@@ -241,8 +258,11 @@ fn result_marks_emulated_guest() {
 #[test]
 fn single_measurements_and_caches_are_named() {
     let once = report(&outcome(Accel::Kvm, 1));
-    let told = |report: &Report, words: &str| report.notes.iter().any(|note| note.text.contains(words));
-    assert!(told(&once, "measured once") && !told(&report(&outcome(Accel::Kvm, 2)), "measured once"));
+    let told =
+        |report: &Report, words: &str| report.notes.iter().any(|note| note.text.contains(words));
+    assert!(
+        told(&once, "measured once") && !told(&report(&outcome(Accel::Kvm, 2)), "measured once")
+    );
     assert!(told(&once, "Direct I/O") && once.title.contains("direct"));
     assert!(told(&once, "came as \"write through\""));
 }
@@ -252,14 +272,18 @@ fn summary_has_three_sentences_with_intervals() {
     assert_eq!(
         report(&outcome(Accel::Kvm, 5)).summary,
         [
-            "4K random reads of a guest, over the host's: on vlane 0.80x (0.80x-0.80x); on QEMU virtio-blk 0.50x (0.50x-0.50x); on emulated IDE 0.10x (0.10x-0.10x).",
-            "The guest on vlane, over the same guest on QEMU's own virtio-blk: 4K random reads 1.60x (1.60x-1.60x); 4K random writes 1.60x (1.60x-1.60x).",
-            "Without a guest, vlane over qemu-storage-daemon: 4K random reads 2.00x (2.00x-2.00x); by 2 jobs on 2 queues 2.00x (2.00x-2.00x).",
+            "4K random reads of a guest, over the host's: on vlane 0.80x (0.80x-0.80x); on QEMU \
+             virtio-blk 0.50x (0.50x-0.50x); on emulated IDE 0.10x (0.10x-0.10x).",
+            "The guest on vlane, over the same guest on QEMU's own virtio-blk: 4K random reads \
+             1.60x (1.60x-1.60x); 4K random writes 1.60x (1.60x-1.60x).",
+            "Without a guest, vlane over qemu-storage-daemon: 4K random reads 2.00x \
+             (2.00x-2.00x); by 2 jobs on 2 queues 2.00x (2.00x-2.00x).",
         ]
     );
     let emulated = report(&outcome(Accel::Tcg, 5)).summary;
     assert!(
-        emulated[0].contains("on vlane 8.00x") && emulated[0].contains("no statement about the host"),
+        emulated[0].contains("on vlane 8.00x")
+            && emulated[0].contains("no statement about the host"),
         "{emulated:?}"
     );
 }
@@ -269,9 +293,12 @@ fn summary_has_three_sentences_with_intervals() {
 fn too_few_turns_are_inconclusive() {
     for passes in 1..5 {
         let summary = report(&outcome(Accel::Kvm, passes)).summary;
-        let words = format!("No conclusion is drawn: it takes 5 turns of a load, and there were {passes}.");
+        let words =
+            format!("No conclusion is drawn: it takes 5 turns of a load, and there were {passes}.");
         assert!(
-            summary.len() == 1 && summary[0].starts_with(&words) && summary[0].contains("--repeat 5"),
+            summary.len() == 1
+                && summary[0].starts_with(&words)
+                && summary[0].contains("--repeat 5"),
             "{summary:?}"
         );
     }
@@ -306,8 +333,11 @@ fn scattered_turns_show_no_difference() {
 fn work_is_split_per_request_and_size() {
     let report = report(&outcome(Accel::Kvm, 2));
     let work = report.sections.iter().find(|s| s.id == "work").unwrap();
-    let tables: Vec<&Table> =
-        work.blocks.iter().filter_map(|b| if let Block::Table(t) = b { Some(t) } else { None }).collect();
+    let tables: Vec<&Table> = work
+        .blocks
+        .iter()
+        .filter_map(|b| if let Block::Table(t) = b { Some(t) } else { None })
+        .collect();
     assert_eq!(tables.len(), 6);
     // The host and five columns.
     assert!(tables[..4].iter().all(|table| table.rows.len() == 6));

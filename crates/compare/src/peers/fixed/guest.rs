@@ -75,7 +75,8 @@ impl<'a> InGuest<'a> {
         Ok(Self { guest, machines, servers, count: 0, interrupt })
     }
 
-    /// One measurement of the back end at `place`. Back end and guest are looked at from outside, in the middle of the time.
+    /// One measurement of the back end at `place`. Back end and guest are looked at from outside,
+    /// in the middle of the time.
     pub(super) fn measure(&mut self, place: usize, row: Row, options: &Options) -> Result<Figures> {
         let Self { guest, servers, count, interrupt, .. } = self;
         *count += 1;
@@ -97,7 +98,9 @@ impl<'a> InGuest<'a> {
         let mut looks = Vec::new();
         for part in WITHIN {
             let at = begin + options.ramp + options.time.mul_f64(part);
-            while let Some(left) = at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
+            while let Some(left) =
+                at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+            {
                 interrupt.check()?;
                 std::thread::sleep(left.min(Duration::from_millis(50)));
             }
@@ -113,7 +116,10 @@ impl<'a> InGuest<'a> {
         };
         let used = after.since(before);
         if used.roles.iter().any(|role| role.lost) {
-            return Err(Error::new(ErrorKind::Process, "a back end's or the guest's process has gone"));
+            return Err(Error::new(
+                ErrorKind::Process,
+                "a back end's or the guest's process has gone",
+            ));
         }
         let ((backend, switches), (in_guest, _)) =
             (per_request(&used, 0, told.iops), per_request(&used, 1, told.iops));
@@ -136,7 +142,9 @@ impl<'a> InGuest<'a> {
 
 /// The guest's name of the disk at a place.
 fn disk(place: usize) -> String {
-    let letter =
-        u8::try_from(place).ok().filter(|place| *place < 26).map_or('z', |place| char::from(b'a' + place));
+    let letter = u8::try_from(place)
+        .ok()
+        .filter(|place| *place < 26)
+        .map_or('z', |place| char::from(b'a' + place));
     format!("vd{letter}")
 }

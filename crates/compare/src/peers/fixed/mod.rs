@@ -50,7 +50,8 @@ pub struct Figures {
     pub p50_us: f64,
     /// 99th percentile in us.
     pub p99_us: f64,
-    /// CPU time per request in us that is compared: the back end's; with a QEMU guest, QEMU's as well.
+    /// CPU time per request in us that is compared: the back end's; with a QEMU guest, QEMU's as
+    /// well.
     pub cpu_us: f64,
     /// The back end's alone.
     pub backend_cpu_us: f64,
@@ -113,11 +114,16 @@ enum BackEnd {
     Qsd(Aio),
 }
 
-/// vlane, qemu-storage-daemon with each setting that makes a difference on the medium, and vlane with other options.
+/// vlane, qemu-storage-daemon with each setting that makes a difference on the medium, and vlane
+/// with other options.
 fn contenders(medium: Medium, also: &[Vec<String>]) -> Vec<Contender> {
-    let vlane = |name: String, words: &[String]| Contender { name, back_end: BackEnd::Vlane(words.to_vec()) };
+    let vlane = |name: String, words: &[String]| Contender {
+        name,
+        back_end: BackEnd::Vlane(words.to_vec()),
+    };
     let mut all = vec![vlane("vlane".into(), &[])];
-    let daemon = |(name, aio): (&str, Aio)| Contender { name: name.into(), back_end: BackEnd::Qsd(aio) };
+    let daemon =
+        |(name, aio): (&str, Aio)| Contender { name: name.into(), back_end: BackEnd::Qsd(aio) };
     all.extend(daemons(medium).iter().copied().map(daemon));
     all.extend(also.iter().map(|words| vlane(format!("vlane {}", words.join(" ")), words)));
     all
@@ -173,12 +179,14 @@ pub fn run(
         let measured = bench.in_guest(row, &mut guest);
         let measured = match measured {
             Ok((measured, missing)) => {
-                partial = missing.map(|missing| super::in_row(&missing, results.len(), wanted.len()));
+                partial =
+                    missing.map(|missing| super::in_row(&missing, results.len(), wanted.len()));
                 measured
             }
             Err(error) if results.is_empty() => return Err(error),
             Err(error) => {
-                partial = Some(vlane_host::rounds::missing("row", results.len(), wanted.len(), &error));
+                partial =
+                    Some(vlane_host::rounds::missing("row", results.len(), wanted.len(), &error));
                 break;
             }
         };
@@ -196,7 +204,8 @@ pub fn run(
         let over = better(&daemons, &measured.rounds, row.rate);
         let qsd = &measured.rounds[over];
         let judge = |(place, rounds): (usize, &Vec<Figures>)| {
-            (!daemons.contains(&place)).then(|| verdict::judge(rounds, qsd, row.rate, resolution(rounds)))
+            (!daemons.contains(&place))
+                .then(|| verdict::judge(rounds, qsd, row.rate, resolution(rounds)))
         };
         let result = RowResult {
             row: row.id(),
@@ -227,12 +236,16 @@ fn chosen(options: &Options) -> Result<Vec<Row>> {
         return invalid("--repeat 0: there must be at least one".into());
     }
     let all = rows();
-    if let Some(unknown) = options.rows.iter().find(|name| !all.iter().any(|row| row.is_called(name))) {
-        let context =
-            format!("--rows: `{unknown}` is not a known row or group of --fixed-load; --list names them");
+    if let Some(unknown) =
+        options.rows.iter().find(|name| !all.iter().any(|row| row.is_called(name)))
+    {
+        let context = format!(
+            "--rows: `{unknown}` is not a known row or group of --fixed-load; --list names them"
+        );
         return invalid(context);
     }
-    let wanted = |row: &Row| options.rows.is_empty() || options.rows.iter().any(|name| row.is_called(name));
+    let wanted =
+        |row: &Row| options.rows.is_empty() || options.rows.iter().any(|name| row.is_called(name));
     Ok(all.into_iter().filter(wanted).collect())
 }
 
@@ -267,7 +280,11 @@ impl<'a> Bench<'a> {
             if rows.iter().all(|row| row.group.client != client) {
                 continue;
             }
-            match host.program("fio").map_err(Error::from).and_then(|_| Maker::find(&host, machines)) {
+            match host
+                .program("fio")
+                .map_err(Error::from)
+                .and_then(|_| Maker::find(&host, machines))
+            {
                 Ok(maker) => makers.push((machines, maker)),
                 Err(error) if options.rows.is_empty() => {
                     missing.push(format!("no guest of {name}: {error}"));
@@ -304,7 +321,8 @@ impl<'a> Bench<'a> {
     /// A guest with a disk for each contender.
     fn boot(&mut self, machines: Machines, medium: Medium) -> Result<InGuest<'a>> {
         let maker = self.makers.iter().find(|(of, _)| *of == machines).map(|(_, maker)| maker);
-        let maker = maker.ok_or_else(|| Error::new(ErrorKind::Missing, "the guest is not there"))?;
+        let maker =
+            maker.ok_or_else(|| Error::new(ErrorKind::Missing, "the guest is not there"))?;
         self.progress.detail("a guest boots");
         let contenders = contenders(medium, self.also);
         let start = |contender: &Contender| contender.start(&self.ground, medium, &[]);
@@ -351,16 +369,22 @@ impl<'a> Bench<'a> {
                 self.progress.step(&label);
                 let figures = match (&mut guest, &self.native) {
                     (Some(guest), _) => guest.measure(place, row, self.options),
-                    (None, Some(client)) => {
-                        native::measure(client, &self.ground, contender, row, self.options, self.interrupt)
-                    }
+                    (None, Some(client)) => native::measure(
+                        client,
+                        &self.ground,
+                        contender,
+                        row,
+                        self.options,
+                        self.interrupt,
+                    ),
                     (None, None) => Err(Error::new(ErrorKind::Missing, "fio is not there")),
                 };
                 // The user's interrupt is the reason, before any other failure.
                 self.interrupt.check()?;
                 all[place].push(figures.map_err(|e| Error::caused_by(e.kind(), label, e))?);
             }
-            let hopeless = |rounds: &Vec<Figures>| verdict::achieved(rounds) < HOPELESS * f64::from(row.rate);
+            let hopeless =
+                |rounds: &Vec<Figures>| verdict::achieved(rounds) < HOPELESS * f64::from(row.rate);
             let side = |is_daemon: bool| {
                 let of = move |(contender, _): &(&Contender, _)| contender.is_daemon() == is_daemon;
                 contenders.iter().zip(&all).filter(of)
@@ -388,7 +412,8 @@ mod tests {
     #[test]
     fn vlane_meets_the_cheapest_sufficient_setting() {
         let files = contenders(Medium::Disk, &[vec!["--poll-max".into(), "0".into()]]);
-        let daemons: Vec<usize> = (0..files.len()).filter(|place| files[*place].is_daemon()).collect();
+        let daemons: Vec<usize> =
+            (0..files.len()).filter(|place| files[*place].is_daemon()).collect();
         assert_eq!((files.len(), &daemons[..]), (4, &[1, 2][..]));
         assert_eq!(contenders(Medium::Null, &[]).iter().filter(|one| one.is_daemon()).count(), 1);
         let of = |uring: Vec<Figures>, threads: Vec<Figures>| {

@@ -91,7 +91,8 @@ pub fn groups() -> &'static [Group] {
 /// Every row, those of a group together.
 pub fn rows() -> Vec<Row> {
     let rows = |group: &'static Group| {
-        let rates = move |depth: u16| group.rates.iter().map(move |rate| Row { group, depth, rate: *rate });
+        let rates =
+            move |depth: u16| group.rates.iter().map(move |rate| Row { group, depth, rate: *rate });
         group.depths.iter().flat_map(move |depth| rates(*depth))
     };
     GROUPS.iter().flat_map(rows).collect()

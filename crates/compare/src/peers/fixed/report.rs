@@ -10,8 +10,8 @@ use vlane_report::build::Begun;
 use vlane_report::judge::Met;
 use vlane_report::stats::LEAST_PAIRS;
 use vlane_report::{
-    Axis, Block, Cell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread, Table, figure,
-    markdown as md,
+    Axis, Block, Cell, Chart, Column, Note, Point, Report, Samples, Section, Series, Spread, Table,
+    figure, markdown as md,
 };
 
 /// The section of the verdicts.
@@ -43,7 +43,9 @@ fn figures_that(all: &[Compared], held: Met) -> String {
 
 /// The verdict in words.
 fn words(result: &RowResult, place: usize) -> String {
-    let Some(verdict) = result.verdicts.get(place).and_then(Option::as_ref) else { return String::new() };
+    let Some(verdict) = result.verdicts.get(place).and_then(Option::as_ref) else {
+        return String::new();
+    };
     match verdict {
         Verdict::Met(_) => "met".into(),
         Verdict::Undecided(all) => format!("undecided: {}", figures_that(all, Met::Unclear)),
@@ -53,7 +55,8 @@ fn words(result: &RowResult, place: usize) -> String {
                 let rounds = &result.measured.rounds[place];
                 let reached = is_reached(rounds, result.plan.rate);
                 let name = &result.contenders[place];
-                (!reached).then(|| format!("{name} {}", figure::with_unit(achieved(rounds), "IOPS")))
+                (!reached)
+                    .then(|| format!("{name} {}", figure::with_unit(achieved(rounds), "IOPS")))
             });
             format!("not reached: {}", late.collect::<Vec<_>>().join(", "))
         }
@@ -74,7 +77,8 @@ fn setting(result: &RowResult) -> Option<&str> {
 pub fn lines(result: &RowResult) -> String {
     let mut out = format!("{}\n", result.title);
     for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
-        let median = |of: fn(&Figures) -> f64| spread(rounds, of).map_or(f64::NAN, |spread| spread.median);
+        let median =
+            |of: fn(&Figures) -> f64| spread(rounds, of).map_or(f64::NAN, |spread| spread.median);
         out += &format!(
             "  {name}: {}, CPU per I/O {}, p50 {}, p99 {}\n",
             figure::with_unit(achieved(rounds), "IOPS"),
@@ -85,9 +89,12 @@ pub fn lines(result: &RowResult) -> String {
     }
     for place in judged(result) {
         let compared = result.verdicts[place].as_ref().map_or(&[][..], Verdict::compared);
-        let ratios: Vec<_> = compared.iter().map(|c| format!("{} {}", c.metric.name(), shown(c))).collect();
-        let ratios = if ratios.is_empty() { String::new() } else { format!(" ({})", ratios.join("; ")) };
-        let name = if place == 0 { String::new() } else { format!("{}: ", result.contenders[place]) };
+        let ratios: Vec<_> =
+            compared.iter().map(|c| format!("{} {}", c.metric.name(), shown(c))).collect();
+        let ratios =
+            if ratios.is_empty() { String::new() } else { format!(" ({})", ratios.join("; ")) };
+        let name =
+            if place == 0 { String::new() } else { format!("{}: ", result.contenders[place]) };
         let over = setting(result).map_or_else(String::new, |setting| format!(", over {setting}"));
         out += &format!("  {name}{}{ratios}{over}\n", words(result, place));
     }
@@ -153,10 +160,12 @@ fn picture(group: &Group, results: &[&RowResult]) -> Option<Chart> {
     for depth in group.depths {
         for (place, name) in contenders.iter().enumerate() {
             let mut points = Vec::new();
-            for result in results.iter().filter(|result| result.plan.depth == *depth && result.plan.rate > 0)
+            for result in
+                results.iter().filter(|result| result.plan.depth == *depth && result.plan.rate > 0)
             {
                 let rounds = &result.measured.rounds[place];
-                if let (true, Some(y)) = (is_reached(rounds, result.plan.rate), spread(rounds, cpu)) {
+                if let (true, Some(y)) = (is_reached(rounds, result.plan.rate), spread(rounds, cpu))
+                {
                     points.push(Point { x: f64::from(result.plan.rate), y });
                 }
             }
@@ -193,7 +202,11 @@ fn figures(group: &Group, results: &[&RowResult]) -> Table {
     ];
     columns.extend(guest.then(|| Column::new("Guest's CPU per I/O", "us")));
     columns.extend(instructions.then(|| Column::new("Instructions per I/O", "")));
-    columns.extend([Column::new("Switches per I/O", ""), Column::new("p50", "us"), Column::new("p99", "us")]);
+    columns.extend([
+        Column::new("Switches per I/O", ""),
+        Column::new("p50", "us"),
+        Column::new("p99", "us"),
+    ]);
     let mut rows = Vec::new();
     for result in results {
         let load = match result.plan.rate {
@@ -217,7 +230,11 @@ fn figures(group: &Group, results: &[&RowResult]) -> Table {
             rows.push(row);
         }
     }
-    Table { caption: "Every back end: median of its rounds (smallest-largest)".into(), columns, rows }
+    Table {
+        caption: "Every back end: median of its rounds (smallest-largest)".into(),
+        columns,
+        rows,
+    }
 }
 
 /// How many rows came to what, and which were not met.
@@ -227,23 +244,29 @@ fn summary(results: &[RowResult]) -> Vec<String> {
         result.verdicts[place].as_ref().is_some_and(wanted)
     };
     let count = |wanted: fn(&Verdict) -> bool| all().filter(|one| is(*one, wanted)).count();
-    let (met, late) = (count(|v| matches!(v, Verdict::Met(_))), count(|v| matches!(v, Verdict::NotReached)));
+    let (met, late) =
+        (count(|v| matches!(v, Verdict::Met(_))), count(|v| matches!(v, Verdict::NotReached)));
     let unclear = count(|v| matches!(v, Verdict::Undecided(_)));
     let total = all().count();
     let mut out = vec![format!(
-        "Of {total} loads both back ends reach {}. In {} of these vlane's CPU time per I/O and median latency are at most \
-         qemu-storage-daemon's; in {} one is more; of {unclear} the intervals do not tell.",
+        "Of {total} loads both back ends reach {}. In {} of these vlane's CPU time per I/O and \
+         median latency are at most qemu-storage-daemon's; in {} one is more; of {unclear} the \
+         intervals do not tell.",
         total - late,
         met,
         total - late - met - unclear
     )];
     for (result, place) in all().filter(|one| is(*one, |v| matches!(v, Verdict::NotMet(_)))) {
         let verdict = result.verdicts[place].as_ref();
-        let over =
-            verdict.into_iter().flat_map(Verdict::compared).filter(|compared| compared.held() == Met::No);
-        let over: Vec<_> =
-            over.map(|compared| format!("{} {}", compared.metric.name(), shown(compared))).collect();
-        let name = if place == 0 { String::new() } else { format!(" ({})", result.contenders[place]) };
+        let over = verdict
+            .into_iter()
+            .flat_map(Verdict::compared)
+            .filter(|compared| compared.held() == Met::No);
+        let over: Vec<_> = over
+            .map(|compared| format!("{} {}", compared.metric.name(), shown(compared)))
+            .collect();
+        let name =
+            if place == 0 { String::new() } else { format!(" ({})", result.contenders[place]) };
         out.push(format!("Not met: {}{name}: {}.", result.title, over.join("; ")));
     }
     out
@@ -251,15 +274,21 @@ fn summary(results: &[RowResult]) -> Vec<String> {
 
 /// Every single measurement.
 fn samples(results: &[RowResult]) -> Samples {
-    let columns = "Row | Back end | Round | Achieved [IOPS] | p50 [us] | p99 [us] | CPU per I/O [us] | Back end's CPU per I/O [us] | \
-        Guest's CPU per I/O [us] | Switches per I/O | Instructions per I/O";
+    let columns = "Row | Back end | Round | Achieved [IOPS] | p50 [us] | p99 [us] | CPU per I/O \
+                   [us] | Back end's CPU per I/O [us] | Guest's CPU per I/O [us] | Switches per \
+                   I/O | Instructions per I/O";
     let mut rows = Vec::new();
     for result in results {
         for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
             for (f, round) in rounds.iter().zip(0_u32..) {
-                let mut row =
-                    vec![result.row.clone().into(), name.clone().into(), Cell::Number(round.into())];
-                row.extend([f.iops, f.p50_us, f.p99_us, f.cpu_us, f.backend_cpu_us].map(Cell::from));
+                let mut row = vec![
+                    result.row.clone().into(),
+                    name.clone().into(),
+                    Cell::Number(round.into()),
+                ];
+                row.extend(
+                    [f.iops, f.p50_us, f.p99_us, f.cpu_us, f.backend_cpu_us].map(Cell::from),
+                );
                 row.extend([f.guest_cpu_us, Some(f.switches), f.instructions].map(Cell::from));
                 rows.push(row);
             }
@@ -271,9 +300,13 @@ fn samples(results: &[RowResult]) -> Samples {
 /// The report.
 pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut notes = vec![Note::info(format!(
-        "Each figure is the median of {} of {}, after {} that do not count, the back ends in turns. 4K random reads; fio asks \
-         for a request every 1/rate, with at most `depth` out at once, and makes up for late ones. A rate is reached when {:.0} % of it are achieved. \
-         On a file qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each load takes the one that needs less CPU time there. A verdict is by the interval of the ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not matter.",
+        "Each figure is the median of {} of {}, after {} that do not count, the back ends in \
+         turns. 4K random reads; fio asks for a request every 1/rate, with at most `depth` out at \
+         once, and makes up for late ones. A rate is reached when {:.0} % of it are achieved. On \
+         a file qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each \
+         load takes the one that needs less CPU time there. A verdict is by the interval of the \
+         ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not \
+         matter.",
         counted(options.pairs, "measurement"),
         figure::duration(options.time.as_secs_f64()),
         figure::duration(options.ramp.as_secs_f64()),
@@ -281,30 +314,45 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     ))];
     if (options.pairs as usize) < LEAST_PAIRS {
         notes.push(Note::warning(format!(
-            "Measured {} each: fewer than {LEAST_PAIRS} rounds are inconclusive (--repeat {LEAST_PAIRS}).",
+            "Measured {} each: fewer than {LEAST_PAIRS} rounds are inconclusive (--repeat \
+             {LEAST_PAIRS}).",
             counted(options.pairs, "time")
         )));
     }
     if outcome.emulated {
         notes.push(Note::warning(
-            "QEMU's guest is emulated: its own CPU time is several times that under KVM, so the back end's part is smaller than there.",
+            "QEMU's guest is emulated: its own CPU time is several times that under KVM, so the \
+             back end's part is smaller than there.",
         ));
     }
     notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Left out: {text}."))));
-    let mut sections = vec![Section::new(VERDICTS, "CPU time and latency at the same load", vec![
-            "With a QEMU guest, CPU time is QEMU's and the back end's together; otherwise it is the back end's.".into(),
-        ], [Metric::Cpu, Metric::P50].map(|metric| Block::Table(verdicts(&outcome.rows, metric))).into())];
+    let mut sections = vec![Section::new(
+        VERDICTS,
+        "CPU time and latency at the same load",
+        vec![
+            "With a QEMU guest, CPU time is QEMU's and the back end's together; otherwise it is \
+             the back end's."
+                .into(),
+        ],
+        [Metric::Cpu, Metric::P50]
+            .map(|metric| Block::Table(verdicts(&outcome.rows, metric)))
+            .into(),
+    )];
     for group in groups() {
-        let results: Vec<_> = outcome.rows.iter().filter(|result| result.plan.group == group).collect();
+        let results: Vec<_> =
+            outcome.rows.iter().filter(|result| result.plan.group == group).collect();
         if results.is_empty() {
             continue;
         }
         let mut blocks: Vec<_> = picture(group, &results).map(Block::Chart).into_iter().collect();
         blocks.push(Block::Table(figures(group, &results)));
         let text = match group.client {
-            Client::Native => "fio with libblkio, waiting for interrupts; back end and client on a CPU each.",
+            Client::Native => {
+                "fio with libblkio, waiting for interrupts; back end and client on a CPU each."
+            }
             Client::Guest(_) => {
-                "fio in the guest, which has a disk of each back end; no process is bound to a CPU. The guest's CPU time is that of all its processes on the host."
+                "fio in the guest, which has a disk of each back end; no process is bound to a \
+                 CPU. The guest's CPU time is that of all its processes on the host."
             }
         };
         sections.push(Section::new(group.id, group.title, vec![text.into()], blocks));

@@ -91,8 +91,8 @@ pub(super) fn is_reached(rounds: &[Figures], rate: u32) -> bool {
     achieved(rounds) >= REACHED * f64::from(rate)
 }
 
-/// Judges rounds in which round i of both was measured one after the other. `resolution` is how exactly the client tells its median
-/// latency: a share of it.
+/// Judges rounds in which round i of both was measured one after the other. `resolution` is how
+/// exactly the client tells its median latency: a share of it.
 pub(super) fn judge(vlane: &[Figures], other: &[Figures], rate: u32, resolution: f64) -> Verdict {
     if !(is_reached(vlane, rate) && is_reached(other, rate)) {
         return Verdict::NotReached;
@@ -106,7 +106,8 @@ pub(super) fn judge(vlane: &[Figures], other: &[Figures], rate: u32, resolution:
             (vlane.iter().map(value).collect(), other.iter().map(value).collect());
         let ratios: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a / b).collect();
         // No figure at all is no reason for praise.
-        let none = Spread { median: f64::INFINITY, min: f64::INFINITY, max: f64::INFINITY, runs: a.len() };
+        let none =
+            Spread { median: f64::INFINITY, min: f64::INFINITY, max: f64::INFINITY, runs: a.len() };
         let ratio = Spread::of(&ratios).unwrap_or(none);
         let difference = stats::paired(&a, &b, Better::Lower, THRESHOLD.max(least));
         Compared { metric, ratio, difference }
@@ -144,12 +145,16 @@ mod tests {
     #[test]
     fn higher_cost_is_missed_only_by_interval() {
         let qsd = rounds(1e4, &[10.0, 10.1, 10.2, 10.0, 10.1], 20.0);
-        let held =
-            |cpu: &[f64], p50: f64, resolution: f64| judge(&rounds(1e4, cpu, p50), &qsd, 10_000, resolution);
+        let held = |cpu: &[f64], p50: f64, resolution: f64| {
+            judge(&rounds(1e4, cpu, p50), &qsd, 10_000, resolution)
+        };
         assert!(matches!(held(&[11.0; 5], 20.0, 0.016), Verdict::NotMet(_)));
         assert!(matches!(held(&[5.0; 5], 22.0, 0.016), Verdict::NotMet(_)));
         assert!(matches!(held(&[5.0; 5], 20.3, 0.016), Verdict::Met(_)), "1.5 % do not matter");
-        assert!(matches!(held(&[5.0; 5], 22.0, 0.2), Verdict::Met(_)), "the client does not tell 10 % apart");
+        assert!(
+            matches!(held(&[5.0; 5], 22.0, 0.2), Verdict::Met(_)),
+            "the client does not tell 10 % apart"
+        );
         // The median is 1.09 times the other's; the interval is not above it.
         let scattered = held(&[11.0, 11.0, 11.0, 9.0, 8.0], 20.0, 0.016);
         assert!(
@@ -157,7 +162,10 @@ mod tests {
             "{scattered:?}"
         );
         // Four rounds decide nothing, and what was not measured is not met.
-        assert!(matches!(judge(&rounds(1e4, &[5.0; 4], 9.0), &qsd, 10_000, 0.0), Verdict::Undecided(_)));
+        assert!(matches!(
+            judge(&rounds(1e4, &[5.0; 4], 9.0), &qsd, 10_000, 0.0),
+            Verdict::Undecided(_)
+        ));
         assert!(matches!(held(&[f64::NAN; 5], 20.0, 0.016), Verdict::Undecided(_)));
     }
 

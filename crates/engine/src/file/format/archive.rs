@@ -17,11 +17,19 @@ const ARCHIVES: &[Archive] = &[
     Archive { name: "lz4", unpack: "lz4 -dk", begins: lz4 },
     Archive { name: "lzip", unpack: "lzip -dk", begins: lzip },
     Archive { name: "lzma", unpack: "xz -dk", begins: lzma },
-    Archive { name: "lzop", unpack: "lzop -d", begins: |head| head.starts_with(b"\x89LZO\0\r\n\x1a\n") },
+    Archive {
+        name: "lzop",
+        unpack: "lzop -d",
+        begins: |head| head.starts_with(b"\x89LZO\0\r\n\x1a\n"),
+    },
     Archive { name: "7z", unpack: "7z x", begins: seven_zip },
     Archive { name: "rar", unpack: "unrar x", begins: rar },
     Archive { name: "tar", unpack: "tar -xf", begins: tar },
-    Archive { name: "img2simg (an Android sparse image)", unpack: "simg2img", begins: android_sparse },
+    Archive {
+        name: "img2simg (an Android sparse image)",
+        unpack: "simg2img",
+        begins: android_sparse,
+    },
     Archive {
         name: "partclone",
         unpack: "partclone.restore -C -s",
@@ -41,7 +49,10 @@ const ARCHIVES: &[Archive] = &[
 
 /// The program that packed a file with this beginning, and the command that unpacks it.
 pub(super) fn packed_by(head: &[u8]) -> Option<(&'static str, &'static str)> {
-    ARCHIVES.iter().find(|archive| (archive.begins)(head)).map(|archive| (archive.name, archive.unpack))
+    ARCHIVES
+        .iter()
+        .find(|archive| (archive.begins)(head))
+        .map(|archive| (archive.name, archive.unpack))
 }
 
 fn byte(head: &[u8], at: usize) -> u8 {
@@ -112,7 +123,9 @@ fn zip(head: &[u8]) -> bool {
     head.starts_with(b"PK\x03\x04")
         && (10..=63).contains(&version)
         && matches!(method, 0..=9 | 10 | 12 | 14 | 18 | 19 | 93..=99)
-        && head.get(30..30 + name.min(255)).is_some_and(|name| !name.is_empty() && !name.contains(&0))
+        && head
+            .get(30..30 + name.min(255))
+            .is_some_and(|name| !name.is_empty() && !name.contains(&0))
 }
 
 /// A frame of version 1 without reserved bits and with a size of block that exists; or a frame of
@@ -125,8 +138,8 @@ fn lz4(head: &[u8]) -> bool {
         && (4..=7).contains(&(block >> 4))
         && head.len() >= 7;
     // Its blocks are of 8 MiB, and hardly larger when they are packed.
-    let is_old =
-        head.starts_with(b"\x02\x21\x4c\x18") && (1..=(8 << 20) + (1 << 16)).contains(&u32_at(head, 4));
+    let is_old = head.starts_with(b"\x02\x21\x4c\x18")
+        && (1..=(8 << 20) + (1 << 16)).contains(&u32_at(head, 4));
     is_frame || is_old
 }
 
@@ -150,7 +163,9 @@ fn lzma(head: &[u8]) -> bool {
 
 /// Signature, version 0, and the checksum of the fields that locate the rest.
 fn seven_zip(head: &[u8]) -> bool {
-    head.starts_with(b"7z\xbc\xaf\x27\x1c\0") && head.len() >= 32 && u32_at(head, 8) == crc32(&head[12..32])
+    head.starts_with(b"7z\xbc\xaf\x27\x1c\0")
+        && head.len() >= 32
+        && u32_at(head, 8) == crc32(&head[12..32])
 }
 
 fn rar(head: &[u8]) -> bool {
@@ -164,7 +179,8 @@ fn tar(head: &[u8]) -> bool {
         .iter()
         .skip_while(|digit| **digit == b' ')
         .take_while(|digit| digit.is_ascii_digit());
-    let told = told.fold(0, |sum: u32, digit| sum.saturating_mul(8).saturating_add(u32::from(digit - b'0')));
+    let told = told
+        .fold(0, |sum: u32, digit| sum.saturating_mul(8).saturating_add(u32::from(digit - b'0')));
     let sum = |part: &[u8]| part.iter().map(|byte| u32::from(*byte)).sum::<u32>();
     // Counted with spaces where it is itself.
     let counted = sum(&header[..148]) + sum(&header[156..]) + 8 * u32::from(b' ');
@@ -197,7 +213,8 @@ mod tests {
         let xz = [&b"\xfd7zXZ\0"[..], &flags, &crc32(&flags).to_le_bytes()].concat();
         let zip = [b"PK\x03\x04\x14\0\0\0\x08\0", &[7; 16][..], b"\x08\0\0\0disk.raw"].concat();
         let start = [9; 20];
-        let seven = [b"7z\xbc\xaf\x27\x1c\0\x04", &crc32(&start).to_le_bytes()[..], &start].concat();
+        let seven =
+            [b"7z\xbc\xaf\x27\x1c\0\x04", &crc32(&start).to_le_bytes()[..], &start].concat();
         vec![
             ("xz", xz),
             ("gzip", b"\x1f\x8b\x08\x08\0\0\0\0\0\x03disk.raw\0".to_vec()),
@@ -233,7 +250,8 @@ mod tests {
 
     #[test]
     fn wrong_header_checksum_is_no_archive() {
-        for (name, header) in headers().into_iter().filter(|(name, _)| ["xz", "7z"].contains(name)) {
+        for (name, header) in headers().into_iter().filter(|(name, _)| ["xz", "7z"].contains(name))
+        {
             for bit in 8 * 6..8 * header.len() {
                 let mut head = header.clone();
                 head[bit / 8] ^= 1 << (bit % 8);

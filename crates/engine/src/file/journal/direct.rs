@@ -1,5 +1,5 @@
-//! Which parts of the journals are direct regions, and how that changes. Done by the journal thread; see [`crate::file::placements`] for the
-//! channels' side.
+//! Which parts of the journals are direct regions, and how that changes. Done by the journal
+//! thread; see [`crate::file::placements`] for the channels' side.
 //!
 //! A range changes its placement only while no request uses it and the page cache has no page of
 //! it:
@@ -58,7 +58,8 @@ pub struct DirectReport {
     pub changes: u64,
     /// The same of those that were put off.
     pub put_off: u64,
-    /// Ranges that are not direct any more because something else on the host used them through the page cache.
+    /// Ranges that are not direct any more because something else on the host used them through the
+    /// page cache.
     pub given_up: Vec<Range<u64>>,
 }
 
@@ -165,7 +166,8 @@ impl Direct {
         }
         ranges.ranges().iter().for_each(|range| pages::drop(file, range));
         self.means.placements.hold(ranges.clone());
-        self.change = Some(Change { to: Arc::new(self.wanted.clone()), ranges, since: Instant::now() });
+        self.change =
+            Some(Change { to: Arc::new(self.wanted.clone()), ranges, since: Instant::now() });
         // There may be no channel that wakes us.
         if self.means.placements.is_drained() {
             self.finish(file);
@@ -211,7 +213,8 @@ impl Direct {
     /// the image through the page cache.
     pub(super) fn check(&mut self, file: &File, is_now: bool) {
         let now = Instant::now();
-        let is_due = is_now || self.checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK);
+        let is_due =
+            is_now || self.checked.is_none_or(|last| now.saturating_duration_since(last) >= CHECK);
         if !is_due || self.change.is_some() {
             return;
         }
@@ -242,8 +245,9 @@ impl Direct {
     fn give_up(&mut self, suspects: &Regions) {
         if self.given_up.is_empty() {
             tracing::warn!(
-                "{}: the page cache has pages of the guest's journal, which is read and written around it: another program of this host \
-                 uses the image; from now on the journal goes through the page cache, and is dropped from it",
+                "{}: the page cache has pages of the guest's journal, which is read and written \
+                 around it: another program of this host uses the image; from now on the journal \
+                 goes through the page cache, and is dropped from it",
                 self.name
             );
         }
@@ -272,7 +276,8 @@ impl Direct {
         let Align { block, memory } = self.means.align;
         let block = block.max(memory as u64);
         let start = range.start - range.start % block;
-        let len = usize::try_from(range.end.next_multiple_of(block) - start).map_err(io::Error::other)?;
+        let len =
+            usize::try_from(range.end.next_multiple_of(block) - start).map_err(io::Error::other)?;
         let mut piece = Piece::new(len);
         let bytes = &mut piece.bytes_mut()[..len];
         let skip = usize::try_from(range.start - start).map_err(io::Error::other)?;
@@ -280,7 +285,9 @@ impl Direct {
         while done < skip + buffer.len() {
             match self.means.direct.read_at(&mut bytes[done..], start + done as u64)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n if (n as u64).is_multiple_of(block) || done + n >= skip + buffer.len() => done += n,
+                n if (n as u64).is_multiple_of(block) || done + n >= skip + buffer.len() => {
+                    done += n
+                }
                 _ => return Err(io::ErrorKind::UnexpectedEof.into()),
             }
         }
@@ -315,11 +322,16 @@ fn empty(file: &File, ranges: &Regions, durability: &Durability) -> Result<(), S
         for range in ranges.ranges() {
             pages::drop(file, range);
             // Where the system does not report it, there are no regions.
-            left += pages::count(file, range).unwrap_or(Pages { cached: 1, dirty: 0, writeback: 0 });
+            left +=
+                pages::count(file, range).unwrap_or(Pages { cached: 1, dirty: 0, writeback: 0 });
         }
         if left.are_none() {
             return Ok(());
         }
     }
-    Err(format!("of their pages, {} stay, {} of them dirty", left.cached, left.dirty + left.writeback))
+    Err(format!(
+        "of their pages, {} stay, {} of them dirty",
+        left.cached,
+        left.dirty + left.writeback
+    ))
 }

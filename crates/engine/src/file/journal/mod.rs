@@ -7,8 +7,9 @@
 //! pages are ever dropped, so a wrong verdict costs only speed; and the lanes never wait for the
 //! thread, so only the cache depends on it.
 //!
-//! With *direct regions* (`direct.rs`) the journals are read and written around the page cache, where they fill whole folios. Then a lane holds requests while the
-//! map of the regions changes, which the thread does.
+//! With *direct regions* (`direct.rs`) the journals are read and written around the page cache,
+//! where they fill whole folios. Then a lane holds requests while the map of the regions changes,
+//! which the thread does.
 
 mod direct;
 mod sense;
@@ -59,14 +60,16 @@ pub struct JournalReport {
     pub direct: DirectReport,
     /// Writes, flushes and other events that the detector missed, because it was behind.
     pub lost: u64,
-    /// All that was written before the question is counted; otherwise the thread hangs, or is behind.
+    /// All that was written before the question is counted; otherwise the thread hangs, or is
+    /// behind.
     pub is_current: bool,
 }
 
 /// State that the thread, the channels and callers of reports share.
 #[derive(Debug)]
 struct Desk {
-    /// The image through the page cache, as an open file of the thread's own: it holds no lock of the volume's.
+    /// The image through the page cache, as an open file of the thread's own: it holds no lock of
+    /// the volume's.
     file: File,
     name: String,
     waker: Arc<Waker>,
@@ -127,15 +130,17 @@ impl Desk {
         let asked = answers.asked;
         what(&mut answers);
         self.wake();
-        let waited = self.answered.wait_timeout_while(answers, ANSWER, |answers| answers.answered < asked);
+        let waited =
+            self.answered.wait_timeout_while(answers, ANSWER, |answers| answers.answered < asked);
         let (answers, _) = waited.unwrap_or_else(PoisonError::into_inner);
         JournalReport { is_current: answers.answered >= asked, ..answers.report.clone() }
     }
 }
 
 impl Journal {
-    /// Starts the thread of an image of `size` bytes; `file` is an open file of its own.
-    /// `waker` wakes it. With `direct`, or the reason why not, journals are read and written around the page cache.
+    /// Starts the thread of an image of `size` bytes; `file` is an open file of its own. `waker`
+    /// wakes it. With `direct`, or the reason why not, journals are read and written around the
+    /// page cache.
     pub(super) fn start(
         path: &Path,
         file: File,

@@ -89,7 +89,8 @@ impl Sense {
     }
 }
 
-/// Gives each block of a write that begins with a magic number to `each`; of a very large one, those of its first part.
+/// Gives each block of a write that begins with a magic number to `each`; of a very large one,
+/// those of its first part.
 fn heads(request: &Request, offset: u64, each: impl FnMut(Head)) {
     let mut words = request.words();
     let head = |at| {

@@ -23,7 +23,8 @@ const QUIET: Duration = Duration::from_millis(250);
 /// The longest that it is, for a guest that writes to it all the time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Bytes that go, or stay, together where some of a folio's are dirty: at least a page, of any machine.
+/// Bytes that go, or stay, together where some of a folio's are dirty: at least a page, of any
+/// machine.
 const SMALLEST: u64 = 64 << 10;
 
 /// Limits how often an action is done: the more often it is wanted, the longer the interval.
@@ -70,7 +71,8 @@ struct Thread<'a> {
     direct: Option<Direct>,
     size: u64,
     dropped: ByWay,
-    /// Entries of the channels that were lost, as far as that was looked into, and when it is to be the next time.
+    /// Entries of the channels that were lost, as far as that was looked into, and when it is to be
+    /// the next time.
     lost: u64,
     lost_due: Option<Instant>,
     looks: Pace,
@@ -121,9 +123,10 @@ impl Thread<'_> {
         }
         let now = Instant::now();
         let direct_due = self.direct.as_ref().and_then(Direct::due);
-        let due = [self.layout_due, self.tell_due, self.lost_due, direct_due].into_iter().flatten().min();
-        let timeout =
-            due.map(|due| Timespec::try_from(due.saturating_duration_since(now)).unwrap_or_default());
+        let due =
+            [self.layout_due, self.tell_due, self.lost_due, direct_due].into_iter().flatten().min();
+        let timeout = due
+            .map(|due| Timespec::try_from(due.saturating_duration_since(now)).unwrap_or_default());
         let mut fds = [PollFd::new(&*self.desk.waker, PollFlags::IN)];
         // Interrupted: one round more.
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
@@ -259,7 +262,8 @@ impl Thread<'_> {
         if now < due {
             return;
         }
-        let mut image = Image { file: &self.desk.file, direct: self.direct.as_ref(), size: self.size };
+        let mut image =
+            Image { file: &self.desk.file, direct: self.direct.as_ref(), size: self.size };
         let read = || journal::layout::read(&mut image, self.size);
         let layout = self.pretended.clone().unwrap_or_else(read);
         self.layout_due = None;
@@ -294,7 +298,8 @@ impl Thread<'_> {
                     Way::Content => "what is written there",
                     Way::Pattern => "the order of writes",
                 };
-                let (len, begin) = (journal.len(), journal.ranges.first().map_or(0, |range| range.start));
+                let (len, begin) =
+                    (journal.len(), journal.ranges.first().map_or(0, |range| range.start));
                 tracing::info!("{name}: {of} of {len} bytes at byte {begin} (by {way}) {what}");
             }
         }
@@ -310,9 +315,9 @@ impl Thread<'_> {
                 }
                 Some(pages) if pages.are_none() => {}
                 Some(pages) if pages.are_clean() => self.drop_clean(&range, way, pages.cached),
-                Some(_) => {
-                    self.each_folio(&range, |thread, folio, pages| thread.drop_parts(&folio, way, pages))
-                }
+                Some(_) => self.each_folio(&range, |thread, folio, pages| {
+                    thread.drop_parts(&folio, way, pages)
+                }),
             }
         }
     }
@@ -353,7 +358,11 @@ impl Thread<'_> {
     }
 
     /// The parts of a range that have pages in the cache, cut at the borders of the largest folio.
-    fn each_folio(&mut self, range: &Range<u64>, mut each: impl FnMut(&mut Self, Range<u64>, pages::Pages)) {
+    fn each_folio(
+        &mut self,
+        range: &Range<u64>,
+        mut each: impl FnMut(&mut Self, Range<u64>, pages::Pages),
+    ) {
         let folio = self.bypass.folio();
         let mut begin = range.start;
         while begin < range.end {

@@ -18,7 +18,8 @@ pub(in crate::file) struct Opener {
     pub(super) name: String,
     /// One of its descriptors of the image has locks, or that is unknown.
     pub(super) has_locks: bool,
-    /// It was ended, and the system cannot let go of it yet: a thread of it is inside a system call of the storage.
+    /// It was ended, and the system cannot let go of it yet: a thread of it is inside a system call
+    /// of the storage.
     pub(super) is_ending: bool,
 }
 
@@ -29,30 +30,39 @@ pub(super) struct Openers {
 }
 
 impl Openers {
-    /// Looks at all processes. Of this one, only descriptors that have locks count, and not `file` itself.
+    /// Looks at all processes. Of this one, only descriptors that have locks count, and not `file`
+    /// itself.
     pub(super) fn of(file: &File) -> Openers {
         let mut openers = Openers::default();
         let Ok(wanted) = file.metadata() else { return openers };
         let wanted = (wanted.dev(), wanted.ino());
         for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+            else {
                 continue;
             };
             let descriptors = descriptors(&process.path(), wanted);
             let is_ours = pid == std::process::id();
-            let others = descriptors.iter().filter(|(number, _)| !is_ours || *number != file.as_raw_fd());
+            let others =
+                descriptors.iter().filter(|(number, _)| !is_ours || *number != file.as_raw_fd());
             let (mut is_open, mut has_locks) = (false, false);
             for (_, info) in others {
                 is_open = true;
-                has_locks |=
-                    info.as_ref().is_none_or(|info| info.lines().any(|line| line.starts_with("lock:")));
+                has_locks |= info
+                    .as_ref()
+                    .is_none_or(|info| info.lines().any(|line| line.starts_with("lock:")));
             }
             if !is_open || (is_ours && !has_locks) {
                 continue;
             }
             let name = std::fs::read(process.path().join("comm")).unwrap_or_default();
             let name = String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned();
-            openers.found.push(Opener { pid, name, has_locks, is_ending: is_ending(&process.path()) });
+            openers.found.push(Opener {
+                pid,
+                name,
+                has_locks,
+                is_ending: is_ending(&process.path()),
+            });
         }
         openers
     }
@@ -73,7 +83,10 @@ impl Openers {
     }
 
     fn first(&self, is_it: impl Fn(&Opener) -> bool) -> Option<&Opener> {
-        self.found.iter().filter(|opener| is_it(opener)).min_by_key(|opener| opener.pid == std::process::id())
+        self.found
+            .iter()
+            .filter(|opener| is_it(opener))
+            .min_by_key(|opener| opener.pid == std::process::id())
     }
 }
 
@@ -91,8 +104,9 @@ fn descriptors(process: &Path, wanted: (u64, u64)) -> Vec<(i32, Option<String>)>
 }
 
 fn descriptors_of_thread(thread: &Path, wanted: (u64, u64)) -> Vec<(i32, Option<String>)> {
-    let is_wanted =
-        |path: &Path| std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == wanted);
+    let is_wanted = |path: &Path| {
+        std::fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == wanted)
+    };
     let entries = std::fs::read_dir(thread.join("fd")).into_iter().flatten().flatten();
     let found = entries.filter(|entry| is_wanted(&entry.path())).filter_map(|entry| {
         let number = entry.file_name().to_str()?.parse::<i32>().ok()?;
@@ -116,7 +130,8 @@ fn is_ending(process: &Path) -> bool {
     }
     let Ok(threads) = std::fs::read_dir(process.join("task")) else { return true };
     threads.flatten().all(|thread| {
-        let (Ok(stat), Ok(status)) = (text(&thread.path(), "stat"), text(&thread.path(), "status")) else {
+        let (Ok(stat), Ok(status)) = (text(&thread.path(), "stat"), text(&thread.path(), "status"))
+        else {
             return true;
         };
         ends(&stat) || is_killed(&status)
@@ -125,7 +140,8 @@ fn is_ending(process: &Path) -> bool {
 
 /// By `/proc/PID/stat`: whether a thread is on its way out.
 fn ends(stat: &str) -> bool {
-    // proc_pid_stat(5): the name, which may have anything in it, ends with the last bracket; then state, five numbers, flags.
+    // proc_pid_stat(5): the name, which may have anything in it, ends with the last bracket; then
+    // state, five numbers, flags.
     let Some((_, words)) = stat.rsplit_once(')') else { return false };
     let mut words = words.split_ascii_whitespace();
     let state = words.next().unwrap_or_default();
@@ -133,7 +149,8 @@ fn ends(stat: &str) -> bool {
     matches!(state, "Z" | "X") || flags & EXITING != 0
 }
 
-/// By `/proc/PID/status`: whether SIGKILL waits for a thread, which then never sees its program again.
+/// By `/proc/PID/status`: whether SIGKILL waits for a thread, which then never sees its program
+/// again.
 fn is_killed(status: &str) -> bool {
     let masks = ["SigPnd:", "ShdPnd:"].map(|name| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -148,8 +165,9 @@ mod tests {
 
     #[test]
     fn ending_thread_is_seen_under_any_name() {
-        let stat =
-            |name: &str, state: &str, flags: u64| format!("7 ({name}) {state} 1 7 7 0 -1 {flags} 0 0 0");
+        let stat = |name: &str, state: &str, flags: u64| {
+            format!("7 ({name}) {state} 1 7 7 0 -1 {flags} 0 0 0")
+        };
         assert!(!ends(&stat("vlane", "D", 0x40_0040)));
         assert!(ends(&stat("vlane", "D", 0x40_0044)));
         assert!(ends(&stat("vlane", "Z", 0)));

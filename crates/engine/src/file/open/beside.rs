@@ -27,7 +27,8 @@ pub(super) fn check(
             }
             Ok(_) => {}
             Err(error) => tracing::warn!(
-                "{}: lies on {name}, which cannot be examined ({error}); make sure that no second process writes there",
+                "{}: lies on {name}, which cannot be examined ({error}); make sure that no second \
+                 process writes there",
                 path.display()
             ),
         }
@@ -84,7 +85,10 @@ fn refusal(other: &Attached, user: &str, is_device: bool) -> String {
         Place::On => format!("unmount that and `losetup -d /dev/{device}`"),
         _ => "stop or unmount that one".to_owned(),
     };
-    format!("{lies}, which is {user}; two writers would ruin it: {advice}, or serve this with --read-only")
+    format!(
+        "{lies}, which is {user}; two writers would ruin it: {advice}, or serve this with \
+         --read-only"
+    )
 }
 
 /// Warns of a device that is no reason to refuse.
@@ -93,14 +97,16 @@ fn warn(path: &Path, other: &Attached, user: &User, is_device: bool) {
     match user {
         User::Is(user) => {
             tracing::warn!(
-                "{name}: {lies}, which is {user}; if they overlap, two writers ruin both: stop that one"
+                "{name}: {lies}, which is {user}; if they overlap, two writers ruin both: stop \
+                 that one"
             );
         }
         User::Unknown(error) if !other.is_kept => {
             tracing::warn!("{name}: {lies}, and its use by others is unknown ({error})");
         }
         User::Nobody if other.is_loop && other.place != Place::Below => tracing::warn!(
-            "{name}: {lies}; a mount of that while this is served ruins both: `losetup -d /dev/{device}`"
+            "{name}: {lies}; a mount of that while this is served ruins both: `losetup -d \
+             /dev/{device}`"
         ),
         User::Unknown(_) | User::Nobody => {}
     }

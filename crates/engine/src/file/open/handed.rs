@@ -1,9 +1,9 @@
 //! An image whose open files come from the process that served it before.
 //!
-//! An image's locks, and the claim on a block device, belong to its open files: they stay for as long as one process after the other has these.
-//! Opening it anew would meet its own locks, and for a moment there would be none. The witness is
-//! handed over as well: it gets reports of losses between two processes, and a file that is opened
-//! later does not.
+//! An image's locks, and the claim on a block device, belong to its open files: they stay for as
+//! long as one process after the other has these. Opening it anew would meet its own locks, and for
+//! a moment there would be none. The witness is handed over as well: it gets reports of losses
+//! between two processes, and a file that is opened later does not.
 //!
 //! Checks made when the image was opened are not repeated: the guest has written to it since, and
 //! may have written a mark that looks like another format. The size stays as the guest knows it.
@@ -41,9 +41,9 @@ fn check_path(path: &Path, file: &File) -> Result<Metadata, EngineError> {
     }
     match std::fs::metadata(path) {
         Ok(found) if is_same(&found, &served) => Ok(served),
-        Ok(_) => {
-            Err(fail("the file at this path was replaced while it was served; move the served one back"))
-        }
+        Ok(_) => Err(fail(
+            "the file at this path was replaced while it was served; move the served one back",
+        )),
         Err(error) => {
             Err(fail("the served image is no longer at this path; move it back").with_source(error))
         }
@@ -89,8 +89,8 @@ impl FileEngine {
         let HandedFiles { image: file, cached: second, witness, sectors } = files;
         let metadata = check_path(path, &file)?;
         let is_device = metadata.file_type().is_block_device();
-        let in_memory =
-            !is_device && rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == TMPFS_MAGIC);
+        let in_memory = !is_device
+            && rustix::fs::fstatfs(&file).is_ok_and(|system| system.f_type == TMPFS_MAGIC);
         let cache = match (options.cache, &second) {
             (Cache::WriteThrough, _) => Cache::WriteThrough,
             (Cache::Auto | Cache::None, Some(_)) => Cache::None,
@@ -99,8 +99,12 @@ impl FileEngine {
         };
         let refusal = match options.journal {
             _ if second.is_some() => None,
-            JournalWay::Drop => Some("it is dropped from the page cache (--journal drop)".to_owned()),
-            JournalWay::Direct => Some("that was not possible when the image was opened".to_owned()),
+            JournalWay::Drop => {
+                Some("it is dropped from the page cache (--journal drop)".to_owned())
+            }
+            JournalWay::Direct => {
+                Some("that was not possible when the image was opened".to_owned())
+            }
         };
         let opened = Opened {
             file,

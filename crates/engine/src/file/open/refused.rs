@@ -26,14 +26,16 @@ fn not_found(path: &Path) -> String {
         } else {
             "create it, or correct the link"
         };
-        return format!("is a symbolic link to {}, which does not exist; {advice}", target.display());
+        return format!(
+            "is a symbolic link to {}, which does not exist; {advice}",
+            target.display()
+        );
     }
     match is_in_dev(path) {
         true => "no such device; `lsblk` lists the devices".to_owned(),
-        false => {
-            "there is no such image; make one, for example with `truncate -s 10G` or `qemu-img create -f raw`"
-                .to_owned()
-        }
+        false => "there is no such image; make one, for example with `truncate -s 10G` or \
+                  `qemu-img create -f raw`"
+            .to_owned(),
     }
 }
 
@@ -49,22 +51,25 @@ fn attribute(path: &Path) -> Option<(&'static str, char)> {
 
 /// Why the system forbids it.
 fn forbidden(path: &Path, read_only: bool, is_by_mode: bool) -> String {
-    let is_device = std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device());
+    let is_device =
+        std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device());
     if !read_only && let Some((word, letter)) = attribute(path) {
         return format!(
-            "is {word}, as `lsattr` shows, and cannot be written; `chattr -{letter} {}`, or serve it with --read-only",
+            "is {word}, as `lsattr` shows, and cannot be written; `chattr -{letter} {}`, or serve \
+             it with --read-only",
             shell_word(path)
         );
     }
     if is_device && !is_by_mode {
-        return "this process may not use the device, despite its file mode; allow it in the container, or by DeviceAllow= of the service"
+        return "this process may not use the device, despite its file mode; allow it in the \
+                container, or by DeviceAllow= of the service"
             .to_owned();
     }
     match read_only {
         true => "no permission to read it; run vlane as its owner, or change its mode".to_owned(),
-        false => {
-            "no permission to read and write it; run vlane as its owner, change its mode, or serve it with --read-only".to_owned()
-        }
+        false => "no permission to read and write it; run vlane as its owner, change its mode, or \
+                  serve it with --read-only"
+            .to_owned(),
     }
 }
 
@@ -78,16 +83,21 @@ pub(super) fn open_error(path: &Path, read_only: bool, error: io::Error) -> Engi
         Some(errno @ (libc::EACCES | libc::EPERM)) => {
             (ErrorKind::Permission, forbidden(path, read_only, errno == libc::EACCES))
         }
-        Some(libc::EROFS) => {
-            (ErrorKind::ReadOnly, "lies on a read-only file system; serve it with --read-only".to_owned())
+        Some(libc::EROFS) => (
+            ErrorKind::ReadOnly,
+            "lies on a read-only file system; serve it with --read-only".to_owned(),
+        ),
+        Some(libc::EMFILE | libc::ENFILE) => (
+            ErrorKind::Limit,
+            "no file descriptor left to open it; raise the limit (ulimit -n)".to_owned(),
+        ),
+        Some(libc::EBUSY) => (
+            ErrorKind::Locked,
+            "is in use (mounted, or part of an array); stop its other user".to_owned(),
+        ),
+        Some(libc::ETXTBSY) => {
+            (ErrorKind::Locked, "is a program that is being executed".to_owned())
         }
-        Some(libc::EMFILE | libc::ENFILE) => {
-            (ErrorKind::Limit, "no file descriptor left to open it; raise the limit (ulimit -n)".to_owned())
-        }
-        Some(libc::EBUSY) => {
-            (ErrorKind::Locked, "is in use (mounted, or part of an array); stop its other user".to_owned())
-        }
-        Some(libc::ETXTBSY) => (ErrorKind::Locked, "is a program that is being executed".to_owned()),
         _ => (ErrorKind::Io, "cannot open it".to_owned()),
     };
     EngineError::new(kind, Some(path), text).with_source(error)
@@ -103,7 +113,8 @@ pub(in crate::file) fn checked_size(path: &Path, mut file: &File) -> Result<u64,
     let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     match size {
         0 if is_device => {
-            let text = "the device is empty: it has no medium, or no file is attached; `lsblk` lists the devices and their sizes";
+            let text = "the device is empty: it has no medium, or no file is attached; `lsblk` \
+                        lists the devices and their sizes";
             fail(ErrorKind::Empty, text.to_owned())
         }
         0 => {
@@ -116,8 +127,8 @@ pub(in crate::file) fn checked_size(path: &Path, mut file: &File) -> Result<u64,
         size if size.is_multiple_of(SECTOR) => Ok(size),
         size => {
             let text = format!(
-                "has {size} bytes, which is not a multiple of the sector size, 512: is it a disk image? If so, round it up: \
-                 `truncate -s {} {}`",
+                "has {size} bytes, which is not a multiple of the sector size, 512: is it a disk \
+                 image? If so, round it up: `truncate -s {} {}`",
                 size.next_multiple_of(SECTOR),
                 shell_word(path)
             );

@@ -100,8 +100,8 @@ pub(super) fn start(
     refusal: Option<String>,
 ) -> Result<(Journal, Option<Arc<Placements>>), EngineError> {
     let failed = |error: std::io::Error| {
-        let text = "cannot start the thread that looks for the guest's journal; raise the limits of the process (ulimit -u, ulimit -n), \
-                    or use --cache writeback";
+        let text = "cannot start the thread that looks for the guest's journal; raise the limits \
+                    of the process (ulimit -u, ulimit -n), or use --cache writeback";
         EngineError::new(ErrorKind::Limit, Some(path), text).with_source(error)
     };
     let waker = journal::waker().map_err(failed)?;
@@ -115,7 +115,8 @@ pub(super) fn start(
         }),
         _ => Err(refusal.unwrap_or_default()),
     };
-    let journal = Journal::start(path, open_again(path, file, 0)?, size, waker, means).map_err(failed)?;
+    let journal =
+        Journal::start(path, open_again(path, file, 0)?, size, waker, means).map_err(failed)?;
     Ok((journal, placements))
 }
 

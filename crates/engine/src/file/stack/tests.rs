@@ -70,7 +70,12 @@ proptest! {
 fn circle_of_devices_ends_the_walk() {
     let on = |other: u64| Device {
         size: 100,
-        lower: vec![Extent { of: Thing::Device(other), range: 10..110, is_exact: true, is_claimed: false }],
+        lower: vec![Extent {
+            of: Thing::Device(other),
+            range: 10..110,
+            is_exact: true,
+            is_claimed: false,
+        }],
         ..Device::default()
     };
     let stack = Stack { devices: [(1, on(2)), (2, on(1))].into() };
@@ -140,11 +145,20 @@ fn volumes_of_a_group_do_not_conflict() {
     assert_eq!(stack.shared(one, other), None, "logical volumes of a group");
     assert_eq!(stack.shared(first, second), None, "partitions of a disk");
     assert_eq!(stack.shared(first, one), None, "a logical volume in another partition");
-    for (upper, lower) in [(one, second), (one, disk), (first, disk), (second, disk), (other, second)] {
+    for (upper, lower) in
+        [(one, second), (one, disk), (first, disk), (second, disk), (other, second)]
+    {
         assert_eq!(stack.shared(upper, lower), Some(Shared::Surely), "{upper:?} {lower:?}");
         assert_eq!(stack.shared(lower, upper), Some(Shared::Surely), "{upper:?} {lower:?}");
     }
-    assert!(stack.devices.values().filter(|device| device.is_held).map(|device| &device.name).eq(["sda2"]));
+    assert!(
+        stack
+            .devices
+            .values()
+            .filter(|device| device.is_held)
+            .map(|device| &device.name)
+            .eq(["sda2"])
+    );
     // The kernel keeps what is below a partition and a logical volume.
     assert!(stack.layers(one)[1..].iter().all(|extent| extent.is_claimed));
 }
@@ -156,7 +170,10 @@ fn loop_devices_are_ranges_of_their_file() {
     std::fs::write(&image, "").expect("a file");
     let name = image.display().to_string();
     let on = |path: &str, offset: &str| {
-        vec![("loop/backing_file".to_owned(), path.to_owned()), ("loop/offset".to_owned(), offset.to_owned())]
+        vec![
+            ("loop/backing_file".to_owned(), path.to_owned()),
+            ("loop/offset".to_owned(), offset.to_owned()),
+        ]
     };
     let add = |dir: &str, number: &str, size: &str, files: Vec<(String, String)>| {
         let mut all: Vec<(&str, &str)> =
@@ -179,16 +196,23 @@ fn loop_devices_are_ranges_of_their_file() {
     assert_eq!(stack.shared(zero, two), Some(Shared::Surely));
     assert_eq!(stack.shared(two, one), Some(Shared::Surely));
     assert_eq!(stack.shared(three, file), None, "not known");
-    assert!(stack.devices.values().any(|device| device.name == "loop3" && device.backing.is_some()));
+    assert!(
+        stack.devices.values().any(|device| device.name == "loop3" && device.backing.is_some())
+    );
 }
 
 #[test]
 fn logical_volume_may_use_any_disk_part() {
     let tree = group();
-    tree.add("loop0", "7:0", &[("size", "100"), ("loop/backing_file", "/dev/sda2"), ("loop/offset", "0")]);
+    tree.add(
+        "loop0",
+        "7:0",
+        &[("size", "100"), ("loop/backing_file", "/dev/sda2"), ("loop/offset", "0")],
+    );
     let mut stack = tree.read();
     // Half of the physical volume, by a loop device.
-    let lower = vec![Extent { of: device("8:2"), range: 0..51200, is_exact: true, is_claimed: false }];
+    let lower =
+        vec![Extent { of: device("8:2"), range: 0..51200, is_exact: true, is_claimed: false }];
     stack.devices.get_mut(&number("7:0").expect("a number")).expect("a device").lower = lower;
     assert_eq!(stack.shared(device("7:0"), device("253:0")), Some(Shared::Perhaps));
     assert_eq!(stack.shared(device("7:0"), device("8:1")), None);

@@ -63,7 +63,8 @@ impl Compact {
 
 /// The records of tables, by their keys.
 fn sorted<'a>(tables: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<&'a [u8]> {
-    let mut records: Vec<&[u8]> = tables.into_iter().flat_map(|table| table.chunks_exact(RECORD)).collect();
+    let mut records: Vec<&[u8]> =
+        tables.into_iter().flat_map(|table| table.chunks_exact(RECORD)).collect();
     records.sort_by_key(|record| &record[..KEY]);
     records
 }
@@ -131,7 +132,8 @@ mod tests {
             let mut keys = Vec::new();
             let entries = fs::read_dir(dir.path()).unwrap();
             for table in entries.map(|entry| fs::read(entry.unwrap().path()).unwrap()) {
-                let of_table: Vec<_> = table.chunks(RECORD).map(|record| record[..KEY].to_vec()).collect();
+                let of_table: Vec<_> =
+                    table.chunks(RECORD).map(|record| record[..KEY].to_vec()).collect();
                 assert!(of_table.is_sorted() && of_table.len() == TABLE);
                 keys.extend(of_table);
             }

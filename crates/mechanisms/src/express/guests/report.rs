@@ -24,7 +24,8 @@ struct Shown<'a> {
 
 /// Makes it.
 pub(in super::super) fn fill(options: &Options, results: &[PlaceResult], begun: &Begun) -> Report {
-    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
+    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for \
+               a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
     let place = |result: &'_ PlaceResult| result.place.name().to_owned();
     let places: Vec<Place<'_, Sample>> = results
         .iter()
@@ -126,8 +127,9 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
     for result in results {
         let name = result.place.name();
         notes.push(Note::info(format!(
-            "{name}: {}; {}. {} (fio, libaio, random 4 KiB reads, one request out each) beside a foreground program with {} of such. The drive is a model \
-             with a queue for each thread of the back end, served in turns, one request of each: {}.",
+            "{name}: {}; {}. {} (fio, libaio, random 4 KiB reads, one request out each) beside a \
+             foreground program with {} of such. The drive is a model with a queue for each \
+             thread of the back end, served in turns, one request of each: {}.",
             result.about,
             result.disks,
             counted(result.readers, "reader"),
@@ -137,12 +139,15 @@ fn notes(options: &Options, results: &[PlaceResult]) -> Vec<Note> {
         notes.extend(busy(name, &result.arms, |s| &s.beside));
     }
     notes.push(Note::info(
-        "The foreground program is a foreground job of bash in a pseudo-terminal; vlane-fg, with its hook in bash, raises it (nice, and I/O priority \
-         best effort 0 unless vlane-fg says otherwise). Its time is the shell's, from the command to the next one: the program's start is in it.",
+        "The foreground program is a foreground job of bash in a pseudo-terminal; vlane-fg, with \
+         its hook in bash, raises it (nice, and I/O priority best effort 0 unless vlane-fg says \
+         otherwise). Its time is the shell's, from the command to the next one: the program's \
+         start is in it.",
     ));
     notes.push(Note::info(
-        "CPU raises the foreground in the guest, and the back end does not look: with an idle CPU there is little to be won by that. CPU+SIZE can only do \
-         something where a guest has more than one queue and they differ in length.",
+        "CPU raises the foreground in the guest, and the back end does not look: with an idle CPU \
+         there is little to be won by that. CPU+SIZE can only do something where a guest has more \
+         than one queue and they differ in length.",
     ));
     notes
 }
@@ -178,24 +183,34 @@ fn beside_the_paper(results: &[PlaceResult]) -> Section {
     for result in results {
         for variant in shown.iter().filter(|variant| **variant != Variant::Vanilla) {
             let mut row = |what: &str, published, of: fn(&Sample) -> f64| {
-                let figure = format!("{}: {what}, {} over Vanilla", result.place.name(), variant.title());
+                let figure =
+                    format!("{}: {what}, {} over Vanilla", result.place.name(), variant.title());
                 let here = whole(result, variant, of).ok_or_else(|| "no such round".to_owned());
                 rows.push(Row { figure, published, here });
             };
             // Figure 4 b and c are graphs; the text says that they are like a.
             let more = Published { said: Said::More, no_change: Some(1.0) };
-            row("execution time (Figure 4 a)", Published::ratio(variant.published()), |s| s.seconds);
+            row("execution time (Figure 4 a)", Published::ratio(variant.published()), |s| {
+                s.seconds
+            });
             row("IOPS (Figure 4 b)", more, |s| s.iops);
             row("bandwidth (Figure 4 c)", more, Sample::mb_per_second);
         }
     }
     let categories = shown.iter().map(|variant| variant.title().to_owned()).collect();
-    let mut block = bars("Execution time over Vanilla's", ("over Vanilla", "x"), categories, Vec::new());
+    let mut block =
+        bars("Execution time over Vanilla's", ("over Vanilla", "x"), categories, Vec::new());
     if let vlane_report::Block::Chart(chart) = &mut block {
         chart.series = series;
     }
-    let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). Its machine has a real NVMe drive and 12 hardware threads. It does not say \
-                by how much its figures differ from run to run.";
+    let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). Its \
+                machine has a real NVMe drive and 12 hardware threads. It does not say by how \
+                much its figures differ from run to run.";
     let table = vlane_report::Block::Table(published::table("Published and here", &rows));
-    Section::new("paper", "Beside the paper", vec![text.into(), published::LEGEND.into()], vec![block, table])
+    Section::new(
+        "paper",
+        "Beside the paper",
+        vec![text.into(), published::LEGEND.into()],
+        vec![block, table],
+    )
 }

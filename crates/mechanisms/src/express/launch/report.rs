@@ -42,7 +42,8 @@ pub(in super::super) fn fill(
     begun: &Begun,
 ) -> Report {
     let place = |result: &'_ PlaceResult| result.place.name().to_owned();
-    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
+    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for \
+               a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
     let places: Vec<Place<'_, Sample>> = results
         .iter()
         .map(|result| Place {
@@ -61,7 +62,9 @@ impl Shown<'_> {
     /// A figure for each program: how long its launch takes.
     fn launches(&self) -> Vec<Figure<'_, Sample>> {
         let figure = |(at, program): (usize, &super::super::root::Program)| {
-            Figure::maybe(program.name(), "s", move |sample: &Sample| sample.seconds.get(at).copied())
+            Figure::maybe(program.name(), "s", move |sample: &Sample| {
+                sample.seconds.get(at).copied()
+            })
         };
         self.options.programs.iter().enumerate().map(figure).collect()
     }
@@ -87,7 +90,8 @@ impl Experiment for Shown<'_> {
     }
 
     fn aim(&self) -> String {
-        "The paper's smallest gain of a launch is 28 % (a browser), its largest 65 % (an office program)."
+        "The paper's smallest gain of a launch is 28 % (a browser), its largest 65 % (an office \
+         program)."
             .into()
     }
 
@@ -111,7 +115,9 @@ impl Experiment for Shown<'_> {
     fn figures(&self, _place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
         let mut figures = self.launches();
         figures.extend([
-            Figure::new("Reads of all", "/s", |s: &Sample| s.beside.reads / s.beside.seconds.max(1e-3)),
+            Figure::new("Reads of all", "/s", |s: &Sample| {
+                s.beside.reads / s.beside.seconds.max(1e-3)
+            }),
             Figure::new("The background for a tag", "ms", |s: &Sample| s.beside.tag_ms),
             Figure::new("Guest's CPUs busy", "%", |s: &Sample| s.beside.busy * 100.0),
         ]);
@@ -124,8 +130,9 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
     for result in results {
         let name = result.place.name();
         notes.push(Note::info(format!(
-            "{name}: {}; {}. {} (fio, libaio, random 4 KiB reads, one request out each) read the same drive. It is a model with a queue for each thread \
-             of the back end, served in turns, one request of each ({}), with an image behind it.",
+            "{name}: {}; {}. {} (fio, libaio, random 4 KiB reads, one request out each) read the \
+             same drive. It is a model with a queue for each thread of the back end, served in \
+             turns, one request of each ({}), with an image behind it.",
             result.about,
             result.disks,
             counted(result.readers, "reader"),
@@ -135,8 +142,10 @@ fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
     }
     let each = options.programs.iter().map(|program| format!("`{}`", program.command()));
     notes.push(Note::info(format!(
-        "The programs are this machine's, with their libraries, {} on an ext4 that is mounted read-only: {}. Each is a foreground job of bash in a pseudo-terminal, after \
-         `echo 3 > /proc/sys/vm/drop_caches`; its time is the shell's, from the command to the next one. vlane-fg, with its hook in bash, raises it.",
+        "The programs are this machine's, with their libraries, {} on an ext4 that is mounted \
+         read-only: {}. Each is a foreground job of bash in a pseudo-terminal, after `echo 3 > \
+         /proc/sys/vm/drop_caches`; its time is the shell's, from the command to the next one. \
+         vlane-fg, with its hook in bash, raises it.",
         show_size(root.bytes),
         each.collect::<Vec<_>>().join(", ")
     )));
@@ -153,8 +162,9 @@ fn published() -> Section {
         here: Err("needs a desktop in the guest".into()),
     };
     let rows: Vec<_> = PUBLISHED.iter().map(row).collect();
-    let text = "The paper launches desktop programs, ten times each, with a stopwatch, and gives per cent less than Vanilla: 28, 49, 64, 60 and 65 (section IV, Figure 5). \
-                Other programs here: what a launch gains is the share of it that waits for the drive.";
+    let text = "The paper launches desktop programs, ten times each, with a stopwatch, and gives \
+                per cent less than Vanilla: 28, 49, 64, 60 and 65 (section IV, Figure 5). Other \
+                programs here: what a launch gains is the share of it that waits for the drive.";
     Section::new(
         "paper",
         "What the paper has",

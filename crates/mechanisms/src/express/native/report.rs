@@ -61,21 +61,26 @@ impl Experiment for Options {
         let model = self.model.describe();
         vec![
             Note::info(format!(
-                "The drive is a model with a queue for each of the back end's threads ({}), served in turns, one request of each: {model}.",
+                "The drive is a model with a queue for each of the back end's threads ({}), \
+                 served in turns, one request of each: {model}.",
                 self.queues
             )),
             Note::info(
-                "Every reader has one request of 4 KiB in flight. The background's requests have the I/O priority of an ordinary task (best effort 4: normal); \
-                 the foreground's have best effort 0 (express). One thread of the driver is all of them.",
+                "Every reader has one request of 4 KiB in flight. The background's requests have \
+                 the I/O priority of an ordinary task (best effort 4: normal); the foreground's \
+                 have best effort 0 (express). One thread of the driver is all of them.",
             ),
             Note::info(format!(
-                "The foreground pauses for {:?} between two reads, as an interactive program does. Without that pause (\"no think time\") it reads as much \
-                 more as it is quicker, of a drive whose rate is given: the background has less by that, and there is no goal for it. All reads together have one.",
+                "The foreground pauses for {:?} between two reads, as an interactive program \
+                 does. Without that pause (\"no think time\") it reads as much more as it is \
+                 quicker, of a drive whose rate is given: the background has less by that, and \
+                 there is no goal for it. All reads together have one.",
                 self.think
             )),
             Note::info(
-                "The paper does not give figures for the back end alone: its goal here is vlane's own. The foreground's p99 with `off` is of few reads, since each waits \
-                 behind the crowd; their number is in the tables.",
+                "The paper does not give figures for the back end alone: its goal here is vlane's \
+                 own. The foreground's p99 with `off` is of few reads, since each waits behind \
+                 the crowd; their number is in the tables.",
             ),
         ]
     }
@@ -85,11 +90,15 @@ impl Experiment for Options {
     }
 
     fn goals(&self, place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {
-        let goal =
-            |figure, least| Goal { arm: Mode::On.name().into(), figure, wanted: Bound::AtLeast(least) };
-        let mut goals = vec![goal(p99(), SHORTER), goal(background(), BACKGROUND), goal(total(), TOTAL)];
-        // Without think time a quicker foreground takes more of a drive whose rate is given. No back
-        // end could leave it to the others.
+        let goal = |figure, least| Goal {
+            arm: Mode::On.name().into(),
+            figure,
+            wanted: Bound::AtLeast(least),
+        };
+        let mut goals =
+            vec![goal(p99(), SHORTER), goal(background(), BACKGROUND), goal(total(), TOTAL)];
+        // Without think time a quicker foreground takes more of a drive whose rate is given. No
+        // back end could leave it to the others.
         if place.name == Load::Greedy.name() {
             goals.remove(1);
         }

@@ -40,8 +40,8 @@ pub(super) fn ablation(runs: &Runs) -> Section {
     }
     let table = Table::new(
         "Simulated: hping's responses, iperf's bandwidth, and what that does to shares",
-        "scheduler | what it is | mean [ms] | p50 [ms] | p99 [ms] | within 10 ms [%] | denied [%] | \
-            one redemption [s] | time barred [%] | iperf [Mbit/s] | farthest off, iperf [%]",
+        "scheduler | what it is | mean [ms] | p50 [ms] | p99 [ms] | within 10 ms [%] | denied [%] \
+         | one redemption [s] | time barred [%] | iperf [Mbit/s] | farthest off, iperf [%]",
         rows,
     );
     let chart = Chart::bars(
@@ -51,14 +51,21 @@ pub(super) fn ablation(runs: &Runs) -> Section {
         ABLATION.iter().map(ToString::to_string).collect(),
         vec![Series::measured("simulated", means)],
     );
-    Section::new("ablation", "The paper's parameters, one change at a time", vec![
-            "The paper lends 1000 credits (100 ms of CPU time) and redeems 20 % of what is allotted. 13 vCPUs on 2 CPUs are allotted 5 ms each \
-             every 30 ms, so 1 ms of it redeems, and a spent loan takes 3 s to redeem, in which no event boosts."
+    Section::new(
+        "ablation",
+        "The paper's parameters, one change at a time",
+        vec![
+            "The paper lends 1000 credits (100 ms of CPU time) and redeems 20 % of what is \
+             allotted. 13 vCPUs on 2 CPUs are allotted 5 ms each every 30 ms, so 1 ms of it \
+             redeems, and a spent loan takes 3 s to redeem, in which no event boosts."
                 .into(),
-            "Rows from `paper+small` to `paper+share` change one thing in `paper`; `paper+all` changes all four; the last rows are vlane's \
-             loans without and with levelled accountings."
+            "Rows from `paper+small` to `paper+share` change one thing in `paper`; `paper+all` \
+             changes all four; the last rows are vlane's loans without and with levelled \
+             accountings."
                 .into(),
-        ], vec![Block::Chart(chart), Block::Table(table)])
+        ],
+        vec![Block::Chart(chart), Block::Table(table)],
+    )
 }
 
 /// Responses and shares over how frequent events are.
@@ -69,8 +76,11 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
         let mut points = Vec::new();
         for per_second in RATES {
             let all = runs.of(&rate(per_second), "hping");
-            let outcomes: Vec<&Outcome> =
-                all.iter().map(|run| &run.outcome).filter(|outcome| outcome.setup == setup.name).collect();
+            let outcomes: Vec<&Outcome> = all
+                .iter()
+                .map(|run| &run.outcome)
+                .filter(|outcome| outcome.setup == setup.name)
+                .collect();
             let of_load = |of: fn(&LoadOutcome) -> f64| {
                 spread(&outcomes, |outcome| outcome.load(MEASURED, "hping").map(of))
             };
@@ -80,8 +90,9 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
                 let load = outcome.load(MEASURED, "hping")?;
                 Group::of(outcome, load.group, MEASURED).denied()
             });
-            let off =
-                spread(&outcomes, |outcome| outcome.machine(MEASURED).map(|machine| machine.off() * 100.0));
+            let off = spread(&outcomes, |outcome| {
+                outcome.machine(MEASURED).map(|machine| machine.off() * 100.0)
+            });
             let figures = [
                 mean,
                 of_load(|load| load.quantile_ms(0.99)),
@@ -104,15 +115,18 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
     );
     let table = Table::new(
         "Simulated: rates of pings",
-        "scheduler | pings [per s] | mean [ms] | p99 [ms] | within 10 ms [%] | within 20 ms [%] | denied [%] | \
-            domain-1 off its due [%]",
+        "scheduler | pings [per s] | mean [ms] | p99 [ms] | within 10 ms [%] | within 20 ms [%] | \
+         denied [%] | domain-1 off its due [%]",
         rows,
     );
     Section::new(
         "rates",
         "Events more and less frequent",
-        vec!["The paper's scenario with pings at other rates: it does not say how often it pinged. hping itself sends one per second by default."
-            .into()],
+        vec![
+            "The paper's scenario with pings at other rates: it does not say how often it pinged. \
+             hping itself sends one per second by default."
+                .into(),
+        ],
         vec![Block::Chart(chart), Block::Table(table)],
     )
 }
@@ -130,17 +144,25 @@ pub(super) fn cost(runs: &Runs) -> Section {
             Cell::from(float(run.outcome.events) / run.seconds),
         ]
     };
-    let own = runs.0.iter().filter(|run| run.scenario != "ablation" && !run.scenario.starts_with("rates "));
+    let own = runs
+        .0
+        .iter()
+        .filter(|run| run.scenario != "ablation" && !run.scenario.starts_with("rates "));
     let table = Table::new(
         "Cost of the simulation (measured here)",
         "scenario | scheduler | simulated [s] | events | took [s] | events per second",
         own.map(row).collect(),
     );
-    Section::new("cost", "What the simulation cost", vec![
-            "Events are the simulation's own: arrivals, ends of services and turns, accountings, without the warm-up's. As many runs go on at \
-             once as there are CPUs."
+    Section::new(
+        "cost",
+        "What the simulation cost",
+        vec![
+            "Events are the simulation's own: arrivals, ends of services and turns, accountings, \
+             without the warm-up's. As many runs go on at once as there are CPUs."
                 .into(),
-        ], vec![Block::Table(table)])
+        ],
+        vec![Block::Table(table)],
+    )
 }
 
 /// The conclusions.
@@ -152,14 +174,19 @@ pub(super) fn summary(runs: &Runs, options: &Options) -> Vec<String> {
                 let outcome = &run.outcome;
                 let Some(load) = outcome.loads.first() else { continue };
                 let off = outcome.farthest_off().map_or(String::new(), |machine| {
-                    format!("; {} is farthest off its due, by {:+.2} %", machine.name, machine.off() * 100.0)
+                    format!(
+                        "; {} is farthest off its due, by {:+.2} %",
+                        machine.name,
+                        machine.off() * 100.0
+                    )
                 });
                 let bandwidth = match load.bytes {
                     0 => String::new(),
                     _ => format!(", {:.1} Mbit/s", load.mbit(outcome.time_ns)),
                 };
                 said.push(format!(
-                    "{} {phase} with {}: {} of {} answered after {:.3} ms in the mean, p99 {:.3} ms{bandwidth}{off}.",
+                    "{} {phase} with {}: {} of {} answered after {:.3} ms in the mean, p99 {:.3} \
+                     ms{bandwidth}{off}.",
                     scenario.name,
                     outcome.setup,
                     load.name,

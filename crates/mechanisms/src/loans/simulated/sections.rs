@@ -1,4 +1,5 @@
-//! One part of a scenario: responses, shares and loans, with every scheduler, and what the paper has of them.
+//! One part of a scenario: responses, shares and loans, with every scheduler, and what the paper
+//! has of them.
 
 use vlane_error::counted;
 use vlane_simulate::{LoadOutcome, Loans, MachineOutcome, Outcome, Scenario};
@@ -25,7 +26,9 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
     let runs = runs.of(&scenario.name, phase);
     let (id, title) = match phase {
         "" => (scenario.name.clone(), format!("Scenario {}", scenario.name)),
-        phase => (format!("{}-{phase}", scenario.name), format!("Scenario {}, {phase}", scenario.name)),
+        phase => {
+            (format!("{}-{phase}", scenario.name), format!("Scenario {}, {phase}", scenario.name))
+        }
     };
     let mut words = vec![format!(
         "{}. {}, {}, {}; {} s after {} s of warm-up.",
@@ -43,46 +46,9 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
             blocks.extend(distribution(&runs, load, &scenario.name));
         }
     }
-    match (scenario.name.as_str(), phase) {
-        ("paper", "hping") => {
-            words.push(
-                "The paper's Figure 5 and Table 6: the mean was 37.2 ms with Xen's Credit scheduler and 23 ms with loans; 35 % and 58 % of \
-                 answers came within 10 ms, 41 % and 70 % within 20 ms."
-                    .into(),
-            );
-            words.push(published::LEGEND.into());
-            blocks.push(Block::Table(table_six(&runs)));
-            blocks.push(Block::Table(table_six_beside(&runs)));
-        }
-        ("paper", "iperf") => {
-            words.push(
-                "The paper's Figure 6: 30.9 Mbit/s with Xen's Credit scheduler, 34.1 with loans (37.1 where the text comes to the shares), \
-                 86.2 with a boost at every event. Figures 7 to 9 are the shares of the CPU with these three; what is readable in the text is \
-                 that only the third breaks them."
-                    .into(),
-            );
-            words.push(published::LEGEND.into());
-            blocks.push(bandwidth(&runs));
-            blocks.push(Block::Table(figure_six_beside(&runs)));
-        }
-        ("table-7", _) => {
-            words.push(
-                "The paper's Table 7: the light machine spends 5 credits per ms (cm) and gets a loan of 600, the heavy one 9.2 and 375. By its \
-                 equation 4 a line of 1000 would be lent on as 200 and 109."
-                    .into(),
-            );
-            words.push(published::LEGEND.into());
-            blocks.push(Block::Table(table_seven(&runs)));
-            blocks.push(Block::Table(table_seven_beside(&runs)));
-        }
-        ("classes", _) => words.push(
-            "The paper's Figure 3 wants boosts in the order C > D = B > A, and loans the larger the nearer to C and the smaller the nearer to B. \
-             Its picture is not in the text: which corner A and D are is our reading (A: much CPU time per event, rare events; D: little, \
-             frequent)."
-                .into(),
-        ),
-        _ => {}
-    }
+    let (said, beside_it) = published_part(&runs, &scenario.name, phase);
+    words.extend(said);
+    blocks.extend(beside_it);
     blocks.push(Block::Table(responses(&runs)));
     if part.machines() <= MOST_MACHINES as u64 {
         blocks.push(shares_chart(&runs));
@@ -90,6 +56,54 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
     blocks.push(Block::Table(shares(&runs)));
     blocks.extend(loans(&runs, scenario).map(Block::Table));
     Section::new(id, title, words, blocks)
+}
+
+/// The paper's words on a part, and the simulated figures beside the published ones.
+fn published_part(runs: &[&Run], scenario: &str, phase: &str) -> (Vec<String>, Vec<Block>) {
+    match (scenario, phase) {
+        ("paper", "hping") => (
+            vec![
+                "The paper's Figure 5 and Table 6: the mean was 37.2 ms with Xen's Credit \
+                 scheduler and 23 ms with loans; 35 % and 58 % of answers came within 10 ms, 41 % \
+                 and 70 % within 20 ms."
+                    .into(),
+                published::LEGEND.into(),
+            ],
+            vec![Block::Table(table_six(runs)), Block::Table(table_six_beside(runs))],
+        ),
+        ("paper", "iperf") => (
+            vec![
+                "The paper's Figure 6: 30.9 Mbit/s with Xen's Credit scheduler, 34.1 with loans \
+                 (37.1 where the text comes to the shares), 86.2 with a boost at every event. \
+                 Figures 7 to 9 are the shares of the CPU with these three; what is readable in \
+                 the text is that only the third breaks them."
+                    .into(),
+                published::LEGEND.into(),
+            ],
+            vec![bandwidth(runs), Block::Table(figure_six_beside(runs))],
+        ),
+        ("table-7", _) => (
+            vec![
+                "The paper's Table 7: the light machine spends 5 credits per ms (cm) and gets a \
+                 loan of 600, the heavy one 9.2 and 375. By its equation 4 a line of 1000 would \
+                 be lent on as 200 and 109."
+                    .into(),
+                published::LEGEND.into(),
+            ],
+            vec![Block::Table(table_seven(runs)), Block::Table(table_seven_beside(runs))],
+        ),
+        ("classes", _) => (
+            vec![
+                "The paper's Figure 3 wants boosts in the order C > D = B > A, and loans the \
+                 larger the nearer to C and the smaller the nearer to B. Its picture is not in \
+                 the text: which corner A and D are is our reading (A: much CPU time per event, \
+                 rare events; D: little, frequent)."
+                    .into(),
+            ],
+            Vec::new(),
+        ),
+        _ => (Vec::new(), Vec::new()),
+    }
 }
 
 fn distribution(runs: &[&Run], load: usize, scenario: &str) -> Option<Block> {
@@ -105,14 +119,19 @@ fn distribution(runs: &[&Run], load: usize, scenario: &str) -> Option<Block> {
     };
     let mut all: Vec<Series> = runs
         .iter()
-        .filter_map(|run| Some(Series::measured(&run.outcome.setup, of(run.outcome.loads.get(load)?))))
+        .filter_map(|run| {
+            Some(Series::measured(&run.outcome.setup, of(run.outcome.loads.get(load)?)))
+        })
         .collect();
     if scenario == "paper" && first.name == "hping" {
         all.push(Series::published(
             "Xen's Credit, 2016",
             vec![Point::exact(10.0, 35.0), Point::exact(20.0, 41.0)],
         ));
-        all.push(Series::published("loans, 2016", vec![Point::exact(10.0, 58.0), Point::exact(20.0, 70.0)]));
+        all.push(Series::published(
+            "loans, 2016",
+            vec![Point::exact(10.0, 58.0), Point::exact(20.0, 70.0)],
+        ));
     }
     Some(Block::Chart(Chart::steps(
         format!("Simulated: responses of {} ({}), cumulative", first.name, first.machine),
@@ -126,7 +145,11 @@ fn responses(runs: &[&Run]) -> Table {
     let mut rows = Vec::new();
     for run in runs {
         for load in &run.outcome.loads {
-            let mbit = if load.bytes > 0 { Cell::from(load.mbit(run.outcome.time_ns)) } else { Cell::Empty };
+            let mbit = if load.bytes > 0 {
+                Cell::from(load.mbit(run.outcome.time_ns))
+            } else {
+                Cell::Empty
+            };
             rows.push(vec![
                 Cell::from(run.outcome.setup.as_str()),
                 Cell::Text(format!("{}: {}", load.machine, load.name)),
@@ -163,7 +186,8 @@ fn table_six(runs: &[&Run]) -> Table {
     )
 }
 
-/// A figure of one scheduler, or of one over another, beside the published one. One simulation is one run.
+/// A figure of one scheduler, or of one over another, beside the published one. One simulation is
+/// one run.
 fn beside(
     runs: &[&Run],
     figure: &str,
@@ -185,7 +209,8 @@ fn beside(
 /// Xen's own scheduler is `xen`, in the ablation; `credit` is the nearest here.
 fn table_six_beside(runs: &[&Run]) -> Table {
     let mean = |run: &Run| run.outcome.loads.first().map(LoadOutcome::mean_ms);
-    let within = |ms: f64| move |run: &Run| run.outcome.loads.first().map(|load| load.within(ms) * 100.0);
+    let within =
+        |ms: f64| move |run: &Run| run.outcome.loads.first().map(|load| load.within(ms) * 100.0);
     let (level, both) = (Published::level, ("paper", Some("credit")));
     published::table(
         "Figure 5 and its table, beside the published figures",
@@ -199,12 +224,42 @@ fn table_six_beside(runs: &[&Run]) -> Table {
                 both,
                 mean,
             ),
-            beside(runs, "the abstract's 60 %, as 1.6 times as fast", Published::ratio(0.625), both, mean),
+            beside(
+                runs,
+                "the abstract's 60 %, as 1.6 times as fast",
+                Published::ratio(0.625),
+                both,
+                mean,
+            ),
             beside(runs, "the abstract's 60 %, as 60 % less", Published::ratio(0.40), both, mean),
-            beside(runs, "Credit: answers within 10 ms, %", level(35.0), ("credit", None), within(10.0)),
-            beside(runs, "loans: answers within 10 ms, %", level(58.0), ("paper", None), within(10.0)),
-            beside(runs, "Credit: answers within 20 ms, %", level(41.0), ("credit", None), within(20.0)),
-            beside(runs, "loans: answers within 20 ms, %", level(70.0), ("paper", None), within(20.0)),
+            beside(
+                runs,
+                "Credit: answers within 10 ms, %",
+                level(35.0),
+                ("credit", None),
+                within(10.0),
+            ),
+            beside(
+                runs,
+                "loans: answers within 10 ms, %",
+                level(58.0),
+                ("paper", None),
+                within(10.0),
+            ),
+            beside(
+                runs,
+                "Credit: answers within 20 ms, %",
+                level(41.0),
+                ("credit", None),
+                within(20.0),
+            ),
+            beside(
+                runs,
+                "loans: answers within 20 ms, %",
+                level(70.0),
+                ("paper", None),
+                within(20.0),
+            ),
         ],
     )
 }
@@ -225,10 +280,22 @@ fn figure_six_beside(runs: &[&Run]) -> Table {
                 ("paper", None),
                 mbit,
             ),
-            beside(runs, "a boost at every event, Mbit/s", level(86.2), ("always-boost", None), mbit),
+            beside(
+                runs,
+                "a boost at every event, Mbit/s",
+                level(86.2),
+                ("always-boost", None),
+                mbit,
+            ),
             beside(runs, "loans over Credit, of 34.1", ratio(1.10), both, mbit),
             beside(runs, "loans over Credit, of 37.1", ratio(1.20), both, mbit),
-            beside(runs, "loans over Credit by the abstract: better by 62 %", ratio(1.62), both, mbit),
+            beside(
+                runs,
+                "loans over Credit by the abstract: better by 62 %",
+                ratio(1.62),
+                both,
+                mbit,
+            ),
             beside(
                 runs,
                 "a boost at every event over Credit",
@@ -248,8 +315,11 @@ fn bandwidth(runs: &[&Run]) -> Block {
         _ => None,
     };
     let of = |run: &Run| run.outcome.loads.first().map(|load| load.mbit(run.outcome.time_ns));
-    let ours =
-        runs.iter().enumerate().filter_map(|(at, run)| Some(Point::exact(place(at), of(run)?))).collect();
+    let ours = runs
+        .iter()
+        .enumerate()
+        .filter_map(|(at, run)| Some(Point::exact(place(at), of(run)?)))
+        .collect();
     let theirs = runs
         .iter()
         .enumerate()
@@ -272,10 +342,19 @@ fn table_seven(runs: &[&Run]) -> Table {
         for group in ["light", "heavy"] {
             let Some(all) = group_of(run, group) else { continue };
             let setup = Cell::from(run.outcome.setup.as_str());
-            rows.push(vec![setup, Cell::from(group), Cell::from(all.cm()), Cell::from(all.next_loan())]);
+            rows.push(vec![
+                setup,
+                Cell::from(group),
+                Cell::from(all.cm()),
+                Cell::from(all.next_loan()),
+            ]);
         }
     }
-    Table::new("Table 7, simulated", "scheduler | machines | cm [credits/ms] | next loan [credits]", rows)
+    Table::new(
+        "Table 7, simulated",
+        "scheduler | machines | cm [credits/ms] | next loan [credits]",
+        rows,
+    )
 }
 
 /// The machines of a group together, if they had events.
@@ -310,7 +389,8 @@ fn shares_chart(runs: &[&Run]) -> Block {
         .unwrap_or_default();
     let of = |run: &&Run| {
         let shares = run.outcome.machines.iter().enumerate();
-        let points = shares.map(|(at, m)| Point::exact(place(at), run.outcome.of_cpu(m) * 100.0)).collect();
+        let points =
+            shares.map(|(at, m)| Point::exact(place(at), run.outcome.of_cpu(m) * 100.0)).collect();
         Series::measured(&run.outcome.setup, points)
     };
     Block::Chart(Chart::bars(
@@ -431,7 +511,8 @@ fn loans(runs: &[&Run], scenario: &Scenario) -> Option<Table> {
     for run in runs {
         let seconds = float(run.outcome.time_ns) / 1e9;
         for all in groups(&run.outcome, scenario).iter().filter(|all| all.totals.events > 0) {
-            let barred = float(all.loans.barred_ns) / (seconds * 1e9 * f64::from(all.vcpus)) * 100.0;
+            let barred =
+                float(all.loans.barred_ns) / (seconds * 1e9 * f64::from(all.vcpus)) * 100.0;
             rows.push(vec![
                 Cell::from(run.outcome.setup.as_str()),
                 Cell::from(all.name.as_str()),

@@ -70,15 +70,22 @@ fn table_of<'a>(report: &'a Report, id: &str) -> &'a vlane_report::Table {
 #[test]
 fn picture_has_a_bar_per_condition() {
     let report = report(3, None);
-    let Block::Chart(chart) = &report.sections[0].blocks[0] else { panic!("the picture comes first") };
+    let Block::Chart(chart) = &report.sections[0].blocks[0] else {
+        panic!("the picture comes first")
+    };
     let names: Vec<_> = chart.series.iter().map(|series| series.name.as_str()).collect();
     assert_eq!(names, ["lanes", "pdc", "express", "loans", "all", "nothing again"]);
     for (series, expected) in [("express", 0.2), ("lanes", 1.0)] {
         let series = chart.series.iter().find(|one| one.name == series).unwrap();
         assert!((series.points[0].y.median - expected).abs() < 1e-9, "{series:?}");
     }
-    assert_eq!(report.samples[0].rows.len(), 3 * (names.len() + 1), "every round of each, and of nothing");
-    let panels: Vec<&str> = chart.categories.iter().map(|name| name.split_once(':').unwrap().0).collect();
+    assert_eq!(
+        report.samples[0].rows.len(),
+        3 * (names.len() + 1),
+        "every round of each, and of nothing"
+    );
+    let panels: Vec<&str> =
+        chart.categories.iter().map(|name| name.split_once(':').unwrap().0).collect();
     assert!(["waits", "others", "host"].iter().all(|panel| panels.contains(panel)), "{panels:?}");
 }
 
@@ -96,7 +103,8 @@ fn waits_are_median_and_99th_percentile() {
 #[test]
 fn difference_must_exceed_the_baselines_own() {
     let summary = report(3, None).summary.join("\n");
-    let express = "express, of nothing's: launch, median 0.20 (0.20-0.20); no difference seen in fsync, median, readers";
+    let express = "express, of nothing's: launch, median 0.20 (0.20-0.20); no difference seen in \
+                   fsync, median, readers";
     assert!(summary.contains(express), "{summary}");
     assert!(summary.contains("lanes: no difference seen from nothing."), "{summary}");
     assert!(!summary.contains("again"), "{summary}");
@@ -120,6 +128,7 @@ fn impossible_measurement_has_a_row() {
     assert_eq!(names, expected.map(Cell::from));
     assert!(report.notes.iter().any(|note| note.text.contains("CAP_SYS_NICE")));
     assert!(report.notes.iter().any(|note| note.text.contains("load average of 100")));
-    // Where the system does not tell of pages there is no figure, and the report can be written all the same.
+    // Where the system does not tell of pages there is no figure, and the report can be written all
+    // the same.
     assert!(report.to_json().is_ok());
 }

@@ -17,14 +17,15 @@
 //!   requests and is busy with both; a median of means, because a pause of the thread spoils one of
 //!   them and not the others. The mean of the last four probes counts; the first of them follow
 //!   each other faster.
-//! * Lanes that share a device probe **at the same time**, or each would measure the others' requests: at the whole multiples of four
-//!   seconds of a clock that they share, and whenever one of them needs it. Each waits until the
-//!   requests of all of them have run down, and continues when none of them measures any more. The
-//!   lanes share their results. ([`Shared`])
+//! * Lanes that share a device probe **at the same time**, or each would measure the others'
+//!   requests: at the whole multiples of four seconds of a clock that they share, and whenever one
+//!   of them needs it. Each waits until the requests of all of them have run down, and continues
+//!   when none of them measures any more. The lanes share their results. ([`Shared`])
 //! * A device that becomes slower or faster is noticed by its answers' times: twice or half of
 //!   those after the last probe, four times running. Then there is another probe.
 //!
-//! Express requests have a window of their own of the same size: they are begun while others fill theirs.
+//! Express requests have a window of their own of the same size: they are begun while others fill
+//! theirs.
 //!
 //! A request that is answered at once is not at the device, and is not counted. All times are
 //! nanoseconds of one clock.
@@ -46,7 +47,8 @@ pub type Nanos = u64;
 const MS: Nanos = 1_000_000;
 /// From one probe to the next.
 pub const PROBE_EVERY: Nanos = 4000 * MS;
-/// How long a window stays after the last time that more than one class was there: a person at a shell makes pauses of seconds.
+/// How long a window stays after the last time that more than one class was there: a person at a
+/// shell makes pauses of seconds.
 pub const STAYS: Nanos = 10_000 * MS;
 /// The window of a lane that does not know its device yet, and of one whose guest never asks for
 /// enough to fill it.
@@ -59,7 +61,8 @@ const GAIN: f64 = 1.5;
 const PROBES: usize = 4;
 /// A probe is not wanted earlier than this after the last one.
 const PROBES_APART: Nanos = 1000 * MS;
-/// Answers that take so many times as long as after the last probe, or as short, so many times running: another device.
+/// Answers that take so many times as long as after the last probe, or as short, so many times
+/// running: another device.
 const ODD: f64 = 2.0;
 const ODD_TIMES: u32 = 4;
 
@@ -179,7 +182,8 @@ impl Shared {
 }
 
 impl Window {
-    /// Requests of the lower classes that may be at the device, express ones included: no more are begun. At least 1.
+    /// Requests of the lower classes that may be at the device, express ones included: no more are
+    /// begun. At least 1.
     #[inline]
     pub fn size(&self) -> u32 {
         self.probe.as_ref().map_or(self.size, |probe| probe.size)
@@ -247,7 +251,12 @@ impl Window {
     /// Some requests were begun, or answered; `shared` gives the other lanes' messages, and is
     /// called when they matter. Returns when all lanes of the device are to probe, if this one
     /// wants it.
-    pub fn turn(&mut self, now: Nanos, turn: Turn, shared: impl FnOnce() -> Shared) -> Option<Nanos> {
+    pub fn turn(
+        &mut self,
+        now: Nanos,
+        turn: Turn,
+        shared: impl FnOnce() -> Shared,
+    ) -> Option<Nanos> {
         let interval = (self.service.unwrap_or(0.0) * 2.0) as u64;
         let sample = self.rate.turn(now, interval, turn.is_wanted && self.probe.is_none());
         if let Some(probe) = &mut self.probe {

@@ -15,7 +15,8 @@ const MEASURES: u64 = 24;
 const MEASURES_LEAST: Nanos = 50 * MS;
 const MEASURES_MOST: Nanos = 1000 * MS;
 
-/// Requests that were begun one after the other. Those that were answered one after the other would be the quick ones.
+/// Requests that were begun one after the other. Those that were answered one after the other would
+/// be the quick ones.
 #[derive(Debug, Clone, Copy, Default)]
 struct Group {
     since: Nanos,
@@ -63,7 +64,9 @@ impl Probe {
         if self.closed > 0 && begun > self.closed {
             return;
         }
-        if let Some(group) = self.groups[..self.open].iter_mut().rev().find(|group| group.since <= begun) {
+        if let Some(group) =
+            self.groups[..self.open].iter_mut().rev().find(|group| group.since <= begun)
+        {
             group.answered += 1;
             group.took += took as f64;
         }
@@ -98,7 +101,8 @@ impl Probe {
 
     /// It has measured for long enough.
     pub(super) fn is_late(&self, now: Nanos, service: Option<f64>) -> bool {
-        let patience = service.map_or(MEASURES_MOST / 2, |service| (service as u64).saturating_mul(MEASURES));
+        let patience =
+            service.map_or(MEASURES_MOST / 2, |service| (service as u64).saturating_mul(MEASURES));
         let patience = patience.clamp(MEASURES_LEAST, MEASURES_MOST);
         self.measures.is_some_and(|since| now.saturating_sub(since) > patience)
     }

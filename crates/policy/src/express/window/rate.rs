@@ -4,12 +4,14 @@ use super::{MS, Nanos};
 
 /// Times that are kept.
 const KEPT: usize = 8;
-/// A time over which answers are counted: no shorter, and as long as there are fewer answers, but no longer.
+/// A time over which answers are counted: no shorter, and as long as there are fewer answers, but
+/// no longer.
 const SHORTEST: Nanos = 5 * MS;
 const FEWEST: u32 = 32;
 const LONGEST: Nanos = 500 * MS;
 
-/// Answers per nanosecond, over the last eight times in which the lane had always more for the device than it may give it.
+/// Answers per nanosecond, over the last eight times in which the lane had always more for the
+/// device than it may give it.
 #[derive(Debug, Default)]
 pub(super) struct Rate {
     rates: [f64; KEPT],
@@ -60,7 +62,12 @@ impl Rate {
     /// A turn of the lane ends; `is_full` says whether it had more than it could begin. If a time
     /// ends with it and counts, returns the mean service time of its answers, where the lane had
     /// more all the time.
-    pub(super) fn turn(&mut self, now: Nanos, shortest: Nanos, is_full: bool) -> Option<Option<f64>> {
+    pub(super) fn turn(
+        &mut self,
+        now: Nanos,
+        shortest: Nanos,
+        is_full: bool,
+    ) -> Option<Option<f64>> {
         self.is_full &= is_full;
         let passed = now.saturating_sub(self.since);
         if passed < shortest.clamp(SHORTEST, LONGEST)

@@ -1,4 +1,5 @@
-//! Lanes, each with a window, on a device that is simulated: channels that work on a request each, and queues in front of them.
+//! Lanes, each with a window, on a device that is simulated: channels that work on a request each,
+//! and queues in front of them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -35,7 +36,8 @@ pub(super) struct Setup {
     pub takes: Vec<(Nanos, Nanos)>,
     /// Background requests that each lane's guest has outstanding.
     pub depth: usize,
-    /// Express requests that the first lane's guest has outstanding, each a millisecond after the one before was answered.
+    /// Express requests that the first lane's guest has outstanding, each a millisecond after the
+    /// one before was answered.
     pub express: usize,
     /// Lanes lose their CPU: every so often, for so long, on average.
     pub pauses: Option<(Nanos, Nanos)>,
@@ -233,8 +235,9 @@ impl World {
     fn feed(&mut self, now: Nanos) {
         while self.free > 0 {
             let count = self.queues.len();
-            let Some(queue) =
-                (0..count).map(|n| (self.next_queue + n) % count).find(|q| !self.queues[*q].is_empty())
+            let Some(queue) = (0..count)
+                .map(|n| (self.next_queue + n) % count)
+                .find(|q| !self.queues[*q].is_empty())
             else {
                 return;
             };
@@ -342,7 +345,10 @@ impl Lane {
     fn next(&mut self, is_mixed: bool) -> Option<Asked> {
         let class = self.next_class(is_mixed)?;
         if is_mixed {
-            self.turns.begun(class, Each([!self.waiting[0].is_empty(), false, !self.waiting[1].is_empty()]));
+            self.turns.begun(
+                class,
+                Each([!self.waiting[0].is_empty(), false, !self.waiting[1].is_empty()]),
+            );
         }
         let which = usize::from(class != Class::Express);
         self.at_device[which] += 1;

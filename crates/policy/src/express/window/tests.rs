@@ -46,7 +46,11 @@ fn old_probe_still_counts_after_months() {
         let window = Window { known: 1, found: [1e6; PROBES], ended, ..Window::default() };
         let told = window.told(Turn { at_device: 0, begun: 0, is_wanted: false, probe_at: 0 });
         assert_eq!(Shared::of([told].into_iter(), ended + PROBE_EVERY).service, Some(1e6));
-        assert_eq!(Shared::of([told].into_iter(), ended + 5 * PROBE_EVERY).service, None, "it is old");
+        assert_eq!(
+            Shared::of([told].into_iter(), ended + 5 * PROBE_EVERY).service,
+            None,
+            "it is old"
+        );
     }
 }
 
@@ -55,7 +59,14 @@ fn old_probe_still_counts_after_months() {
 fn eight_lanes_share_a_bounded_window() {
     for queues in [Queues::One, Queues::PerLane] {
         for service in [Service::Fixed, Service::Exponential] {
-            let setup = Setup { lanes: 8, depth: 64, queues, service, until: 8000 * MS, ..Setup::default() };
+            let setup = Setup {
+                lanes: 8,
+                depth: 64,
+                queues,
+                service,
+                until: 8000 * MS,
+                ..Setup::default()
+            };
             pays(&setup, 8);
             let mean = run(setup).mean;
             assert!((8.0..32.0).contains(&mean), "{mean:.1} of 512: {queues:?} {service:?}");
@@ -80,7 +91,8 @@ fn window_survives_lost_cpu_time() {
 fn changed_device_speed_is_found_in_seconds() {
     for takes in [(MS, 8 * MS), (8 * MS, MS)] {
         let takes = vec![(0, takes.0), (3500 * MS, takes.1)];
-        let after = Setup { takes, depth: 128, from: 10_000 * MS, until: 14_000 * MS, ..Setup::default() };
+        let after =
+            Setup { takes, depth: 128, from: 10_000 * MS, until: 14_000 * MS, ..Setup::default() };
         let (bounded, unbounded) = both(&after);
         let busy = ratio(bounded.all, unbounded.all);
         assert!(busy >= 0.95, "{busy:.3} of the device's rate: {after:?}");
@@ -104,7 +116,8 @@ fn probe_is_given_up_when_lane_hangs() {
     let hangs = Shared::of([Told::unbounded(9)].into_iter(), 1);
     let size = window.size();
     for second in 1..=7 {
-        window.turn(second * 1000 * MS, Turn { at_device: 1, begun: 1, ..Turn::default() }, || hangs);
+        window
+            .turn(second * 1000 * MS, Turn { at_device: 1, begun: 1, ..Turn::default() }, || hangs);
     }
     assert_eq!((window.size(), window.service), (size, None));
 }
@@ -125,7 +138,11 @@ fn due_class_has_room_beside_express() {
         turns.begun(Class::Express, waits);
     }
     assert_eq!(window.next(&turns, waits, [express, 0]), Some(Class::Background));
-    assert_eq!(window.next(&turns, waits, [express - 1, size]), Some(Class::Express), "no room of its own");
+    assert_eq!(
+        window.next(&turns, waits, [express - 1, size]),
+        Some(Class::Express),
+        "no room of its own"
+    );
 }
 
 #[test]
@@ -136,7 +153,12 @@ fn old_and_late_lane_messages_are_ignored() {
         window.told(turn)
     };
     let now = 10 * PROBE_EVERY;
-    let told = [found(90.0 * 1e6, now), found(1.0 * 1e6, now), found(1.1 * 1e6, now), found(80.0 * 1e6, now)];
+    let told = [
+        found(90.0 * 1e6, now),
+        found(1.0 * 1e6, now),
+        found(1.1 * 1e6, now),
+        found(80.0 * 1e6, now),
+    ];
     assert_eq!(Shared::of(told.into_iter(), now).service, Some(1.1 * 1e6));
     let old = [found(5.0 * 1e6, PROBE_EVERY), Told::default(), Told::unbounded(0)];
     assert_eq!(Shared::of(old.into_iter(), now), Shared::default());
@@ -144,7 +166,8 @@ fn old_and_late_lane_messages_are_ignored() {
 }
 
 proptest! {
-    /// Clocks that stand still or jump, answers that come from nowhere: there is always room for one, and never for more than there is.
+    /// Clocks that stand still or jump, answers that come from nowhere: there is always room for
+    /// one, and never for more than there is.
     #[test]
     fn window_always_has_room_for_one(
         steps in prop::collection::vec((any::<[u16; 6]>(), any::<[bool; 4]>()), 1..300)

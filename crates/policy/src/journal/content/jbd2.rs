@@ -6,11 +6,14 @@
 //! comes its first. Its superblock gives its length, but not the places of its pieces, and is
 //! written rarely; so the places of the transactions count.
 //!
-//! Believed is a chain of [`ENOUGH`] transactions whose numbers rise by one, each right behind the one before, such that
+//! Believed is a chain of [`ENOUGH`] transactions whose numbers rise by one, each right behind the
+//! one before, such that
 //!
-//! - the blocks between a descriptor and its commit were written, all of them, in that time: no gap is taken for a part of the journal;
-//! - no request has blocks of two transactions. JBD2 begins a transaction when the one before is on the disk, so it never sends such a request. A copy
-//!   of an image does: it is written in pieces of the copier's size.
+//! - the blocks between a descriptor and its commit were written, all of them, in that time: no gap
+//!   is taken for a part of the journal;
+//! - no request has blocks of two transactions. JBD2 begins a transaction when the one before is on
+//!   the disk, so it never sends such a request. A copy of an image does: it is written in pieces
+//!   of the copier's size.
 //!
 //! Two cases can still deceive it: a copy of a journal block by block (O_DIRECT, 4 KiB), and a
 //! guest that wants to. A verdict by content leads only to dropped page cache, so both get slower
@@ -26,7 +29,8 @@ use super::{AHEAD, Content, FORGIVEN, Head, JBD2, MOST_CHAINS, Pieces};
 
 /// Transactions that make a journal.
 const ENOUGH: u32 = 3;
-/// Transactions that may be missing where a journal is taken up again (mounted again after a crash).
+/// Transactions that may be missing where a journal is taken up again (mounted again after a
+/// crash).
 const MISSING: u32 = 64;
 /// The largest block.
 const LARGEST_BLOCK: u64 = 64 << 10;
@@ -42,10 +46,12 @@ const REVOKE: u32 = 5;
 pub(super) struct Jbd2 {
     /// The ranges that belong to it.
     pub(super) pieces: Pieces,
-    /// The blocks that were written last, one right behind the other; up to `sure`, they are its own.
+    /// The blocks that were written last, one right behind the other; up to `sure`, they are its
+    /// own.
     run: Range<u64>,
     sure: u64,
-    /// The transaction that was seen last, whether its commit is still missing, and the write that it began with.
+    /// The transaction that was seen last, whether its commit is still missing, and the write that
+    /// it began with.
     sequence: u32,
     is_open: bool,
     began: u64,
@@ -101,7 +107,9 @@ pub(super) fn follow(content: &mut Content, range: &Range<u64>, heads: &[Head]) 
 /// Blocks without a magic number: those that a descriptor describes, if they come where they must.
 fn described(content: &mut Content, range: &Range<u64>) -> bool {
     let mut is_own = false;
-    for chain in content.jbd2.iter_mut().filter(|chain| chain.is_open && chain.run.end == range.start) {
+    for chain in
+        content.jbd2.iter_mut().filter(|chain| chain.is_open && chain.run.end == range.start)
+    {
         (chain.run.end, chain.last) = (range.end, content.clock);
         is_own = true;
     }
@@ -111,8 +119,9 @@ fn described(content: &mut Content, range: &Range<u64>) -> bool {
 /// A superblock of a journal; says whether it is one's that is known.
 fn superblock(content: &mut Content, head: &Head) -> bool {
     let [block, length, first, sequence, start] = [3, 4, 5, 6, 7].map(|at| head.word(at));
-    let is_possible =
-        (1024..=LARGEST_BLOCK).contains(&u64::from(block)) && block.is_power_of_two() && first < length;
+    let is_possible = (1024..=LARGEST_BLOCK).contains(&u64::from(block))
+        && block.is_power_of_two()
+        && first < length;
     let bytes = u64::from(block) * u64::from(length);
     let end = head.offset.checked_add(bytes).filter(|end| *end <= content.size);
     let (true, Some(end)) = (is_possible, end) else { return false };
@@ -141,7 +150,8 @@ fn superblock(content: &mut Content, head: &Head) -> bool {
     is_own
 }
 
-/// A descriptor, commit or revoke block; says whether it continues a journal that is known or may become one.
+/// A descriptor, commit or revoke block; says whether it continues a journal that is known or may
+/// become one.
 fn block(content: &mut Content, range: &Range<u64>, head: &Head) -> bool {
     let (kind, sequence) = (head.word(1), head.word(2));
     let Content { jbd2, runs, clock, .. } = content;
@@ -161,9 +171,13 @@ fn block(content: &mut Content, range: &Range<u64>, head: &Head) -> bool {
     };
     let goes_on = |chain: &Jbd2| chain.is_next(sequence) && reaches(chain);
     let sure_first = |chain: &&mut Jbd2| (chain.is_sure(), chain.last);
-    let chain = if let Some(chain) = jbd2.iter_mut().filter(|chain| goes_on(chain)).max_by_key(sure_first) {
+    let chain = if let Some(chain) =
+        jbd2.iter_mut().filter(|chain| goes_on(chain)).max_by_key(sure_first)
+    {
         chain
-    } else if let Some(chain) = jbd2.iter_mut().find(|chain| chain.is_taken_up(head.offset, sequence)) {
+    } else if let Some(chain) =
+        jbd2.iter_mut().find(|chain| chain.is_taken_up(head.offset, sequence))
+    {
         // At another of its places.
         chain.leave();
         let since = if chain.sequence == sequence { chain.began } else { *clock };
@@ -229,16 +243,19 @@ fn begin(jbd2: &mut Vec<Jbd2>, range: &Range<u64>, sequence: u32, clock: u64) {
     });
 }
 
-/// A chain has just got enough commits: it is a journal, a part of one that is known, or takes the place of one.
+/// A chain has just got enough commits: it is a journal, a part of one that is known, or takes the
+/// place of one.
 fn become_sure(content: &mut Content) {
-    let Some(place) = content.jbd2.iter().position(|chain| chain.commits == ENOUGH && chain.ahead == 0)
+    let Some(place) =
+        content.jbd2.iter().position(|chain| chain.commits == ENOUGH && chain.ahead == 0)
     else {
         return;
     };
     let mut new = content.jbd2.remove(place);
     // One that has been silent since and has got as far: it went on here.
-    let goes_on =
-        |old: &Jbd2| old.is_sure() && old.last < new.born && new.first.wrapping_sub(old.sequence) <= 2;
+    let goes_on = |old: &Jbd2| {
+        old.is_sure() && old.last < new.born && new.first.wrapping_sub(old.sequence) <= 2
+    };
     if let Some(place) = content.jbd2.iter().position(goes_on) {
         let old = content.jbd2.remove(place);
         new.pieces.add_all(&old.pieces);
@@ -267,7 +284,8 @@ impl Jbd2 {
     /// True if a block of this transaction means that the journal is written there now.
     fn is_taken_up(&self, at: u64, sequence: u32) -> bool {
         let later = sequence.wrapping_sub(self.sequence);
-        let is_its = self.pieces.has(at) || self.named.as_ref().is_some_and(|named| named.contains(&at));
+        let is_its =
+            self.pieces.has(at) || self.named.as_ref().is_some_and(|named| named.contains(&at));
         self.is_sure() && later <= MISSING && (later > 0 || self.is_open) && is_its
     }
 

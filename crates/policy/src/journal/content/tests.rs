@@ -21,7 +21,8 @@ fn jbd2(offset: u64, kind: u32, sequence: u32) -> Head {
     head(offset, &[JBD2, kind, sequence])
 }
 
-/// A journal that writes as JBD2 does: descriptor and data in requests of `request` bytes at most, the commit block in one of its own, then the next.
+/// A journal that writes as JBD2 does: descriptor and data in requests of `request` bytes at most,
+/// the commit block in one of its own, then the next.
 struct Journal2 {
     pieces: Vec<Range<u64>>,
     block: u64,
@@ -63,8 +64,11 @@ impl Journal2 {
         let per_descriptor = self.block / 16 - 2;
         for block in 0..blocks + blocks.div_ceil(per_descriptor) {
             let at = self.advance();
-            let heads =
-                if block % (per_descriptor + 1) == 0 { vec![jbd2(at, 1, self.sequence)] } else { vec![] };
+            let heads = if block % (per_descriptor + 1) == 0 {
+                vec![jbd2(at, 1, self.sequence)]
+            } else {
+                vec![]
+            };
             match writes.last_mut() {
                 Some((range, of)) if range.end == at && range.end - range.start < self.request => {
                     range.end += self.block;
@@ -149,7 +153,9 @@ fn copied_journal_gets_no_verdict() {
         let mut journal = Journal2::new(vec![0..64 * MIB], BLOCK);
         let mut heads = vec![journal.superblock(1, 1).1[0]];
         for count in 0..1000 {
-            heads.extend(journal.transaction(1 + count % 5).into_iter().flat_map(|(_, heads)| heads));
+            heads.extend(
+                journal.transaction(1 + count % 5).into_iter().flat_map(|(_, heads)| heads),
+            );
         }
         heads.truncate(
             heads
@@ -184,8 +190,8 @@ fn single_journal_like_blocks_get_no_verdict() {
     assert!(ranges(&content).is_empty(), "{:?}", ranges(&content));
 }
 
-/// A new file system: the old journal is written over, and the new one has begun with the first number again.
-/// A journal ends when it is made anew, overwritten or discarded.
+/// A new file system: the old journal is written over, and the new one has begun with the first
+/// number again. A journal ends when it is made anew, overwritten or discarded.
 #[test]
 fn verdict_ends_with_the_journal() {
     let run = || {
@@ -339,8 +345,9 @@ fn journal_with_hole_is_known_to_end() {
     let mut before = 0;
     for count in 0.. {
         for (range, heads) in journal.transaction(100) {
-            let is_known =
-                ranges(&content).iter().any(|known| known.start <= range.start && range.end <= known.end);
+            let is_known = ranges(&content)
+                .iter()
+                .any(|known| known.start <= range.start && range.end <= known.end);
             let is_behind_hole = (560 * MIB..564 * MIB).contains(&range.start);
             content.write(&range, &heads);
             assert!(is_known || count < 3 || is_behind_hole, "{range:?} of {:?}", ranges(&content));

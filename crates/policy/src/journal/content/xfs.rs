@@ -1,11 +1,14 @@
 //! XFS' log.
 //!
-//! A log record begins with a header that has its place: the log's cycle and the block within the log (`h_lsn`). The header's own address minus 512 times
-//! that block is where the log begins, and it must come out the same for each record. The log is in one piece. How long it is shows where the cycle goes up: the
-//! blocks that the last record of the one cycle reaches to, minus those that the first record of the next comes after.
+//! A log record begins with a header that has its place: the log's cycle and the block within the
+//! log (`h_lsn`). The header's own address minus 512 times that block is where the log begins, and
+//! it must come out the same for each record. The log is in one piece. How long it is shows where
+//! the cycle goes up: the blocks that the last record of the one cycle reaches to, minus those that
+//! the first record of the next comes after.
 //!
-//! Believed are [`ENOUGH`] records that follow each other without a gap, each at the beginning of a request of its own or behind another one. A copy of an
-//! image is written in pieces of the copier's size, in which records hardly ever begin at the beginning.
+//! Believed are [`ENOUGH`] records that follow each other without a gap, each at the beginning of a
+//! request of its own or behind another one. A copy of an image is written in pieces of the
+//! copier's size, in which records hardly ever begin at the beginning.
 
 use std::ops::Range;
 
@@ -67,7 +70,8 @@ fn record(content: &mut Content, head: &Head) -> bool {
     let (block, len) = (u64::from(low), u64::from(len));
     let start = head.offset.checked_sub(block * BLOCK);
     // A header without a record only says that there is none: the log was just mounted.
-    let is_possible = matches!(version, 1 | 2) && cycle == high && cycle > 0 && (1..=LARGEST).contains(&len);
+    let is_possible =
+        matches!(version, 1 | 2) && cycle == high && cycle > 0 && (1..=LARGEST).contains(&len);
     let (Some(start), true) = (start, is_possible) else { return false };
     let behind = block + len.div_ceil(BLOCK);
     let clock = content.clock;
@@ -100,7 +104,8 @@ fn record(content: &mut Content, head: &Head) -> bool {
         log.records = log.records.saturating_add(1);
         wrapped = (log.behind + log.header).checked_sub(block);
     } else {
-        // Mounted again, or something was missed. One that is known begins again; what may become one must begin anew.
+        // Mounted again, or something was missed. One that is known begins again; what may become
+        // one must begin anew.
         log.records = 1;
     }
     (log.cycle, log.block, log.behind, log.last) = (cycle, block, behind, clock);
@@ -108,7 +113,9 @@ fn record(content: &mut Content, head: &Head) -> bool {
     if log.records >= ENOUGH && !log.is_sure {
         (log.is_sure, content.is_changed) = (true, true);
     }
-    if let Some(blocks) = wrapped.filter(|blocks| blocks + LARGEST / BLOCK + LARGEST_HEADER >= log.end) {
+    if let Some(blocks) =
+        wrapped.filter(|blocks| blocks + LARGEST / BLOCK + LARGEST_HEADER >= log.end)
+    {
         content.is_changed |= !log.is_whole || log.end != blocks;
         (log.end, log.is_whole) = (blocks, true);
     }

@@ -4,7 +4,8 @@ use crate::journal::{FileSystem, Kind, Way};
 const MIB: u64 = 1 << 20;
 
 fn layout(ranges: Vec<Range<u64>>, watched: Vec<Range<u64>>) -> JournalLayout {
-    let journal = Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    let journal =
+        Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
     JournalLayout { journals: vec![journal], watched }
 }
 

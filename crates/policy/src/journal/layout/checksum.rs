@@ -1,4 +1,5 @@
-//! The three checksums that tables and superblocks have. All are reflected CRCs; none is inverted here, neither before nor after.
+//! The three checksums that tables and superblocks have. All are reflected CRCs; none is inverted
+//! here, neither before nor after.
 
 const fn table(polynomial: u32) -> [u32; 256] {
     let mut table = [0; 256];
@@ -21,7 +22,9 @@ static CRC32C: [u32; 256] = table(0x82f6_3b78);
 static CRC16: [u32; 256] = table(0xa001);
 
 fn update(table: &[u32; 256], crc: u32, bytes: &[u8]) -> u32 {
-    bytes.iter().fold(crc, |crc, byte| (crc >> 8) ^ table[((crc ^ u32::from(*byte)) & 0xff) as usize])
+    bytes
+        .iter()
+        .fold(crc, |crc, byte| (crc >> 8) ^ table[((crc ^ u32::from(*byte)) & 0xff) as usize])
 }
 
 /// GPT's, whole.

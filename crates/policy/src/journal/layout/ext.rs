@@ -1,9 +1,10 @@
-//! ext3 and ext4: where their journal lies. All numbers on the disk are little-endian, but for the journal's own; names are those of
-//! `struct ext4_super_block`.
+//! ext3 and ext4: where their journal lies. All numbers on the disk are little-endian, but for the
+//! journal's own; names are those of `struct ext4_super_block`.
 //!
-//! The superblock names the journal's inode, and has a copy of that inode's map (`s_jnl_blocks`): where the inode cannot be read, or is damaged, the
-//! copy stands in for it; where both can be read and differ, there is no verdict. Copies of the
-//! superblock itself are not read: the kernel may change the first of them without the others.
+//! The superblock names the journal's inode, and has a copy of that inode's map (`s_jnl_blocks`):
+//! where the inode cannot be read, or is damaged, the copy stands in for it; where both can be read
+//! and differ, there is no verdict. Copies of the superblock itself are not read: the kernel may
+//! change the first of them without the others.
 
 use std::iter::once;
 use std::ops::Range;
@@ -67,7 +68,11 @@ pub(super) fn name(head: &[u8]) -> &'static str {
 }
 
 /// Where its journal lies, in the volume, in the order of its blocks.
-pub(super) fn journal(source: &mut Source, place: &Range<u64>, head: &[u8]) -> Result<Vec<Range<u64>>, Why> {
+pub(super) fn journal(
+    source: &mut Source,
+    place: &Range<u64>,
+    head: &[u8],
+) -> Result<Vec<Range<u64>>, Why> {
     let fs = Ext::new(place, superblock(head))?;
     let compat = le32(&fs.superblock, 0x5c);
     let (inode, device) = (le32(&fs.superblock, 0xe0), le32(&fs.superblock, 0xe4));
@@ -77,7 +82,9 @@ pub(super) fn journal(source: &mut Source, place: &Range<u64>, head: &[u8]) -> R
     fs.check_groups()?;
     match (compat & COMPAT_HAS_JOURNAL != 0, inode, device) {
         (false, ..) => Err(Why::None),
-        (true, 0, 0) => Err(Why::Wrong("the superblock says that there is a journal, and not where")),
+        (true, 0, 0) => {
+            Err(Why::Wrong("the superblock says that there is a journal, and not where"))
+        }
         (true, 0, _) => Err(Why::Elsewhere),
         (true, inode, 0) => fs.inside(source, inode),
         (true, ..) => Err(Why::Wrong("the superblock names two journals")),
@@ -111,7 +118,9 @@ struct Inode {
 impl Places for Ext {
     fn place(&self, blocks: &Range<u64>) -> Result<Range<u64>, Why> {
         match blocks.start > self.first && blocks.start < blocks.end && blocks.end <= self.blocks {
-            true => Ok(self.start + blocks.start * self.block..self.start + blocks.end * self.block),
+            true => {
+                Ok(self.start + blocks.start * self.block..self.start + blocks.end * self.block)
+            }
             false => Err(Why::Wrong("it lies outside its file system")),
         }
     }
@@ -211,12 +220,20 @@ impl Ext {
     }
 
     /// Checks that a journal of `blocks` blocks begins there.
-    fn check_journal(&self, source: &mut Source, range: &Range<u64>, blocks: u64) -> Result<(), Why> {
+    fn check_journal(
+        &self,
+        source: &mut Source,
+        range: &Range<u64>,
+        blocks: u64,
+    ) -> Result<(), Why> {
         // It is written all the time: once it is there, that is no reason to read again.
         let head = source.peek(range.start, JOURNAL_SUPERBLOCK)?;
         let is_one = be32(&head, 0) == 0xc03b_3998 && (3..=4).contains(&be32(&head, 4));
         let length = u64::from(be32(&head, 16));
-        if is_one && u64::from(be32(&head, 12)) == self.block && (LEAST_BLOCKS..=blocks).contains(&length) {
+        if is_one
+            && u64::from(be32(&head, 12)) == self.block
+            && (LEAST_BLOCKS..=blocks).contains(&length)
+        {
             return Ok(());
         }
         source.watch(range.start..range.start + JOURNAL_SUPERBLOCK as u64);
@@ -225,7 +242,8 @@ impl Ext {
 
     /// A journal in an inode.
     fn inside(&self, source: &mut Source, number: u32) -> Result<Vec<Range<u64>>, Why> {
-        let mut own: Vec<Range<u64>> = once(self.start..self.start + 2 * SUPERBLOCK as u64).collect();
+        let mut own: Vec<Range<u64>> =
+            once(self.start..self.start + 2 * SUPERBLOCK as u64).collect();
         let inode = match (self.inode(source, number, &mut own), self.copy()) {
             (Ok(inode), Some(copy)) if inode.map != copy.map || inode.size != copy.size => {
                 return Err(Why::Wrong(
@@ -266,7 +284,12 @@ impl Ext {
     }
 
     /// The inode of a number; where it was found is added to `own`.
-    fn inode(&self, source: &mut Source, number: u32, own: &mut Vec<Range<u64>>) -> Result<Inode, Why> {
+    fn inode(
+        &self,
+        source: &mut Source,
+        number: u32,
+        own: &mut Vec<Range<u64>>,
+    ) -> Result<Inode, Why> {
         let at = u64::from(number - 1);
         let (_, inodes) = self.group();
         if at >= self.field(0).into() {
@@ -280,7 +303,8 @@ impl Ext {
         let place = self.place_of(block)?.start + offset % self.block;
         own.push(place..place + size);
         let bytes = source.read(place, usize::try_from(size).map_err(|_| ODD_SIZES)?)?;
-        let seed = self.seed.map(|seed| crc32c(crc32c(seed, &number.to_le_bytes()), &bytes[0x64..0x68]));
+        let seed =
+            self.seed.map(|seed| crc32c(crc32c(seed, &number.to_le_bytes()), &bytes[0x64..0x68]));
         if seed.is_some_and(|seed| !inode_is_sound(&bytes, seed)) {
             return Err(Why::Wrong("the checksum of its inode is wrong"));
         }
@@ -293,7 +317,12 @@ impl Ext {
     }
 
     /// The block where a group's inodes begin.
-    fn inode_table(&self, source: &mut Source, group: u64, own: &mut Vec<Range<u64>>) -> Result<u64, Why> {
+    fn inode_table(
+        &self,
+        source: &mut Source,
+        group: u64,
+        own: &mut Vec<Range<u64>>,
+    ) -> Result<u64, Why> {
         let size = self.descriptor_size();
         let in_block = self.block / size;
         let block = self.descriptor_block(group / in_block, in_block);
@@ -320,7 +349,8 @@ impl Ext {
         Ok(u64::from(high) << 32 | u64::from(le32(&bytes, 8)))
     }
 
-    /// Where the `number`th block of descriptors is: behind the superblock, or with META_BG in the first group that it describes.
+    /// Where the `number`th block of descriptors is: behind the superblock, or with META_BG in the
+    /// first group that it describes.
     fn descriptor_block(&self, number: u64, in_block: u64) -> u64 {
         let superblock = if self.block == 1024 { 1 } else { 0 };
         if self.incompat & INCOMPAT_META_BG == 0 || number < u64::from(self.field(0x104)) {

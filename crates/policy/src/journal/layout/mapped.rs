@@ -107,7 +107,8 @@ impl<'a, 'd> Map<'a, 'd> {
                 }
                 _ => {
                     let before = self.next;
-                    let child = self.block(u64::from(le16(entry, 8)) << 32 | u64::from(le32(entry, 4)))?;
+                    let child =
+                        self.block(u64::from(le16(entry, 8)) << 32 | u64::from(le32(entry, 4)))?;
                     self.check(&child)?;
                     self.node(&child, depth - 1)?;
                     if self.next == before {
@@ -175,6 +176,7 @@ impl<'a, 'd> Map<'a, 'd> {
     fn block(&mut self, block: u64) -> Result<Vec<u8>, Why> {
         let place = self.fs.place_of(block)?;
         self.own.push(place.clone());
-        self.source.read(place.start, usize::try_from(place.end - place.start).map_err(|_| DAMAGED)?)
+        self.source
+            .read(place.start, usize::try_from(place.end - place.start).map_err(|_| DAMAGED)?)
     }
 }

@@ -42,7 +42,8 @@ pub use source::{MOST_BYTES, MOST_READS};
 use source::{Source, field};
 pub use table::Label;
 
-/// Where a table or superblock is, or would appear, at the beginning of a volume: MBR, both places of GPT's header, superblocks.
+/// Where a table or superblock is, or would appear, at the beginning of a volume: MBR, both places
+/// of GPT's header, superblocks.
 const VOLUME_HEAD: u64 = 8192;
 /// The same at its end: the copy of GPT's header, in sectors of either size.
 const VOLUME_TAIL: u64 = 4096;
@@ -155,9 +156,14 @@ fn agreed(disk: &mut dyn Disk, size: u64) -> Findings {
     let (mut second, after) = once(disk, size);
     let same = first.label == second.label
         && first.places.len() == second.places.len()
-        && first.places.iter().zip(&second.places).all(|(a, b)| (a.number, &a.range) == (b.number, &b.range));
+        && first
+            .places
+            .iter()
+            .zip(&second.places)
+            .all(|(a, b)| (a.number, &a.range) == (b.number, &b.range));
     for (at, place) in second.places.iter_mut().enumerate() {
-        let agree = same && first.places.get(at).is_some_and(|before| before.content == place.content);
+        let agree =
+            same && first.places.get(at).is_some_and(|before| before.content == place.content);
         if let (false, Content::FileSystem { journal, .. }) = (agree, &mut place.content) {
             *journal = Err(Why::Changed);
         }
@@ -191,7 +197,8 @@ fn once(disk: &mut dyn Disk, size: u64) -> (Findings, Vec<Range<u64>>) {
     let tables = merged(source.watched().to_vec());
     source.watch(0..VOLUME_HEAD);
     source.watch(size.saturating_sub(VOLUME_TAIL)..size);
-    let mut whole = Place { number: None, range: 0..size, content: content(&mut source, &(0..size)) };
+    let mut whole =
+        Place { number: None, range: 0..size, content: content(&mut source, &(0..size)) };
     let mut findings = Findings::default();
     for candidate in candidates {
         let places: Vec<Place> = candidate
@@ -221,7 +228,8 @@ fn once(disk: &mut dyn Disk, size: u64) -> (Findings, Vec<Range<u64>>) {
     // Tools that make a table need not remove the superblock of a file system that took the whole
     // disk. The one in use is unknown.
     if findings.label.is_some() && whole.journal().is_some() {
-        let why = Why::Wrong("there is a partition table, and a file system that takes the whole disk");
+        let why =
+            Why::Wrong("there is a partition table, and a file system that takes the whole disk");
         whole.refuse(why);
         findings.places.iter_mut().for_each(|place| place.refuse(why));
     }
@@ -264,7 +272,10 @@ fn sound(ranges: Vec<Range<u64>>, place: &Range<u64>) -> Result<Vec<Range<u64>>,
     if ranges.len() > MOST_PIECES {
         return Err(Why::TooMuch);
     }
-    if ranges.iter().any(|range| range.is_empty() || range.start < place.start || range.end > place.end) {
+    if ranges
+        .iter()
+        .any(|range| range.is_empty() || range.start < place.start || range.end > place.end)
+    {
         return Err(Why::Wrong("it lies outside its file system"));
     }
     let mut order: Vec<&Range<u64>> = ranges.iter().collect();
@@ -312,7 +323,8 @@ fn overlap(others: &[Range<u64>], ranges: &[Range<u64>]) -> bool {
 /// `ranges` without the journals' parts: a journal is written all the time, and that is no sign of
 /// a move. No evidence for a verdict is in one; the places of a table that is not there may be.
 fn without(ranges: Vec<Range<u64>>, journals: &[Journal]) -> Vec<Range<u64>> {
-    let holes = merged(journals.iter().flat_map(|journal| journal.ranges.iter().cloned()).collect());
+    let holes =
+        merged(journals.iter().flat_map(|journal| journal.ranges.iter().cloned()).collect());
     let mut left = Vec::new();
     for range in ranges {
         let mut begin = range.start;

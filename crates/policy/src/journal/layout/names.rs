@@ -50,14 +50,20 @@ const MARKS: &[Mark] = &[
 ];
 
 /// The name of that which has its mark in a part of the volume. `reads` are left, of [`READS`].
-pub(super) fn of(disk: &mut dyn Disk, range: &Range<u64>, reads: &mut usize) -> Option<&'static str> {
+pub(super) fn of(
+    disk: &mut dyn Disk,
+    range: &Range<u64>,
+    reads: &mut usize,
+) -> Option<&'static str> {
     let mut is_there = |(at, bytes, _): &&Mark| {
         let Some(left) = reads.checked_sub(1) else { return false };
         *reads = left;
         let mut found = [0; 16];
         let found = &mut found[..bytes.len()];
         let start = range.start.saturating_add(*at);
-        start.saturating_add(bytes.len() as u64) <= range.end && disk.read(start, found) && found == *bytes
+        start.saturating_add(bytes.len() as u64) <= range.end
+            && disk.read(start, found)
+            && found == *bytes
     };
     MARKS.iter().find(|mark| is_there(mark)).map(|(.., name)| *name)
 }

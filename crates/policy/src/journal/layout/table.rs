@@ -42,11 +42,13 @@ pub(super) struct Table {
 /// Its number, and where it lies.
 pub(super) type Partition = (u32, Range<u64>);
 
-/// The ways in which the volume's table can be read, the likely one first; none if there is no table.
+/// The ways in which the volume's table can be read, the likely one first; none if there is no
+/// table.
 pub(super) fn read(source: &mut Source) -> Vec<Table> {
     let Ok(mbr) = source.read(0, 512) else { return Vec::new() };
     let entries: Vec<Entry> = (0..4).map(|at| Entry::of(&mbr, at)).collect();
-    let is_one = mbr.ends_with(&[0x55, 0xaa]) && entries.iter().all(|entry| entry.status & 0x7f == 0);
+    let is_one =
+        mbr.ends_with(&[0x55, 0xaa]) && entries.iter().all(|entry| entry.status & 0x7f == 0);
     if !is_one {
         return Vec::new();
     }
@@ -72,7 +74,12 @@ struct Entry {
 impl Entry {
     fn of(sector: &[u8], at: usize) -> Entry {
         let entry: [u8; 16] = field(sector, 446 + 16 * at);
-        Entry { status: entry[0], kind: entry[4], start: le32(&entry, 8), sectors: le32(&entry, 12) }
+        Entry {
+            status: entry[0],
+            kind: entry[4],
+            start: le32(&entry, 8),
+            sectors: le32(&entry, 12),
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -83,7 +90,8 @@ impl Entry {
         matches!(self.kind, 0x05 | 0x0f | 0x85)
     }
 
-    /// Where it lies, counted from `base`, if that is inside `within` and not where the table itself is.
+    /// Where it lies, counted from `base`, if that is inside `within` and not where the table
+    /// itself is.
     fn range(&self, sector: u64, base: u64, within: &Range<u64>) -> Option<Range<u64>> {
         // 32 bits times 12: no overflow.
         let start = base.checked_add(u64::from(self.start) * sector)?;
@@ -113,8 +121,8 @@ fn mbr_in(source: &mut Source, entries: &[Entry], sector: u64) -> Option<Table> 
     is_there.then_some(Table { label: Label::Mbr(sector), partitions })
 }
 
-/// The partitions inside an extended one: a chain of tables, each with one partition, counted from itself, and the place of the next table,
-/// counted from the first.
+/// The partitions inside an extended one: a chain of tables, each with one partition, counted from
+/// itself, and the place of the next table, counted from the first.
 fn logical(source: &mut Source, extended: &Range<u64>, sector: u64) -> Option<Vec<Partition>> {
     let mut partitions = Vec::new();
     let mut at = extended.start;
@@ -160,7 +168,9 @@ fn gpt(source: &mut Source) -> Option<Table> {
         // A disk that was made larger has its copy no more at its end, but where the primary says.
         let copy = gpt_at(source, sector, header.other);
         let agree = copy.is_none_or(|(copy, _)| {
-            copy.disk == header.disk && copy.checksum == header.checksum && copy.usable == header.usable
+            copy.disk == header.disk
+                && copy.checksum == header.checksum
+                && copy.usable == header.usable
         });
         return agree.then_some(Table { label: Label::Gpt(sector), partitions });
     }
@@ -207,7 +217,8 @@ fn header(source: &mut Source, sector: u64, at: u64) -> Option<Header> {
         return None;
     }
     // Bytes beyond the header's length in all versions so far are zeroes, and seldom present.
-    let length = usize::try_from(le32(&bytes, 12)).ok().filter(|length| (92..=512).contains(length))?;
+    let length =
+        usize::try_from(le32(&bytes, 12)).ok().filter(|length| (92..=512).contains(length))?;
     let checksum = crc32(&[&bytes[..16], &[0; 4], &bytes[20..length]]);
     let entry = le32(&bytes, 84);
     let is_sound = checksum == le32(&bytes, 16) && entry >= 128 && entry.is_power_of_two();

@@ -1,4 +1,5 @@
-//! XFS: where its log lies. All numbers on the disk are big-endian; names are those of `struct xfs_dsb`.
+//! XFS: where its log lies. All numbers on the disk are big-endian; names are those of
+//! `struct xfs_dsb`.
 
 use std::iter::once;
 use std::ops::Range;
@@ -14,11 +15,18 @@ pub(super) fn is_one(head: &[u8]) -> bool {
 }
 
 /// Where its log lies, in the volume.
-pub(super) fn log(source: &mut Source, place: &Range<u64>, head: &[u8]) -> Result<Vec<Range<u64>>, Why> {
+pub(super) fn log(
+    source: &mut Source,
+    place: &Range<u64>,
+    head: &[u8],
+) -> Result<Vec<Range<u64>>, Why> {
     let version = be16(head, 100) & 0xf;
     let sector = usize::from(be16(head, 102));
-    if !(4..=5).contains(&version) || !sector.is_power_of_two() || !(512..=32768).contains(&sector) {
-        return Err(Why::Wrong("the superblock has an unknown version or an impossible sector size"));
+    if !(4..=5).contains(&version) || !sector.is_power_of_two() || !(512..=32768).contains(&sector)
+    {
+        return Err(Why::Wrong(
+            "the superblock has an unknown version or an impossible sector size",
+        ));
     }
     if version == 5 {
         check(&source.read(place.start, sector)?)?;
@@ -29,7 +37,8 @@ pub(super) fn log(source: &mut Source, place: &Range<u64>, head: &[u8]) -> Resul
     let (group, group_log) = (u64::from(be32(head, 84)), u32::from(head[124]));
     let (blocks, groups) = (be64(head, 8), u64::from(be32(head, 88)));
     let (start, length) = (be64(head, 48), u64::from(be32(head, 96)));
-    let is_block = block.is_power_of_two() && (512..=65536).contains(&block) && block.ilog2() == block_log;
+    let is_block =
+        block.is_power_of_two() && (512..=65536).contains(&block) && block.ilog2() == block_log;
     wrong(!is_block || (sector as u64) > block, "the superblock has an impossible block size")?;
     // 32 bits times 32: no overflow.
     let fits = group > 0 && groups > 0 && blocks > group * (groups - 1) && blocks <= group * groups;

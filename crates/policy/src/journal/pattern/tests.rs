@@ -15,7 +15,8 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
@@ -58,7 +59,11 @@ fn commit(ring: &mut Ring, pattern: &mut Pattern, dice: &mut Dice) {
 }
 
 fn verdicts(pattern: &Pattern) -> Vec<(Kind, Range<u64>)> {
-    pattern.journals().into_iter().map(|journal| (journal.kind, journal.ranges[0].clone())).collect()
+    pattern
+        .journals()
+        .into_iter()
+        .map(|journal| (journal.kind, journal.ranges[0].clone()))
+        .collect()
 }
 
 #[test]
@@ -85,7 +90,8 @@ fn journal_is_found_after_its_first_loop() {
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].0, Kind::Journal);
         assert!(
-            found[0].1.start.abs_diff(start) <= 64 * K && found[0].1.end.abs_diff(start + len) <= 64 * K,
+            found[0].1.start.abs_diff(start) <= 64 * K
+                && found[0].1.end.abs_diff(start + len) <= 64 * K,
             "{found:?}"
         );
     }
@@ -104,7 +110,8 @@ fn file_copy_gets_no_verdict() {
     assert!(verdicts(&pattern).is_empty(), "{:?}", verdicts(&pattern));
 }
 
-/// InnoDB's: blocks of 512 bytes, written page by page through the guest's page cache, the last page again with each commit.
+/// InnoDB's: blocks of 512 bytes, written page by page through the guest's page cache, the last
+/// page again with each commit.
 #[test]
 fn database_redo_log_is_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(3));
@@ -138,7 +145,8 @@ fn database_redo_log_is_no_journal() {
     );
 }
 
-/// SQLite's: frames of 24 bytes and a page; after about a thousand the database gets them, and the log begins anew.
+/// SQLite's: frames of 24 bytes and a page; after about a thousand the database gets them, and the
+/// log begins anew.
 #[test]
 fn write_ahead_log_is_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(5));
@@ -166,7 +174,8 @@ fn write_ahead_log_is_no_journal() {
     );
 }
 
-/// Tables of 2 MiB, and a log of 4 MiB that is begun anew elsewhere: written in order, each where space was freed, never in the same order.
+/// Tables of 2 MiB, and a log of 4 MiB that is begun anew elsewhere: written in order, each where
+/// space was freed, never in the same order.
 #[test]
 fn log_structured_store_gets_no_verdict() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(11));
@@ -210,12 +219,18 @@ fn files_recreated_in_place_are_no_journal() {
         commit(&mut journal, &mut pattern, &mut dice);
     }
     let found = verdicts(&pattern);
-    let of =
-        |kind| found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>();
-    assert_eq!((of(Kind::Journal), of(Kind::Log)), (vec![512 * MIB], vec![1024 * MIB]), "{found:?}");
+    let of = |kind| {
+        found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (of(Kind::Journal), of(Kind::Log)),
+        (vec![512 * MIB], vec![1024 * MIB]),
+        "{found:?}"
+    );
 }
 
-/// ext4 lays its group tables between the pieces of a large journal. A transaction may lie in two of them.
+/// ext4 lays its group tables between the pieces of a large journal. A transaction may lie in two
+/// of them.
 #[test]
 fn journal_in_pieces_is_found_after_loop() {
     for lens in [vec![128, 300], vec![2, 3], vec![30, 20, 40, 3, 30]] {
@@ -261,7 +276,10 @@ fn journal_in_pieces_is_found_after_loop() {
         assert_eq!(journals[0].ranges.len(), pieces.len(), "{journals:?}");
         for (found, piece) in journals[0].ranges.iter().zip(&pieces) {
             let is_near = |a: u64, b: u64| a.abs_diff(b) <= 64 * K;
-            assert!(is_near(found.start, piece.start) && is_near(found.end, piece.end), "{journals:?}");
+            assert!(
+                is_near(found.start, piece.start) && is_near(found.end, piece.end),
+                "{journals:?}"
+            );
         }
     }
 }
@@ -285,13 +303,19 @@ fn files_written_in_bursts_are_no_journal() {
         }
     }
     let found = verdicts(&pattern);
-    let of =
-        |kind| found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>();
-    assert_eq!((of(Kind::Journal), of(Kind::Log)), (vec![512 * MIB], vec![1024 * MIB]), "{found:?}");
+    let of = |kind| {
+        found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (of(Kind::Journal), of(Kind::Log)),
+        (vec![512 * MIB], vec![1024 * MIB]),
+        "{found:?}"
+    );
 }
 
-/// XFS' log on a disk with sectors of 4 KiB: one write and a flush for each commit. mkfs.xfs writes it once from end to end. Files that are fsynced look
-/// the same, but none is made without a commit.
+/// XFS' log on a disk with sectors of 4 KiB: one write and a flush for each commit. mkfs.xfs writes
+/// it once from end to end. Files that are fsynced look the same, but none is made without a
+/// commit.
 #[test]
 fn log_that_others_wait_for_is_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(3));
@@ -354,7 +378,8 @@ fn flushed_video_ring_is_a_log() {
     assert_eq!(verdicts(&pattern), [(Kind::Log, 100 * MIB..150 * MIB)]);
 }
 
-/// InnoDB's: pages in the order in which they come, from the beginning on each time, and then in their places.
+/// InnoDB's: pages in the order in which they come, from the beginning on each time, and then in
+/// their places.
 #[test]
 fn doublewrite_buffer_is_no_journal() {
     let (mut pattern, mut dice) = (Pattern::new(SIZE), Dice(4));
@@ -370,7 +395,8 @@ fn doublewrite_buffer_is_no_journal() {
         }
         pattern.flush();
     }
-    let journals: Vec<_> = verdicts(&pattern).into_iter().filter(|found| found.0 == Kind::Journal).collect();
+    let journals: Vec<_> =
+        verdicts(&pattern).into_iter().filter(|found| found.0 == Kind::Journal).collect();
     assert!(journals.is_empty(), "{journals:?}");
 }
 
@@ -394,9 +420,14 @@ fn large_transactions_are_still_a_journal() {
         }
     }
     let found = verdicts(&pattern);
-    let of =
-        |kind| found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>();
-    assert_eq!((of(Kind::Journal), of(Kind::Log)), (vec![512 * MIB], vec![1024 * MIB]), "{found:?}");
+    let of = |kind| {
+        found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (of(Kind::Journal), of(Kind::Log)),
+        (vec![512 * MIB], vec![1024 * MIB]),
+        "{found:?}"
+    );
 }
 
 /// Files that are written over in the same order again and again, each flushed at its end.
@@ -412,7 +443,11 @@ fn files_copied_in_turn_are_no_journal() {
             pattern.flush();
         }
     }
-    assert!(verdicts(&pattern).iter().all(|found| found.0 != Kind::Journal), "{:?}", verdicts(&pattern));
+    assert!(
+        verdicts(&pattern).iter().all(|found| found.0 != Kind::Journal),
+        "{:?}",
+        verdicts(&pattern)
+    );
 }
 
 #[test]

@@ -30,7 +30,8 @@ pub(super) struct Track {
     pub(super) id: u64,
     /// The track that went on here when this one began.
     pub(super) after: Option<u64>,
-    /// From the first byte to the last one of its last loop, of each piece in the order in which they are written; not empty. And which is written now.
+    /// From the first byte to the last one of its last loop, of each piece in the order in which
+    /// they are written; not empty. And which is written now.
     pub(super) pieces: Vec<Range<u64>>,
     pub(super) piece: usize,
     /// Where its next write is expected.
@@ -106,7 +107,10 @@ impl Counts {
     /// True if it is written as XFS writes its log, as long as no other track is connected with it.
     fn is_xfs(&self) -> bool {
         let is_flushed = self.commits > self.writes / 8 || self.odd > self.writes / 2;
-        self.is_append_only() && self.commits >= COMMITS && is_flushed && self.large <= self.writes / 8
+        self.is_append_only()
+            && self.commits >= COMMITS
+            && is_flushed
+            && self.large <= self.writes / 8
     }
 
     /// True if others may wait for it.
@@ -117,7 +121,8 @@ impl Counts {
     /// Commits without the track of this slot, in 1024ths.
     fn alone(&self, slot: usize) -> u32 {
         let joined = self.joined.get(slot).copied().unwrap_or(0);
-        let alone = u64::from(self.commits.saturating_sub(joined)) * 1024 / u64::from(self.commits.max(1));
+        let alone =
+            u64::from(self.commits.saturating_sub(joined)) * 1024 / u64::from(self.commits.max(1));
         u32::try_from(alone).unwrap_or(u32::MAX)
     }
 }
@@ -180,9 +185,9 @@ impl Track {
 
     /// Over the beginning of which of its pieces a range has come.
     pub(super) fn is_begun_by(&self, range: &Range<u64>) -> Option<usize> {
-        self.pieces
-            .iter()
-            .position(|piece| range.start < piece.start.saturating_add(HEAD) && range.end > piece.start)
+        self.pieces.iter().position(|piece| {
+            range.start < piece.start.saturating_add(HEAD) && range.end > piece.start
+        })
     }
 
     /// True if a run that began at that time may be where its writer continued: it was silent
@@ -190,7 +195,9 @@ impl Track {
     pub(super) fn can_go_on_at(&self, begin: u64) -> bool {
         let mean = self.idle / u64::from(self.counts.writes.max(1));
         let pause = PAUSE.saturating_add(mean.saturating_mul(16));
-        self.last <= begin && (self.verdict.is_some() || begin - self.last <= pause) && self.is_long()
+        self.last <= begin
+            && (self.verdict.is_some() || begin - self.last <= pause)
+            && self.is_long()
     }
 
     fn is_long(&self) -> bool {
@@ -198,7 +205,13 @@ impl Track {
     }
 
     /// It continues over the beginning of a piece, or a little before.
-    pub(super) fn go_round(&mut self, piece: usize, range: &Range<u64>, now: u64, flushes: u64) -> bool {
+    pub(super) fn go_round(
+        &mut self,
+        piece: usize,
+        range: &Range<u64>,
+        now: u64,
+        flushes: u64,
+    ) -> bool {
         let before = self.pieces.clone();
         // The last loop shows the end; a loop that was cut off does not.
         if let Some(here) = self.pieces.get_mut(self.piece)
@@ -224,7 +237,8 @@ impl Track {
     /// It is written elsewhere in one of its pieces from now on.
     pub(super) fn is_taken_up(&mut self, range: &Range<u64>, now: u64) -> bool {
         let is_in = |piece: &Range<u64>| piece.start <= range.start && range.end <= piece.end;
-        let Some(piece) = self.pieces.iter().position(is_in).filter(|_| self.verdict.is_some()) else {
+        let Some(piece) = self.pieces.iter().position(is_in).filter(|_| self.verdict.is_some())
+        else {
             return false;
         };
         if piece == self.piece && range.start < self.at {
@@ -235,7 +249,13 @@ impl Track {
     }
 
     /// It continues; returns true if that is a commit.
-    pub(super) fn step(&mut self, range: &Range<u64>, now: u64, flushes: u64, is_tight: bool) -> bool {
+    pub(super) fn step(
+        &mut self,
+        range: &Range<u64>,
+        now: u64,
+        flushes: u64,
+        is_tight: bool,
+    ) -> bool {
         let len = range.end - range.start;
         self.idle = self.idle.saturating_add(now.saturating_sub(len).saturating_sub(self.last));
         self.last = now;
@@ -316,7 +336,8 @@ impl Track {
     /// Returns its kind, compared with these others.
     pub(super) fn kind<'a>(&self, mut others: impl Iterator<Item = &'a Track>) -> Kind {
         let is_journal = self.counts.is_jbd2s()
-            || self.counts.is_xfs() && !others.any(|other| other.id != self.id && self.waits_for(other));
+            || self.counts.is_xfs()
+                && !others.any(|other| other.id != self.id && self.waits_for(other));
         if is_journal { Kind::Journal } else { Kind::Log }
     }
 

@@ -21,7 +21,8 @@ fn options() -> Options {
     }
 }
 
-/// A result of every row: rates up to 10k are reached, vlane costs less at depth 4 and more at depth 1.
+/// A result of every row: rates up to 10k are reached, vlane costs less at depth 4 and more at
+/// depth 1.
 fn outcome() -> Outcome {
     let results = rows().into_iter().map(|row| {
         let iops = if row.rate == 0 { 60_000.0 } else { f64::from(row.rate.min(10_000)) };
@@ -33,7 +34,8 @@ fn outcome() -> Outcome {
             p99_us: 30.0,
             ..Figures::default()
         };
-        let rounds = vec![vec![figures(if row.depth == 4 { 5.0 } else { 15.0 }); 5], vec![figures(10.0); 5]];
+        let rounds =
+            vec![vec![figures(if row.depth == 4 { 5.0 } else { 15.0 }); 5], vec![figures(10.0); 5]];
         RowResult {
             row: row.id(),
             title: row.title(),
@@ -71,7 +73,9 @@ fn table_has_all_rows_picture_reached_ones() {
             assert!(matches!(&section.blocks[..], [Block::Table(_)]));
             continue;
         }
-        let [Block::Chart(chart), Block::Table(_)] = &section.blocks[..] else { panic!("{}", section.id) };
+        let [Block::Chart(chart), Block::Table(_)] = &section.blocks[..] else {
+            panic!("{}", section.id)
+        };
         assert!(chart.series.iter().flat_map(|s| &s.points).all(|point| point.x <= 10_000.0));
         assert!(chart.series.iter().any(|s| s.name == "qemu-storage-daemon, depth 4"));
     }
@@ -79,7 +83,8 @@ fn table_has_all_rows_picture_reached_ones() {
     let native = 5 * 2 * 2;
     let reached = rows().len() - native;
     assert!(
-        report.summary[0].starts_with(&format!("Of {} loads both back ends reach {reached}.", rows().len()))
+        report.summary[0]
+            .starts_with(&format!("Of {} loads both back ends reach {reached}.", rows().len()))
     );
     let not_met = report.summary.iter().filter(|text| text.starts_with("Not met: ")).count();
     assert_eq!(not_met, 5 * 2 + 3 + 2 + 1, "{:?}", report.summary);
@@ -91,11 +96,15 @@ fn missed_row_states_achieved_rate() {
     let outcome = outcome();
     let find = |name: &str| outcome.rows.iter().find(|result| result.row == name);
     let late = find("null-50k-d4").map(lines).unwrap_or_default();
-    assert!(late.contains("not reached: vlane 10.0k IOPS, qemu-storage-daemon 10.0k IOPS"), "{late}");
+    assert!(
+        late.contains("not reached: vlane 10.0k IOPS, qemu-storage-daemon 10.0k IOPS"),
+        "{late}"
+    );
     let bad = find("null-1k-d1").map(lines).unwrap_or_default();
     assert!(
         bad.contains(
-            "not met: CPU per I/O (CPU per I/O 1.50x (1.50x-1.50x); p50 no difference seen (1.00x-1.00x)"
+            "not met: CPU per I/O (CPU per I/O 1.50x (1.50x-1.50x); p50 no difference seen \
+             (1.00x-1.00x)"
         ),
         "{bad}"
     );
