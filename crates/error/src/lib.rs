@@ -42,9 +42,10 @@ pub fn counted(number: impl std::fmt::Display, one: &str) -> String {
 ///
 /// vlane_error::error!(ErrorKind);
 ///
-/// let cause = std::io::Error::other("no"); let error = Error::caused_by(ErrorKind::Io, "disk.raw:
-/// cannot read it", cause); assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::Io,
-/// "disk.raw: cannot read it"));
+/// let cause = std::io::Error::other("no");
+/// let error = Error::caused_by(ErrorKind::Io, "disk.raw: cannot read it", cause);
+/// assert_eq!(error.kind(), ErrorKind::Io);
+/// assert_eq!(error.to_string(), "disk.raw: cannot read it");
 /// assert_eq!(std::error::Error::source(&error).map(ToString::to_string).as_deref(), Some("no"));
 /// ```
 #[macro_export]
