@@ -76,7 +76,7 @@ struct Bench<'a> {
 }
 
 /// Measures a profile, which must have targets. If it is interrupted after the first measurement,
-/// what there is is the result, and [`Saved::partial`] says so.
+/// the measurements so far are the result, and [`Saved::partial`] says so.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] and [`ErrorKind::Invalid`], for missing or unfit parts, before the first
@@ -265,8 +265,8 @@ impl<'a> Bench<'a> {
             return Ok(run);
         }
         let mut options = load.session();
-        // As a guest that mounts the device would have it: back ends that the lab starts differ in
-        // what they begin with.
+        // As a guest that mounts the device would have it. Back ends that the lab starts begin
+        // with different caches.
         if target.socket.is_none() && load.storage != Storage::Null {
             options.write_cache = options.write_cache.or(Some(true));
         }

@@ -21,8 +21,7 @@ struct State {
     text: String,
     /// Where the whole lines end.
     whole: usize,
-    /// Of each pipe, the line that has no end yet: what another one prints meanwhile does not tear
-    /// it apart.
+    /// The unfinished line of each pipe. Output of other pipes does not tear it apart.
     begun: Vec<Vec<u8>>,
     results: BTreeMap<String, String>,
     open: usize,

@@ -115,8 +115,8 @@ impl Found {
     }
 }
 
-/// A sentence if what is at `path` is known to be something else than what is wanted: what it is,
-/// and what to do.
+/// A sentence if the file at `path` is known to be of another kind than `wanted`. It names the kind
+/// and the action to take.
 pub fn mistaken(path: &Path, wanted: Wanted) -> Option<String> {
     let found = look(path);
     if found == Found::Unknown || found.is(wanted) {

@@ -502,8 +502,8 @@ impl Bench<'_> {
             + native.map_or(Duration::ZERO, |native| native.estimate(planned.often));
         let (first, mut made, mut results) = (Instant::now(), Duration::ZERO, Results::default());
         for part in &planned.parts {
-            // Other work on the machine makes everything take longer than planned: what was made so
-            // far tells.
+            // Other work on the machine makes everything take longer than planned. The finished
+            // parts show by how much.
             if let (Some(limit), false) = (limit, made.is_zero()) {
                 let slower = (first.elapsed().as_secs_f64() / made.as_secs_f64()).max(1.0);
                 if begin.elapsed() + (cost(part) + after).mul_f64(slower) > limit {

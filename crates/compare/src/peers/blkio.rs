@@ -15,8 +15,8 @@ pub(super) struct BlkioClient {
     fio: BlkioFio,
 }
 
-/// One measurement: what the client says, and what the back end used, looked at from outside in the
-/// middle of the time.
+/// One measurement: the client's figures, and the back end's use, seen from outside in the middle
+/// of the time.
 pub(super) struct Seen {
     pub(super) run: Run,
     /// CPU time per request in us.

@@ -305,7 +305,7 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
          once, and makes up for late ones. A rate is reached when {:.0} % of it are achieved. On \
          a file qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each \
          load takes the one that needs less CPU time there. A verdict is by the interval of the \
-         ratio, not by the medians; what is below 5 %, or below what fio tells apart, does not \
+         ratio, not by the medians. A difference below 5 %, or below fio's resolution, does not \
          matter.",
         counted(options.pairs, "measurement"),
         figure::duration(options.time.as_secs_f64()),
