@@ -257,6 +257,25 @@ fn image_with_mounted_loop_is_read_only() {
     assert_eq!(user_of(&path).unwrap(), None);
 }
 
+/// A program that another thread starts has all open files for a moment, and with them the locks.
+#[test]
+fn user_that_ends_is_no_user() {
+    let dir = on_disk();
+    let path = image(dir.path(), 1 << 20);
+    // On a busy machine the moment can be too long: one of these is enough.
+    let is_unused = || {
+        let served = open(&path, FileOptions::default()).expect("served");
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            drop(served);
+        });
+        let user = user_of(&path).unwrap();
+        ends.join().unwrap();
+        user.is_none()
+    };
+    assert!((0..20).any(|_| is_unused()));
+}
+
 /// At most one of the two has a writer.
 #[test]
 fn loop_device_and_its_image_exclude_writers() {

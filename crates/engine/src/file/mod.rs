@@ -140,14 +140,20 @@ pub struct FileOptions {
 /// Names the user of a file that must not be overwritten or replaced: a process that locked it, as
 /// images are while they are served, or a loop device. None if the file is unused.
 ///
+/// A file whose user just ended may stay locked for a moment; that is waited for, as an opener does.
+///
 /// # Errors
 /// When it cannot be opened for reading.
 pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
     use std::os::unix::fs::OpenOptionsExt;
     // Not to wait for the other end of what is a pipe after all.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if lock::is_locked(&file) {
-        return Ok(Some(lock::user_in_words(&file)));
+    let mut patience = |leftover: &Leftover| leftover.waited <= lock::PATIENCE;
+    let mut wait = lock::Wait::new(&mut patience);
+    while lock::is_locked(&file) {
+        if wait.a_moment(&file).is_err() {
+            return Ok(Some(lock::user_in_words(&file)));
+        }
     }
     Ok(attached::loop_on(&file).map(|device| format!("is attached to /dev/{device}")))
 }
