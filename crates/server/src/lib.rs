@@ -6,10 +6,13 @@
 //! meaning they have here is in [`Session`].
 
 #![forbid(unsafe_code)]
+// A recording is asked for at the control socket only, and so are an image's numbers.
+#![cfg_attr(not(feature = "control"), allow(dead_code, reason = "the control socket's"))]
 
 mod arriving;
 mod config_change;
 mod config_space;
+#[cfg(feature = "control")]
 mod control;
 mod door;
 mod features;
@@ -36,6 +39,7 @@ mod watch;
 
 pub use arriving::none_arrives;
 pub use config_space::ConfigSpace;
+#[cfg(feature = "control")]
 pub use control::{Control, ControlError};
 pub use handover::{
     Arrived, Descriptors, FORMAT as HANDOVER_FORMAT, HandedServer, HandedSocket, HandoverError,

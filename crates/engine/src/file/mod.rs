@@ -140,7 +140,7 @@ pub struct FileOptions {
 /// Names the user of a file that must not be overwritten or replaced: a process that locked it, as
 /// images are while they are served, or a loop device. None if the file is unused.
 ///
-/// A file whose user just ended may stay locked for a moment; that is waited for, as an opener does.
+/// A file whose user just ended may stay locked for a moment: an opener waits for it, as this does.
 ///
 /// # Errors
 /// When it cannot be opened for reading.
