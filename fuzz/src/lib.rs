@@ -4,13 +4,13 @@
 //! An input is not the bytes of a ring: of those nearly all are refused at the first descriptor. It
 //! is a list of steps with addresses, lengths and flags from where the edges are.
 
-#[path = "../../crates/policy/tests/disks/mod.rs"]
+#[path = "../../vlane/policy/tests/disks/mod.rs"]
 pub mod disks;
-#[path = "../../crates/ring/tests/common/guest.rs"]
+#[path = "../../vlane/ring/tests/common/guest.rs"]
 mod guest;
-#[path = "../../crates/ring/tests/common/model.rs"]
+#[path = "../../vlane/ring/tests/common/model.rs"]
 pub mod model;
-#[path = "../../crates/ring/tests/common/packed.rs"]
+#[path = "../../vlane/ring/tests/common/packed.rs"]
 pub mod packed;
 
 pub use guest::*;

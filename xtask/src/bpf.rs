@@ -17,15 +17,11 @@ struct Program {
 
 const PROGRAMS: [Program; 2] = [
     Program {
-        folder: "crates/sched/src/ext/bpf",
+        folder: "vlane/sched/src/ext/bpf",
         name: "loan",
         sources: &["kernel.h", "loan.bpf.c", "state.h"],
     },
-    Program {
-        folder: "crates/watch/src/bpf",
-        name: "watch",
-        sources: &["kernel.h", "watch.bpf.c"],
-    },
+    Program { folder: "vlane/watch/src/bpf", name: "watch", sources: &["kernel.h", "watch.bpf.c"] },
 ];
 
 /// Compiles, strips, and notes from which source.

@@ -180,7 +180,7 @@ pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Faul
 /// The places, as links; what encloses a quotation in a test is its name.
 fn list(places: &[Citation], is_test: bool, files: &BTreeMap<String, String>) -> String {
     let link = |citation: &Citation| {
-        let short = citation.file.trim_start_matches("crates/");
+        let short = citation.file.split_once('/').map_or(&citation.file[..], |(_, file)| file);
         let name = files.get(&citation.file).and_then(|text| {
             let after =
                 text.lines().skip(citation.line).find_map(|line| line.trim().split_once("fn "))?;
@@ -223,7 +223,7 @@ mod tests {
                                  wings.'\n";
 
     fn files(code: &str) -> BTreeMap<String, String> {
-        [("specification/v.toml", SPECIFICATION), ("crates/x/src/lib.rs", code)]
+        [("specification/v.toml", SPECIFICATION), ("vlane/x/src/lib.rs", code)]
             .map(|(name, text)| (name.to_owned(), text.to_owned()))
             .into()
     }
@@ -235,8 +235,8 @@ mod tests {
         let (page, faults) = page(&files(code)).unwrap();
         assert!(
             page.contains(
-                "| It MUST NOT. | [`x/src/lib.rs`](../../crates/x/src/lib.rs) | \
-                 [`never`](../../crates/x/src/lib.rs) |"
+                "| It MUST NOT. | [`x/src/lib.rs`](../../vlane/x/src/lib.rs) | \
+                 [`never`](../../vlane/x/src/lib.rs) |"
             ),
             "{page}"
         );
@@ -270,7 +270,7 @@ mod tests {
         {
             let (_, faults) = page(&files(code)).unwrap();
             assert!(
-                faults.iter().any(|(file, line, _)| file == "crates/x/src/lib.rs" && *line == 1),
+                faults.iter().any(|(file, line, _)| file == "vlane/x/src/lib.rs" && *line == 1),
                 "{code}: {faults:?}"
             );
         }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use vlane_host::Interrupt;
 use vlane_report::Report;
+use vlane_testbed::Interrupt;
 
 use crate::experiment::Experiment;
 use crate::page;

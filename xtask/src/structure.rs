@@ -59,6 +59,21 @@ pub(crate) fn below(
     homes
 }
 
+/// Each import of a crate of the lab by one of the product: the importing crate's folder, and the
+/// imported crate.
+pub(crate) fn strays(
+    files: &BTreeMap<String, String>,
+    sources: &[Source],
+) -> Vec<(String, String)> {
+    let rooms = rooms(files, sources);
+    let is_lab =
+        |name: &str| rooms.iter().any(|room| room.name == name && room.home.starts_with("lab/"));
+    let product = rooms.iter().filter(|room| room.home.starts_with("vlane/"));
+    let imports =
+        product.flat_map(|room| room.takes.iter().map(|name| (room.home.clone(), name.clone())));
+    imports.filter(|(_, name)| is_lab(name)).collect()
+}
+
 /// Checks are not drawn: they work on the product and the lab, or test them from outside.
 fn is_check(home: &str) -> bool {
     let parts: Vec<&str> = home.split('/').collect();
@@ -157,8 +172,9 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
          font-family=\"system-ui, sans-serif\">\n<rect width=\"{width}\" height=\"{height}\" \
          fill=\"#fff\"/>\n<text x=\"{GAP}\" y=\"28\" font-size=\"18\" font-weight=\"700\">The \
          crates, and what they take from each other</text>\n<text x=\"{GAP}\" y=\"48\" \
-         font-size=\"12\" fill=\"#555\">An arrow: imports. Left out is what another arrow's crate \
-         imports too. Made by cargo xtask structure.</text>\n"
+         font-size=\"12\" fill=\"#555\">Blue: the product (vlane/). Amber: the lab (lab/). An arrow: \
+         imports. Left out is what another arrow's crate imports too. Made by cargo xtask \
+         structure.</text>\n"
     );
     for room in rooms {
         let (x, y) = places[room.name.as_str()];
@@ -185,11 +201,18 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
     }
     for room in rooms {
         let (x, y) = places[room.name.as_str()];
-        let name = room.name.strip_prefix("vlane-").unwrap_or(&room.name);
+        let name = match room.name.as_str() {
+            "vlane-lab" => "vlane-lab",
+            name => name.strip_prefix("vlane-").unwrap_or(name),
+        };
+        let (fill, stroke) = match room.home.starts_with("lab/") {
+            true => ("#fbf3e4", "#a5792b"),
+            false => ("#eef4fb", "#3b6ea5"),
+        };
         let _ = writeln!(
             out,
             "<rect x=\"{x}\" y=\"{y}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"8\" \
-             fill=\"#eef4fb\" stroke=\"#3b6ea5\"/><text x=\"{}\" y=\"{}\" font-size=\"15\" \
+             fill=\"{fill}\" stroke=\"{stroke}\"/><text x=\"{}\" y=\"{}\" font-size=\"15\" \
              font-weight=\"700\">{name}</text>",
             x + 10,
             y + 21

@@ -316,9 +316,9 @@ mod tests {
     fn found(files: &[(&str, &str)]) -> (Vec<Source>, BTreeSet<(usize, usize)>) {
         let mut all: BTreeMap<String, String> = files
             .iter()
-            .map(|(name, text)| (format!("crates/x/src/{name}"), (*text).to_owned()))
+            .map(|(name, text)| (format!("vlane/x/src/{name}"), (*text).to_owned()))
             .collect();
-        all.insert("crates/x/Cargo.toml".into(), String::new());
+        all.insert("vlane/x/Cargo.toml".into(), String::new());
         let sources = source::sources(&all).unwrap();
         let arrows = arrows(&sources);
         (sources, arrows)
@@ -326,7 +326,7 @@ mod tests {
 
     fn arrows_of(from: &str, files: &[(&str, &str)]) -> Vec<String> {
         let (sources, arrows) = found(files);
-        let name = |at: usize| sources[at].name.trim_start_matches("crates/x/src/").to_owned();
+        let name = |at: usize| sources[at].name.trim_start_matches("vlane/x/src/").to_owned();
         arrows.iter().filter(|(at, _)| name(*at) == from).map(|(_, to)| name(*to)).collect()
     }
 
@@ -398,7 +398,7 @@ mod tests {
         ]);
         let circles = circles(sources.len(), &arrows);
         let names: Vec<&str> =
-            circles[0].iter().map(|at| &sources[*at].name["crates/x/src/".len()..]).collect();
+            circles[0].iter().map(|at| &sources[*at].name["vlane/x/src/".len()..]).collect();
         assert_eq!((circles.len(), names), (1, vec!["a.rs", "b.rs", "c.rs"]));
     }
 }

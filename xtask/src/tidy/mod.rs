@@ -60,6 +60,10 @@ fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, 
         let names: Vec<&str> = circle.iter().map(|at| sources[*at].name.as_str()).collect();
         faults.push((names[0].to_owned(), 1, format!("a circle of files: {}", names.join(", "))));
     }
+    for (home, name) in structure::strays(files, sources) {
+        let why = format!("{home} is of the product, and imports {name}, which is of the lab");
+        faults.push((format!("{home}/Cargo.toml"), 1, why));
+    }
     for dead in dead(sources) {
         faults.push((dead.to_owned(), 1, "no module declares it".to_owned()));
     }
@@ -124,24 +128,31 @@ fn is_entry(name: &str) -> bool {
         && !name.contains("/src/")
 }
 
-/// Lines by crate.
+/// Lines by crate, and by house.
 fn table(sources: &[Source]) -> String {
     let mut crates: BTreeMap<&str, Lines> = BTreeMap::new();
+    let mut houses: BTreeMap<&str, Lines> = BTreeMap::new();
     let mut all = Lines::default();
     for source in sources {
         crates.entry(&source.home).or_default().add(source.lines);
+        if let Some((house, _)) = source.home.split_once('/') {
+            houses.entry(house).or_default().add(source.lines);
+        }
         all.add(source.lines);
     }
     let row = |name: &str, lines: Lines| {
         let Lines { code, tests, comments, blank } = lines;
-        format!("{name:<16} {code:>7} {tests:>7} {comments:>8} {blank:>7} {:>7}\n", lines.all())
+        format!("{name:<18} {code:>7} {tests:>7} {comments:>8} {blank:>7} {:>7}\n", lines.all())
     };
     let mut text = format!(
-        "{:<16} {:>7} {:>7} {:>8} {:>7} {:>7}\n",
+        "{:<18} {:>7} {:>7} {:>8} {:>7} {:>7}\n",
         "lines", "code", "tests", "comments", "blank", "all"
     );
     for (name, lines) in crates {
-        text += &row(name.strip_prefix("crates/").unwrap_or(name), lines);
+        text += &row(name, lines);
+    }
+    for (name, lines) in houses {
+        text += &row(&format!("{name}/"), lines);
     }
     text + &row("all", all)
 }
@@ -168,12 +179,14 @@ mod tests {
     fn each_fault_is_found() {
         let long = format!("fn f() {{\n{}}}\n", "    g();\n".repeat(80));
         let files: BTreeMap<String, String> = [
-            ("crates/x/Cargo.toml", String::new()),
-            ("crates/x/src/lib.rs", "mod a;\nmod b;\nmod long;\n".to_owned()),
-            ("crates/x/src/a.rs", "use crate::b::in_b;\n".to_owned()),
-            ("crates/x/src/b.rs", "use crate::a::in_a;\n".to_owned()),
-            ("crates/x/src/dead.rs", String::new()),
-            ("crates/x/src/long.rs", long),
+            ("vlane/x/Cargo.toml", String::new()),
+            ("vlane/x/src/lib.rs", "mod a;\nmod b;\nmod long;\nuse vlane_y::Y;\n".to_owned()),
+            ("lab/y/Cargo.toml", "name = \"vlane-y\"\n".to_owned()),
+            ("lab/y/src/lib.rs", "pub struct Y;\n".to_owned()),
+            ("vlane/x/src/a.rs", "use crate::b::in_b;\n".to_owned()),
+            ("vlane/x/src/b.rs", "use crate::a::in_a;\n".to_owned()),
+            ("vlane/x/src/dead.rs", String::new()),
+            ("vlane/x/src/long.rs", long),
             ("docs/src/SUMMARY.md", "[a](a.md)\n".to_owned()),
             ("docs/src/a.md", "[gone](gone.md)\n".to_owned()),
             ("docs/src/lost.md", String::new()),
@@ -183,11 +196,12 @@ mod tests {
         let sources = source::sources(&files).unwrap();
         let found = faults(&files, &sources);
         for (place, why) in [
-            ("crates/x/src/a.rs", "circle"),
-            ("crates/x/src/dead.rs", "no module"),
-            ("crates/x/src/long.rs", "82 lines"),
+            ("vlane/x/src/a.rs", "circle"),
+            ("vlane/x/src/dead.rs", "no module"),
+            ("vlane/x/src/long.rs", "82 lines"),
             ("docs/src/a.md", "leads nowhere"),
             ("docs/src/lost.md", "does not name it"),
+            ("vlane/x/Cargo.toml", "is of the lab"),
             ("docs/src/structure.svg", "draws it again"),
             ("docs/src/specification.md", "makes it again"),
             ("vlane-lane", "is not there"),

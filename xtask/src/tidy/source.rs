@@ -356,7 +356,7 @@ mod tests {
     fn lines_are_classified() {
         let text = "//! Docs.\n\nuse a::b; // here\n/* long\n   one */\nfn f() {\n    let text = \
                     \"\n\n    \";\n}\n\n#[cfg(test)]\nmod tests {\n    // why\n    fn g() {}\n}\n";
-        let source = parse("crates/x/src/y.rs", "crates/x", "src/y.rs", text).unwrap();
+        let source = parse("vlane/x/src/y.rs", "vlane/x", "src/y.rs", text).unwrap();
         // An empty line in a string is blank, too.
         assert_eq!(source.lines, Lines { code: 5, tests: 4, comments: 4, blank: 3 });
         assert_eq!(source.module, Some(vec!["y".to_owned()]));
@@ -368,10 +368,10 @@ mod tests {
     #[test]
     fn test_module_file_is_a_test() {
         let files = [
-            ("crates/x/Cargo.toml", ""),
-            ("crates/x/src/lib.rs", "#[cfg(test)]\nmod model;\nmod real;"),
-            ("crates/x/src/model.rs", "fn f() {}\nfn g() {}"),
-            ("crates/x/src/real.rs", "fn f() {}"),
+            ("vlane/x/Cargo.toml", ""),
+            ("vlane/x/src/lib.rs", "#[cfg(test)]\nmod model;\nmod real;"),
+            ("vlane/x/src/model.rs", "fn f() {}\nfn g() {}"),
+            ("vlane/x/src/real.rs", "fn f() {}"),
         ];
         let files = files.map(|(name, text)| (name.to_owned(), text.to_owned())).into();
         let lines = |name: &str| {

@@ -1,0 +1,158 @@
+//! `vlane-lab trace`: traces of other programs, and back.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use vlane_capture::{Imported, Trace, blktrace, iolog, msr};
+use vlane_error::counted;
+use vlane_testbed::Output;
+use vlane_testbed::output::Writing;
+use vlane_testbed::sniff;
+
+use crate::analyze::{self, AnalyzeArgs, whole};
+use crate::output::Overwrite;
+use crate::replay::{self, ReplayArgs};
+
+/// Convert traces from and to other programs' formats
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    #[command(subcommand)]
+    command: TraceCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum TraceCommand {
+    /// Describe a recorded trace: sizes, locality, depth, latency, priorities, flushes
+    Analyze(AnalyzeArgs),
+    /// Drive a recorded trace against any vhost-user-blk back end
+    Replay(ReplayArgs),
+    /// Convert a trace between vlane's format, fio's iolog and blktrace
+    Convert(ConvertArgs),
+}
+
+/// Convert a trace between vlane's format, fio's iolog and blktrace
+///
+/// Fields that the other format lacks are left out, or filled with plain defaults. The tables are
+/// in docs/src/trace-format.md.
+#[derive(Debug, Args)]
+struct ConvertArgs {
+    /// Trace to read; its format is detected
+    ///
+    /// vlane's format, fio's iolog, blktrace's binary format, or MSR Cambridge's CSV.
+    input: PathBuf,
+
+    /// File to write
+    output: PathBuf,
+
+    /// Device to read from a trace of several: 8:16 (blktrace), hm.0 (MSR Cambridge)
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<String>,
+
+    #[command(flatten)]
+    overwrite: Overwrite,
+
+    /// Format to write
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Vlane)]
+    to: Format,
+
+    /// File that fio replays the iolog on
+    #[arg(long, value_name = "PATH", default_value = "disk")]
+    file: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// vlane's own
+    Vlane,
+    /// fio's iolog, version 3 (with times)
+    Iolog,
+    /// fio's iolog, version 2 (with pauses, for fio before 3.35)
+    Iolog2,
+    /// The binary format that blktrace writes and blkparse reads
+    Blktrace,
+}
+
+/// Converts.
+pub fn run(args: &TraceArgs) -> Result<()> {
+    match &args.command {
+        TraceCommand::Analyze(args) => analyze::run(args),
+        TraceCommand::Replay(args) => replay::run(args),
+        TraceCommand::Convert(args) => convert(args),
+    }
+}
+
+fn convert(args: &ConvertArgs) -> Result<()> {
+    let output = Output::new(&args.output).force(args.overwrite.force);
+    output.check()?;
+    let Imported { trace, notes } = load(&args.input, args.device.as_deref())?;
+    for note in notes {
+        tracing::warn!("{}: {note}", args.input.display());
+    }
+    if trace.requests.is_empty() {
+        bail!("{}: there is no request in it to be converted", args.input.display());
+    }
+    let count = trace.requests.len();
+    let left_out = match args.to {
+        Format::Vlane => {
+            trace.save(&output)?;
+            0
+        }
+        Format::Iolog => {
+            write(&output, |to| iolog::write(&trace, iolog::Version::Three, &args.file, to))?
+        }
+        Format::Iolog2 => {
+            write(&output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?
+        }
+        Format::Blktrace => write(&output, |to| blktrace::write(&trace, to))?,
+    };
+    print!("{}: {}", args.output.display(), counted(count as u64 - left_out, "request"));
+    match left_out {
+        0 => println!(),
+        n => println!("; {n} left out, of kinds that the format does not have"),
+    }
+    whole(&args.input, &trace)
+}
+
+fn write(
+    output: &Output,
+    body: impl FnOnce(&mut BufWriter<&mut Writing<'_>>) -> vlane_testbed::Result<u64>,
+) -> Result<u64> {
+    let mut file = output.begin()?;
+    let mut to = BufWriter::with_capacity(1 << 20, &mut file);
+    let left_out = body(&mut to)?;
+    to.flush().with_context(|| format!("{}: cannot be written", output.path().display()))?;
+    drop(to);
+    file.finish()?;
+    Ok(left_out)
+}
+
+/// Reads a trace of any of the formats.
+fn load(path: &Path, device: Option<&str>) -> Result<Imported> {
+    let at = || format!("{}", path.display());
+    let open =
+        || File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)).with_context(at);
+    let mut head = Vec::new();
+    open()?.take(4096).read_to_end(&mut head).with_context(at)?;
+    if sniff::blktrace(&head).is_some() {
+        return blktrace::read(open()?, device).with_context(at);
+    }
+    let first = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    if std::str::from_utf8(first).is_ok_and(msr::is_line) {
+        return msr::read(open()?, device).with_context(at);
+    }
+    if device.is_some() {
+        bail!(
+            "{}: --device is for traces of blktrace and MSR Cambridge; this one has one device",
+            path.display()
+        );
+    }
+    let trace = if sniff::is_iolog(&head) {
+        iolog::read(open()?).with_context(at)?
+    } else {
+        Trace::load(path)?
+    };
+    Ok(Imported { trace, notes: Vec::new() })
+}

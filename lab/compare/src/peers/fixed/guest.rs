@@ -1,0 +1,150 @@
+//! fio in a guest that has a disk of every back end: the same guest measures them all, in turns.
+
+use std::time::{Duration, Instant};
+
+use vlane_guest::{Guest, Initramfs};
+
+use super::{Figures, Row, per_request};
+use crate::peers::Options;
+use vlane_bench::blkio::WITHIN;
+use vlane_cost::{Role, Sampler, ThreadFilter};
+use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::fio;
+use vlane_testbed::guests::{Machines, Maker, trouble, wait};
+use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::server::Server;
+
+/// Longest time to boot on a busy machine with an emulated CPU.
+const BOOT: Duration = Duration::from_secs(120);
+/// Longest that fio may take to load or to end there.
+const TURN: Duration = Duration::from_secs(60);
+/// A guest that lives longer than any measurement.
+const LIFE: Duration = Duration::from_secs(4 * 3600);
+
+/// Runs fio on command, and prints fio's result as one line. No scheduler of the guest's is
+/// between.
+const SCRIPT: &str = r#"
+stty -echo 2>/dev/null
+for disk in @DISKS@; do
+    tries=0
+    while [ ! -b /dev/$disk ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+    [ -b /dev/$disk ] || { echo "no disk $disk"; exit 1; }
+    echo none > /sys/block/$disk/queue/scheduler
+done
+echo "RESULT ready=1"
+cd /tmp
+while read -r id disk rate depth ramp time; do
+    rm -f /tmp/answer
+    fio --name="$id" --filename=/dev/$disk --direct=1 --ioengine=libaio --thread --rw=randread --bs=4096 --norandommap \
+        --randseed=1 --iodepth="$depth" --rate_iops="$rate" --time_based --ramp_time="$ramp" --runtime="$time" --disk_util=0 \
+        --exec_prerun="/gate $id" --output-format=terse --terse-version=3 --output=/tmp/answer < /dev/null > /tmp/said 2>&1
+    status=$?
+    [ $status -eq 0 ] || cat /tmp/answer /tmp/said
+    echo "RESULT line.$id=$(grep '^3;' /tmp/answer)"
+    rm -f /tmp/said /tmp/*.txt
+done
+"#;
+
+const GATE: &str = "#!/bin/sh\necho \"RESULT begin.$1=1\" > /dev/console\n";
+
+/// The guest, and the back ends of its disks.
+pub(super) struct InGuest<'a> {
+    guest: Guest,
+    machines: Machines,
+    servers: Vec<Server>,
+    /// Measurements so far.
+    count: u32,
+    interrupt: &'a Interrupt,
+}
+
+impl<'a> InGuest<'a> {
+    /// Boots it.
+    pub(super) fn boot(
+        maker: &Maker,
+        machines: Machines,
+        servers: Vec<Server>,
+        interrupt: &'a Interrupt,
+    ) -> Result<Self> {
+        let disks: Vec<_> = (0..servers.len()).map(disk).collect();
+        let initramfs = Initramfs::new(SCRIPT.replace("@DISKS@", &disks.join(" ")))
+            .programs(["fio"])
+            .file("gate", 0o755, GATE);
+        let sockets = servers.iter().map(|server| server.socket().to_path_buf()).collect();
+        let mut guest = maker.start(sockets, &initramfs, LIFE)?;
+        wait(&mut guest, "ready", BOOT, interrupt)?;
+        Ok(Self { guest, machines, servers, count: 0, interrupt })
+    }
+
+    /// One measurement of the back end at `place`. Back end and guest are looked at from outside,
+    /// in the middle of the time.
+    pub(super) fn measure(&mut self, place: usize, row: Row, options: &Options) -> Result<Figures> {
+        let Self { guest, servers, count, interrupt, .. } = self;
+        *count += 1;
+        let id = format!("m{count}");
+        guest.send(&format!(
+            "{id} {} {} {} {}ms {}ms\n",
+            disk(place),
+            row.rate,
+            row.depth,
+            options.ramp.as_millis(),
+            options.time.as_millis()
+        ))?;
+        let backend = servers.get(place).map(Server::pid).unwrap_or_default();
+        let mut roles = vec![Role::new("back end", backend.cast_signed(), ThreadFilter::All)];
+        roles.extend(Role::program("guest", guest.id().cast_signed()));
+        let mut sampler = Sampler::new(roles);
+        wait(guest, &format!("begin.{id}"), TURN, interrupt)?;
+        let begin = Instant::now();
+        let mut looks = Vec::new();
+        for part in WITHIN {
+            let at = begin + options.ramp + options.time.mul_f64(part);
+            while let Some(left) =
+                at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+            {
+                interrupt.check()?;
+                std::thread::sleep(left.min(Duration::from_millis(50)));
+            }
+            looks.push(sampler.take());
+        }
+        let line = wait(guest, &format!("line.{id}"), options.time + TURN, interrupt)?;
+        if line.is_empty() {
+            return Err(trouble(guest, "fio failed in the guest"));
+        }
+        let (_, told) = fio::parse(&line, 4096)?;
+        let [before, after] = &looks[..] else {
+            return Err(Error::new(ErrorKind::Process, "the guest was not looked at"));
+        };
+        let used = after.since(before);
+        if used.roles.iter().any(|role| role.lost) {
+            return Err(Error::new(
+                ErrorKind::Process,
+                "a back end's or the guest's process has gone",
+            ));
+        }
+        let ((backend, switches), (in_guest, _)) =
+            (per_request(&used, 0, told.iops), per_request(&used, 1, told.iops));
+        let cpu_us = match self.machines {
+            Machines::Qemu => backend + in_guest,
+            Machines::Uml => backend,
+        };
+        Ok(Figures {
+            iops: told.iops,
+            p50_us: told.p50_us,
+            p99_us: told.p99_us,
+            cpu_us,
+            backend_cpu_us: backend,
+            guest_cpu_us: Some(in_guest),
+            switches,
+            instructions: None,
+        })
+    }
+}
+
+/// The guest's name of the disk at a place.
+fn disk(place: usize) -> String {
+    let letter = u8::try_from(place)
+        .ok()
+        .filter(|place| *place < 26)
+        .map_or('z', |place| char::from(b'a' + place));
+    format!("vd{letter}")
+}

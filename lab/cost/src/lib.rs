@@ -1,0 +1,380 @@
+//! Where it goes: the work that processes do for a load, counted from outside.
+//!
+//! A [`Sampler`] looks at a set of processes, whose threads are sorted into roles (guest vCPU, back
+//! end, kernel worker). The difference of two looks, divided by the number of requests, is the cost
+//! of a request.
+//!
+//! ```no_run
+//! use vlane_cost::{Role, Sampler};
+//!
+//! # let (qemu, vlane) = (1, 2);
+//! let mut roles = Role::qemu(qemu);
+//! roles.extend(Role::vlane(vlane));
+//! let mut sampler = Sampler::new(roles);
+//! let before = sampler.take();
+//! // ... the load ...
+//! let used = sampler.take().since(&before);
+//! println!("{:?} of CPU time", used.cpu());
+//! ```
+//!
+//! | what | from | needs |
+//! |---|---|---|
+//! | CPU time, exact | the process's CPU clock, threads' `schedstat` | a process of one's own, or root |
+//! | user against system | `stat`, in ticks of 10 ms: a ratio, for loads of a second or longer | the same |
+//! | context switches | threads' `status` | the same |
+//! | system calls | [`calls`]: the kernel's tracepoints, counted per thread | root (tracepoints show what others do) |
+//! | instructions | [`instructions`]: the processor's counters, per thread | a machine that shows them |
+//! | KVM exits | [`kvm`]: debugfs | root, KVM |
+//! | guest interrupts | [`interrupts`]: `/proc/interrupts` in the guest | a guest that prints it |
+//! | QEMU's own functions | [`qemu`]: its trace log | a QEMU started for it |
+
+#![forbid(unsafe_code)]
+
+pub mod calls;
+pub mod instructions;
+pub mod interrupts;
+pub mod kvm;
+mod proc;
+pub mod qemu;
+mod roles;
+mod tally;
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use self::calls::CallCounters;
+pub use self::calls::Calls;
+use self::proc::{ProcessLook, ticks_to_ns};
+pub use self::roles::{Role, ThreadFilter};
+pub use self::tally::Tally;
+
+/// Something that was counted, or why it was not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Counted<T> {
+    /// The counts.
+    Is(T),
+    /// The reason for no counts: in words, for a report.
+    Not(String),
+}
+
+impl<T> Counted<T> {
+    /// The counts, if there are any.
+    pub fn get(&self) -> Option<&T> {
+        match self {
+            Counted::Is(value) => Some(value),
+            Counted::Not(_) => None,
+        }
+    }
+
+    /// Both counts as one, or the first reason why one of them is not there.
+    pub fn with<U, V>(self, other: Counted<U>, both: impl FnOnce(T, U) -> V) -> Counted<V> {
+        match (self, other) {
+            (Counted::Is(one), Counted::Is(other)) => Counted::Is(both(one, other)),
+            (Counted::Not(reason), _) | (_, Counted::Not(reason)) => Counted::Not(reason),
+        }
+    }
+
+    /// The reason for no counts, if so.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Counted::Is(_) => None,
+            Counted::Not(reason) => Some(reason),
+        }
+    }
+}
+
+/// Looks at processes.
+#[derive(Debug)]
+pub struct Sampler {
+    roles: Vec<Role>,
+    calls: Option<Counted<CallCounters>>,
+}
+
+/// One look.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    at: Instant,
+    roles: Vec<Role>,
+    /// By role: its processes.
+    pids: Vec<Vec<i32>>,
+    processes: HashMap<i32, ProcessLook>,
+    /// By role.
+    calls: Option<Counted<Vec<Calls>>>,
+}
+
+/// Resources used between two looks.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Used {
+    /// Time between the looks.
+    pub wall: Duration,
+    /// By role, in the order that they were given in. Threads that ended between the looks, and
+    /// could belong to several roles, make one more role at the end, if they used any.
+    pub roles: Vec<RoleUse>,
+}
+
+/// Resources used by the threads of one role.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RoleUse {
+    /// The role's name.
+    pub name: String,
+    /// CPU time.
+    pub cpu: Duration,
+    /// Its share in user mode (0 to 1); absent when too little was used to tell (ticks are 10 ms).
+    pub user_share: Option<f64>,
+    /// Times that a thread gave up its CPU because it had to wait; of threads alive at the end.
+    pub voluntary: u64,
+    /// Times that a thread was taken off its CPU; of threads alive at the end.
+    pub involuntary: u64,
+    /// Threads alive at the end.
+    pub threads: usize,
+    /// System calls.
+    pub calls: Counted<Calls>,
+    /// True if a process of the role could not be read at the end (it has ended, or is another
+    /// user's): figures are too small then.
+    pub lost: bool,
+}
+
+impl Sampler {
+    /// A sampler of CPU time and context switches. A thread counts for the first role that it fits.
+    pub fn new(roles: Vec<Role>) -> Self {
+        Self { roles, calls: None }
+    }
+
+    /// Counts system calls as well, from now on, where that is possible.
+    ///
+    /// While they are counted, every system call of the machine takes the kernel's slow path (some
+    /// 100 ns more). CPU time and system calls are better measured in two runs.
+    pub fn count_calls(mut self) -> Self {
+        self.calls = Some(CallCounters::open(&self.roles));
+        self
+    }
+
+    /// Looks.
+    pub fn take(&mut self) -> Snapshot {
+        let pids: Vec<Vec<i32>> = self.roles.iter().map(Role::processes).collect();
+        let all: BTreeSet<i32> = pids.iter().flatten().copied().collect();
+        let processes =
+            all.into_iter().filter_map(|pid| Some((pid, ProcessLook::take(pid)?))).collect();
+        let calls = self.calls.as_mut().map(|calls| match calls {
+            Counted::Is(counters) => Counted::Is(counters.read()),
+            Counted::Not(reason) => Counted::Not(reason.clone()),
+        });
+        Snapshot { at: Instant::now(), roles: self.roles.clone(), pids, processes, calls }
+    }
+}
+
+/// Sums over the threads of a role.
+#[derive(Debug, Default, Clone, Copy)]
+struct Sum {
+    cpu_ns: u64,
+    user: u64,
+    system: u64,
+    voluntary: u64,
+    involuntary: u64,
+    threads: usize,
+}
+
+impl Snapshot {
+    /// Resources used from `before`, an earlier look of the same sampler, until this one.
+    pub fn since(&self, before: &Self) -> Used {
+        let mut sums = vec![Sum::default(); self.roles.len()];
+        let mut ended = Sum::default();
+        for (pid, now) in &self.processes {
+            // A number that was used again is a new process.
+            let old = before.processes.get(pid).filter(|old| old.started == now.started);
+            self.add_process(*pid, now, old, &mut sums, &mut ended);
+        }
+        self.add_reaped(before, &mut sums);
+        let calls = |index: usize| match (&self.calls, &before.calls) {
+            (Some(Counted::Is(now)), Some(Counted::Is(old))) => {
+                match (now.get(index), old.get(index)) {
+                    (Some(now), Some(old)) => Counted::Is(now.since(old)),
+                    _ => Counted::Not("not counted: another sampler's look".into()),
+                }
+            }
+            (Some(Counted::Not(reason)), _) | (_, Some(Counted::Not(reason))) => {
+                Counted::Not(reason.clone())
+            }
+            _ => Counted::Not("not counted: not asked for".into()),
+        };
+        let mut roles: Vec<RoleUse> = self
+            .roles
+            .iter()
+            .zip(&sums)
+            .enumerate()
+            .map(|(index, (role, sum))| {
+                let lost = !self.processes.contains_key(&role.pid);
+                role_use(role.name.clone(), sum, calls(index), lost)
+            })
+            .collect();
+        if ended.cpu_ns > 0 {
+            let reason = "not counted: these threads have ended".into();
+            roles.push(role_use("threads that ended".into(), &ended, Counted::Not(reason), false));
+        }
+        Used { wall: self.at.saturating_duration_since(before.at), roles }
+    }
+
+    /// Adds the resources of a process to its roles. The part beyond its living threads was used by
+    /// threads that have ended, or in the present time slice, which a thread's own figure does not
+    /// have yet.
+    fn add_process(
+        &self,
+        pid: i32,
+        now: &ProcessLook,
+        old: Option<&ProcessLook>,
+        sums: &mut [Sum],
+        ended: &mut Sum,
+    ) {
+        let (mut living, mut user, mut system) = (0_u64, 0_u64, 0_u64);
+        let mut used_by_role = vec![0_u64; sums.len()];
+        for (key, thread) in &now.threads {
+            let begin = old.and_then(|old| old.threads.get(key));
+            let since = |now: u64, old: Option<u64>| now.saturating_sub(old.unwrap_or(0));
+            let Some(role) = self.role_of(pid, &thread.comm) else { continue };
+            let cpu = since(thread.cpu_ns, begin.map(|t| t.cpu_ns));
+            let (u, s) = (
+                since(thread.user, begin.map(|t| t.user)),
+                since(thread.system, begin.map(|t| t.system)),
+            );
+            living += cpu;
+            user += u;
+            system += s;
+            used_by_role[role] += cpu;
+            let sum = &mut sums[role];
+            sum.cpu_ns += cpu;
+            sum.user += u;
+            sum.system += s;
+            sum.voluntary += since(thread.voluntary, begin.map(|t| t.voluntary));
+            sum.involuntary += since(thread.involuntary, begin.map(|t| t.involuntary));
+            sum.threads += 1;
+        }
+        let roles: Vec<usize> = (0..sums.len())
+            .filter(|role| self.pids.get(*role).is_some_and(|pids| pids.contains(&pid)))
+            .collect();
+        let covered = now.threads.values().all(|thread| self.role_of(pid, &thread.comm).is_some());
+        let [first, ..] = roles[..] else { return };
+        // With roles for some of the threads only, the owner of the rest is unknown.
+        if !covered {
+            return;
+        }
+        let since =
+            |field: fn(&ProcessLook) -> u64| field(now).saturating_sub(old.map_or(0, field));
+        let rest = since(|p| p.cpu_ns).saturating_sub(living);
+        let (user, system) =
+            (since(|p| p.user).saturating_sub(user), since(|p| p.system).saturating_sub(system));
+        let vanished =
+            old.is_some_and(|old| old.threads.keys().any(|key| !now.threads.contains_key(key)));
+        // A running thread's figure is at most a tick old.
+        let stale = now.threads.len() as u64 * proc::tick_ns();
+        if roles.len() == 1 {
+            sums[first].cpu_ns += rest;
+            sums[first].user += user;
+            sums[first].system += system;
+        } else if vanished || rest > stale {
+            ended.cpu_ns += rest;
+            ended.user += user;
+            ended.system += system;
+        } else {
+            // To the busiest: it is the likeliest to be running.
+            let busiest =
+                roles.iter().copied().max_by_key(|role| used_by_role[*role]).unwrap_or(first);
+            sums[busiest].cpu_ns += rest;
+        }
+    }
+
+    /// Adds what processes of a tree used that have ended and were waited for.
+    fn add_reaped(&self, before: &Self, sums: &mut [Sum]) {
+        for (index, role) in self.roles.iter().enumerate() {
+            if !matches!(role.threads, ThreadFilter::Tree) {
+                continue;
+            }
+            let reaped = |snapshot: &Self| -> u64 {
+                let pids = snapshot.pids.get(index).map_or(&[][..], Vec::as_slice);
+                pids.iter()
+                    .filter_map(|pid| snapshot.processes.get(pid))
+                    .map(|process| process.reaped)
+                    .sum()
+            };
+            // Time that an ended one used before the first look is in its parent's figure, too.
+            let gone = before.pids.get(index).map_or(&[][..], Vec::as_slice);
+            let gone = gone.iter().filter(|pid| !self.processes.contains_key(pid));
+            let gone = gone.filter_map(|pid| before.processes.get(pid));
+            let gone: u64 =
+                gone.map(|process| process.user + process.system + process.reaped).sum();
+            let ticks = reaped(self).saturating_sub(reaped(before)).saturating_sub(gone);
+            sums[index].cpu_ns += ticks_to_ns(ticks);
+        }
+    }
+
+    /// The role that a thread counts for: the first that it fits.
+    fn role_of(&self, pid: i32, comm: &str) -> Option<usize> {
+        (0..self.roles.len()).find(|index| {
+            let mine = self.pids.get(*index).is_some_and(|pids| pids.contains(&pid));
+            mine && self.roles[*index].threads.fits(comm)
+        })
+    }
+}
+
+fn role_use(name: String, sum: &Sum, calls: Counted<Calls>, lost: bool) -> RoleUse {
+    let ticks = sum.user + sum.system;
+    RoleUse {
+        name,
+        cpu: Duration::from_nanos(sum.cpu_ns),
+        user_share: (ticks > 0).then(|| sum.user as f64 / ticks as f64),
+        voluntary: sum.voluntary,
+        involuntary: sum.involuntary,
+        threads: sum.threads,
+        calls,
+        lost,
+    }
+}
+
+impl RoleUse {
+    /// CPU time in user mode. For a vCPU thread under KVM the guest's own time is in it (the kernel
+    /// counts guest time as user time).
+    pub fn user(&self) -> Option<Duration> {
+        Some(self.cpu.mul_f64(self.user_share?.clamp(0.0, 1.0)))
+    }
+
+    /// CPU time in the kernel.
+    pub fn system(&self) -> Option<Duration> {
+        Some(self.cpu.saturating_sub(self.user()?))
+    }
+
+    /// Context switches of both kinds.
+    pub fn switches(&self) -> u64 {
+        self.voluntary + self.involuntary
+    }
+}
+
+impl Used {
+    /// CPU time of all roles.
+    pub fn cpu(&self) -> Duration {
+        self.roles.iter().map(|role| role.cpu).sum()
+    }
+
+    /// Context switches of all roles.
+    pub fn switches(&self) -> u64 {
+        self.roles.iter().map(RoleUse::switches).sum()
+    }
+
+    /// A role by its name.
+    pub fn role(&self, name: &str) -> Option<&RoleUse> {
+        self.roles.iter().find(|role| role.name == name)
+    }
+
+    /// System calls of all roles; the first reason if some role's were not counted.
+    pub fn calls(&self) -> Counted<Calls> {
+        let mut all = Calls::default();
+        for role in self.roles.iter().filter(|role| role.name != "threads that ended") {
+            match &role.calls {
+                Counted::Is(calls) => all.add(calls),
+                Counted::Not(reason) => return Counted::Not(reason.clone()),
+            }
+        }
+        Counted::Is(all)
+    }
+}
+
+#[cfg(test)]
+mod tests;

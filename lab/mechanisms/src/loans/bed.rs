@@ -1,0 +1,328 @@
+//! Real guests, the disks of the first of them, and schedulers that come and go: what measurements
+//! with guests share.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use vlane_error::counted;
+use vlane_guest::{Backend, Guest, Host, Initramfs, Install, Ready, Spec};
+use vlane_sched::live::state::DaemonState;
+use vlane_sched::sys::{self, Attr};
+
+use super::figures::Sample;
+use vlane_capture::Trace;
+use vlane_client::progress::Progress;
+use vlane_client::record::{RecordOptions, record};
+use vlane_cost::{Role, Sampler};
+use vlane_testbed::control::Control;
+use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::guests::{Machines, Maker};
+use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::output::Output;
+use vlane_testbed::server::{Server, Storage};
+
+/// Guests beside others that compute boot slowly.
+const BOOT: Duration = Duration::from_secs(240);
+/// After that a guest that does no I/O will not do any.
+const FIRST_IO: Duration = Duration::from_secs(60);
+/// A guest that lives longer than any measurement.
+const LIFE: Duration = Duration::from_secs(4 * 3600);
+/// How long a scheduler may take to end.
+pub(crate) const END: Duration = Duration::from_secs(10);
+/// Size of a sparse volume.
+const VOLUME: u64 = 1 << 30;
+/// Priority of real-time threads beside the scheduler: the back end, alike under all schedulers.
+const BACK_END_PRIORITY: u32 = 2;
+/// Script of the guests without I/O.
+pub(crate) const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
+
+/// Parts of a bed.
+pub(super) struct Plan<'a> {
+    /// vlane's own file.
+    pub(super) program: &'a Path,
+    /// Which guests.
+    pub(super) machines: Machines,
+    /// How many, the one with I/O included.
+    pub(super) guests: usize,
+    /// Missing programs may be installed.
+    pub(super) install: Install,
+    /// For each disk of the first guest, the arguments of its `vlane serve`.
+    pub(super) disks: Vec<Vec<OsString>>,
+    /// Script of the first guest. It prints `RESULT ready=1`. After each line, which names a disk,
+    /// it prints `RESULT load1=1`, `load2=1` and so on when it uses only that disk.
+    pub(super) first: Initramfs,
+}
+
+/// Guests and their disks, and everything that ends with them.
+pub(super) struct Bed {
+    program: PathBuf,
+    _directory: TempDir,
+    listen: PathBuf,
+    state: PathBuf,
+    trace: PathBuf,
+    state_dir: PathBuf,
+    disks: Vec<(Server, Control)>,
+    guests: Vec<Guest>,
+    /// How often the first guest was given a disk.
+    switched: u32,
+    /// Kind of the guests.
+    pub(super) what: String,
+}
+
+impl Bed {
+    pub(super) fn make(
+        plan: &Plan<'_>,
+        progress: &mut Progress,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let maker = Maker::find(&Host::new(plan.install)?, plan.machines)?;
+        let directory = TempDir::with_prefix("vlane-loans-")
+            .context(ErrorKind::Io, || "cannot make a temporary directory")?;
+        let beside = |name: &str| directory.path().join(name);
+        let listen = beside("sched.sock");
+        let mut disks = Vec::new();
+        for (number, given) in plan.disks.iter().enumerate() {
+            let control = beside(&format!("control-{number}"));
+            let mut arguments = given.clone();
+            arguments.extend([
+                "--queues".into(),
+                "1".into(),
+                "--control".into(),
+                control.clone().into(),
+            ]);
+            arguments.push(format!("--sched={}", listen.display()).into());
+            let home = beside(&format!("disk-{number}"));
+            std::fs::create_dir(&home).context(ErrorKind::Io, || "cannot make a directory")?;
+            let server =
+                Server::vlane(plan.program, &home, Storage::null(VOLUME), &[], &arguments)?;
+            // Also under EEVDF alone: a back end that waits for its turn would be measured instead
+            // of the guest.
+            for tid in threads_of(server.pid())? {
+                let attr = Attr::round_robin(BACK_END_PRIORITY);
+                sys::set(tid, &attr).context(
+                    ErrorKind::Process,
+                    || "the back end cannot be real-time: CAP_SYS_NICE is missing",
+                )?;
+            }
+            disks.push((server, Control::new(control)));
+        }
+        let mut guests = Vec::new();
+        for number in 0..plan.guests {
+            interrupt.check()?;
+            progress.detail(&format!("guest {} of {} boots", number + 1, plan.guests));
+            let guest = if number == 0 {
+                let sockets =
+                    disks.iter().map(|(server, _)| server.socket().to_path_buf()).collect();
+                maker.start(sockets, &plan.first, LIFE)?
+            } else {
+                maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE)?
+            };
+            guest.wait_result("ready", BOOT)?;
+            guests.push(guest);
+        }
+        Ok(Self {
+            program: plan.program.to_path_buf(),
+            listen,
+            state: beside("state.sock"),
+            trace: beside("trace"),
+            state_dir: beside("run"),
+            disks,
+            guests,
+            switched: 0,
+            what: maker.describe(),
+            _directory: directory,
+        })
+    }
+
+    /// Lets the first guest use a disk, and waits until it does.
+    pub(super) fn load(&mut self, disk: usize, interrupt: &Interrupt) -> Result<()> {
+        let letter = char::from(b'a' + u8::try_from(disk).unwrap_or(0));
+        self.switched += 1;
+        let guest = &mut self.guests[0];
+        guest.send(&format!("vd{letter}\n"))?;
+        guest.wait_result(&format!("load{}", self.switched), BOOT)?;
+        wait_for_io(&self.disks[disk].1, interrupt).map_err(|error| {
+            let console = self.guests[0].console();
+            let from = console.len().saturating_sub(1500);
+            let last = console.get(from..).unwrap_or(&console);
+            let text =
+                format!("the guest with I/O cannot be measured; its console ends with:\n{last}");
+            Error::caused_by(error.kind(), text, error)
+        })
+    }
+
+    /// Starts a scheduler with these arguments.
+    fn schedule(&self, arguments: &[OsString]) -> Result<Backend> {
+        let pids: Vec<u32> = self.guests.iter().map(Guest::id).collect();
+        let places = Places {
+            program: &self.program,
+            listen: &self.listen,
+            state: &self.state,
+            state_dir: &self.state_dir,
+        };
+        schedule(&places, &pids, arguments)
+    }
+
+    /// One measurement of a disk that the guest uses, under a scheduler with these arguments, or
+    /// under EEVDF alone. Returns the sample, without responses, and the recording.
+    pub(super) fn measure(
+        &self,
+        disk: usize,
+        scheduler: Option<&[OsString]>,
+        time: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<(Sample, Trace)> {
+        let running = scheduler.map(|arguments| self.schedule(arguments)).transpose()?;
+        // The back end looks for a scheduler once a second; then everything has to come to rest.
+        let settled = Instant::now() + Duration::from_secs(4);
+        while Instant::now() < settled {
+            interrupt.check()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let roles = self.guests.iter().enumerate().flat_map(|(number, guest)| {
+            Role::program(format!("guest {}", number + 1), guest.id().cast_signed())
+        });
+        let mut sampler = Sampler::new(roles.collect());
+        let before = sampler.take();
+        let begin = Instant::now();
+        let recording = RecordOptions {
+            // Our own, of the measurement before.
+            output: Output::new(&self.trace).force(true),
+            time: Some(time),
+            count: None,
+            hashes: false,
+        };
+        record(&self.disks[disk].1, &recording, interrupt, &mut |_| ())?.whole()?;
+        let used = sampler.take().since(&before);
+        let time = begin.elapsed();
+        interrupt.check()?;
+        let told = running.map(|running| running.stop(END)).transpose()?;
+        let used = used.roles.iter().map(|role| ns(role.cpu)).collect();
+        let mut sample = Sample { used, time, ..Sample::default() };
+        if let Some(stopped) = told {
+            self.add_state(&mut sample, &stopped.log)?;
+        }
+        Ok((sample, Trace::load(&self.trace)?))
+    }
+
+    /// Adds the scheduler's own figures at its end.
+    fn add_state(&self, sample: &mut Sample, log: &str) -> Result<()> {
+        let state = last_state(log)?;
+        let first = self.guests[0].id();
+        let known = state.vcpus.iter().find(|vcpu| vcpu.pid == first);
+        let known = known.ok_or_else(|| {
+            let text = format!("the scheduler never found the guest with I/O; it said:\n{log}");
+            Error::new(ErrorKind::Process, text)
+        })?;
+        if known.events == 0 {
+            let text = format!(
+                "the back end never reported a completion to the scheduler; it said:\n{log}"
+            );
+            return Err(Error::new(ErrorKind::Process, text));
+        }
+        if state.vcpus.len() != self.guests.len() {
+            let text = format!(
+                "the scheduler has {} of {}",
+                counted(state.vcpus.len(), "vCPU"),
+                self.guests.len()
+            );
+            return Err(Error::new(ErrorKind::Process, text));
+        }
+        let denied = state.counters.get("denied_rt_budget").copied().unwrap_or(0);
+        sample.boosts = [known.boosts + known.wake_boosts, known.denied, denied];
+        let part = sample.time.as_secs_f64() / state.uptime.max(1e-3);
+        sample.daemon_ns = ns(Duration::from_secs_f64(state.daemon_cpu * part.min(1.0)));
+        Ok(())
+    }
+}
+
+/// Where a scheduler comes from, and where it is found.
+pub(crate) struct Places<'a> {
+    /// vlane's own file.
+    pub(crate) program: &'a Path,
+    /// Where back ends tell it of completions.
+    pub(crate) listen: &'a Path,
+    /// Where it tells of its state.
+    pub(crate) state: &'a Path,
+    /// Where it keeps the list of changed threads.
+    pub(crate) state_dir: &'a Path,
+}
+
+/// Starts a scheduler of the machines with these process ids, by real-time slices, and prints its
+/// last state when it ends.
+pub(crate) fn schedule(
+    places: &Places<'_>,
+    pids: &[u32],
+    arguments: &[OsString],
+) -> Result<Backend> {
+    let mut words: Vec<OsString> =
+        ["sched", "run", "--json", "-", "--vehicle", "realtime"].map(OsString::from).to_vec();
+    words.extend([OsString::from("--listen"), places.listen.into()]);
+    words.extend([OsString::from("--socket"), places.state.into()]);
+    words.extend([OsString::from("--state-dir"), places.state_dir.into()]);
+    for pid in pids {
+        words.extend([OsString::from("--pid"), pid.to_string().into()]);
+    }
+    words.extend(arguments.iter().cloned());
+    Ok(Backend::start(&Spec::new(places.program, words), places.listen, Ready::Socket, None)?)
+}
+
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn threads_of(pid: u32) -> Result<Vec<u32>> {
+    let path = format!("/proc/{pid}/task");
+    let entries = std::fs::read_dir(Path::new(&path))
+        .context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// The state that `vlane sched run --json -` prints when it ends.
+pub(crate) fn last_state(log: &str) -> Result<DaemonState> {
+    let line = log.lines().rfind(|line| line.starts_with('{'));
+    let line =
+        line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
+    serde_json::from_str(line)
+        .context(ErrorKind::Format, || "the scheduler's output is not understood")
+}
+
+/// The guest has started and does something.
+fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
+    let begin = Instant::now();
+    let done =
+        || control.counters().map(|counters| counters.sum.get("reads").copied().unwrap_or(0));
+    let first = done()?;
+    while done()? < first + 20 {
+        interrupt.check()?;
+        if begin.elapsed() > FIRST_IO {
+            return Err(Error::new(ErrorKind::Timeout, "the guest with I/O does none"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Caveats that a reader must know before believing figures of these guests.
+pub(crate) fn warnings(machines: Machines) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let autogroup =
+        std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
+    if autogroup.trim() == "1" {
+        let text = "Each guest is in a session of its own, which the kernel's autogroups give \
+                    equal shares: a vCPU that owes cannot be held back against other sessions. \
+                    Without (sysctl kernel.sched_autogroup_enabled=0) loans are granted more \
+                    often.";
+        warnings.push(text.to_owned());
+    }
+    if machines == Machines::Uml {
+        let text = "A User-Mode Linux guest lets its present process run on until a system call \
+                    of it or the guest's own timer tick (10 ms) when an interrupt comes: the \
+                    host's scheduler cannot shorten that, and about one response in six waits for \
+                    it.";
+        warnings.push(text.to_owned());
+    }
+    warnings
+}

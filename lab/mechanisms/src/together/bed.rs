@@ -1,0 +1,350 @@
+//! The guests, the disks of the first of them, and one turn.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use vlane_error::counted;
+use vlane_guest::{Boot, Disk, Guest, Host, Initramfs, Qemu, Ready, Spec, ext4, run};
+
+use super::{Condition, Options, Sample, VCPUS, job};
+use crate::express::machine::{BOOT, LIFE, PLAIN, RAISED, disk_names};
+use crate::express::root::Root;
+use crate::express::script::with_parts;
+use crate::loans::bed::{END, OTHERS, Places, last_state, schedule};
+use vlane_cost::{Role, Sampler, ThreadFilter};
+use vlane_testbed::control::Control;
+use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::guests::{Machines, Maker, trouble, wait};
+use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::server::Server;
+
+/// tune2fs, on an unused image.
+const TUNE: Duration = Duration::from_secs(120);
+/// Time that a turn may exceed its duration by: the crowd's start on emulated CPUs, a last launch
+/// beside it.
+const LATE: Duration = Duration::from_secs(240);
+/// The back end looks for a scheduler once a second, and the scheduler for vCPUs.
+const SETTLE: Duration = Duration::from_secs(4);
+
+/// Mounts the disks, computes, and follows commands. For its parts see [`with_parts`].
+const SCRIPT: &str = r#"
+@TERMINAL@
+for dev in @DEVICES@; do
+    echo none > /sys/block/$dev/queue/scheduler
+    mkdir -p /mnt/$dev
+    mount -t ext4 -o noinit_itable /dev/$dev /mnt/$dev || exit 1
+    mount -t proc proc /mnt/$dev/proc
+    mount -t tmpfs tmpfs /mnt/$dev/tmp
+    mount -o bind /dev /mnt/$dev/dev
+done
+: > /tmp/computed
+for cpu in @VCPUS@; do
+    while :; do
+        i=0
+        while [ $i -lt 1000 ]; do i=$((i + 1)); done
+        echo >> /tmp/computed
+    done &
+done
+echo "RESULT kernel=$(uname -r)"
+echo "RESULT ready=1"
+while read -r seq dev raise; do
+    fio --name=crowd --filename=/dev/$dev --readonly --offset=@OFFSET@ --size=@SIZE@ --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
+        --thread --numjobs=@READERS@ --group_reporting --norandommap --time_based --runtime=36000 --disk_util=0 \
+        < /dev/null > /tmp/crowd.said 2>&1 &
+@CROWD_READS@
+@AGENT_BEGINS@
+    echo "vlane together-job @JOB@ --dir /mnt/$dev --readers $crowd --mark $seq" > /tmp/typed
+    echo exit >> /tmp/typed
+    script -q -c "bash --noediting --rcfile /etc/$rc.rc -i" /dev/null < /tmp/typed
+    echo
+@AGENT_ENDS@
+    kill -INT $crowd || cat /tmp/crowd.said
+    wait $crowd
+    echo "RESULT over.$seq=1"
+done
+"#;
+
+/// A disk of the guest, for one condition.
+struct Served {
+    condition: Condition,
+    server: Server,
+    control: Control,
+    image: PathBuf,
+    journal: Vec<Range<u64>>,
+}
+
+/// Everything that is there while turns are measured, and ends with them.
+pub(super) struct Bed<'a> {
+    options: &'a Options,
+    guest: Guest,
+    others: Vec<Guest>,
+    disks: Vec<Served>,
+    directory: TempDir,
+    measured: usize,
+    /// The guest, in words.
+    pub(super) about: String,
+}
+
+impl<'a> Bed<'a> {
+    /// Makes the images, starts a back end for each condition, and boots the guests.
+    pub(super) fn make(
+        options: &'a Options,
+        host: &Host,
+        root: &Root,
+        conditions: &[Condition],
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("vlane-together-").tempdir_in(&options.disk_dir);
+        let directory = directory.context(ErrorKind::Io, || {
+            format!("{}: no room for images", options.disk_dir.display())
+        })?;
+        add_journal(host, &root.image, options.journal)?;
+        let disks = conditions.iter().map(|one| serve(options, host, root, *one, directory.path()));
+        let disks = disks.collect::<Result<Vec<_>>>()?;
+        let maker = Maker::find(host, Machines::Qemu)?;
+        let readable = outside(&disks[0].journal, bytes_of(&disks[0].image)?);
+        let mut guest = boot(options, &maker, &disks, &readable)?;
+        let other = |_| maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE);
+        let mut others = (0..options.others).map(other).collect::<Result<Vec<_>>>()?;
+        for one in std::iter::once(&mut guest).chain(&mut others) {
+            wait(one, "ready", BOOT, interrupt)?;
+        }
+        let kernel = guest.results().get("kernel").cloned().unwrap_or_default();
+        let about = format!("{}, {VCPUS} vCPUs, Linux {kernel}", maker.describe());
+        Ok(Self { options, guest, others, disks, directory, measured: 0, about })
+    }
+
+    /// Measures one condition.
+    pub(super) fn turn(&mut self, at: usize, interrupt: &Interrupt) -> Result<Sample> {
+        self.measured += 1;
+        let (seq, disk) = (self.measured, &self.disks[at]);
+        let listen = self.directory.path().join("sched");
+        let (state, state_dir) =
+            (self.directory.path().join("state"), self.directory.path().join("scheduler"));
+        let places = Places {
+            program: &self.options.vlane,
+            listen: &listen,
+            state: &state,
+            state_dir: &state_dir,
+        };
+        let pids: Vec<u32> =
+            std::iter::once(self.guest.id()).chain(self.others.iter().map(Guest::id)).collect();
+        let words = disk.condition.schedule();
+        let words: Option<Vec<OsString>> =
+            words.map(|words| words.into_iter().map(Into::into).collect());
+        let scheduler = words.map(|words| schedule(&places, &pids, &words)).transpose()?;
+        let settled = Instant::now() + SETTLE;
+        while scheduler.is_some() && Instant::now() < settled {
+            interrupt.check()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let mut roles = vec![whole("back end", disk.server.pid()), whole("guest", self.guest.id())];
+        roles.push(match &scheduler {
+            Some(running) => whole("scheduler", running.id()),
+            None => Role::new("no scheduler", -1, ThreadFilter::All),
+        });
+        roles.extend(self.others.iter().map(|guest| whole("other guest", guest.id())));
+        let mut sampler = Sampler::new(roles);
+        let device = disk_names().nth(at).unwrap_or_default();
+        self.guest.send(&format!("{seq} {device} {}\n", u8::from(disk.condition.is_raised())))?;
+        let limit = self.options.ramp + self.options.time + LATE;
+        wait(&mut self.guest, &format!("begin.{seq}"), limit, interrupt)?;
+        let (before, counted) = (sampler.take(), requests(&disk.control)?);
+        wait(&mut self.guest, &format!("end.{seq}"), limit, interrupt)?;
+        let (used, counted) = (sampler.take().since(&before), requests(&disk.control)? - counted);
+        let (pages, journal_pages) = disk.cached();
+        wait(&mut self.guest, &format!("over.{seq}"), limit, interrupt)?;
+        let said = self.guest.results().get(&format!("done.{seq}")).cloned();
+        let said = said.ok_or_else(|| {
+            trouble(&self.guest, "the guest did not report its foreground's results")
+        })?;
+        let done: job::Done = serde_json::from_str(&said).context(ErrorKind::Format, || {
+            format!("the report of the guest's foreground is not understood: {said}")
+        })?;
+        let seconds = used.wall.as_secs_f64();
+        let cpus: Vec<f64> =
+            used.roles.iter().map(|role| role.cpu.as_secs_f64() / seconds).collect();
+        let boosts = scheduler.map(|running| self.boosts(&running.stop(END)?.log)).transpose()?;
+        Ok(Sample {
+            done,
+            back_end_us: cpus[0] * 1e6,
+            guest_cpus: cpus[1],
+            scheduler_us: cpus[2] * 1e6,
+            others_cpus: cpus.iter().skip(3).take(self.others.len()).sum(),
+            requests: counted / seconds,
+            boosts: boosts.unwrap_or(0.0),
+            pages,
+            journal_pages,
+        })
+    }
+
+    /// Boosts of the guest, per second, by what the scheduler says of itself at its end.
+    fn boosts(&self, log: &str) -> Result<f64> {
+        let state = last_state(log)?;
+        let own = state.vcpus.iter().filter(|vcpu| vcpu.pid == self.guest.id());
+        let (events, boosts) = own.fold((0, 0), |(events, boosts), vcpu| {
+            (events + vcpu.events, boosts + vcpu.boosts + vcpu.wake_boosts)
+        });
+        let expected = usize::from(VCPUS) + self.others.len();
+        if events == 0 || state.vcpus.len() != expected {
+            let text = format!(
+                "the scheduler has {} of {expected}, and heard of {events} completions of the \
+                 guest; it said:\n{log}",
+                counted(state.vcpus.len(), "vCPU")
+            );
+            return Err(Error::new(ErrorKind::Process, text));
+        }
+        Ok(boosts as f64 / state.uptime.max(1e-3))
+    }
+}
+
+impl Served {
+    /// Pages of the image, and of the journal in it, in the host's page cache.
+    fn cached(&self) -> (Option<u64>, Option<u64>) {
+        let Ok(file) = File::open(&self.image) else { return (None, None) };
+        let count = |range: &Range<u64>| vlane_engine::pages::cached(&file, range);
+        let bytes = file.metadata().map_or(0, |meta| meta.len());
+        (count(&(0..bytes)), self.journal.iter().map(count).sum())
+    }
+}
+
+/// A whole process.
+fn whole(name: &str, pid: u32) -> Role {
+    Role::new(name, pid.cast_signed(), ThreadFilter::All)
+}
+
+/// Requests that the back end has answered.
+fn requests(control: &Control) -> Result<f64> {
+    let sum = control.counters()?.sum;
+    let count = |name: &str| sum.get(name).copied().unwrap_or(0) as f64;
+    Ok(["reads", "writes", "flushes", "others"].map(count).iter().sum())
+}
+
+/// Bytes of a file.
+fn bytes_of(path: &Path) -> Result<u64> {
+    let meta = std::fs::metadata(path)
+        .context(ErrorKind::Io, || format!("{}: cannot be read", path.display()))?;
+    Ok(meta.len())
+}
+
+/// The largest part of an image without a piece of its journal. Readers have it: their data are in
+/// the host's page cache, in every mode that keeps the journal out of it.
+fn outside(journal: &[Range<u64>], bytes: u64) -> Range<u64> {
+    let mut ends: Vec<&Range<u64>> = journal.iter().collect();
+    ends.sort_unstable_by_key(|range| range.start);
+    let begins = std::iter::once(0).chain(ends.iter().map(|range| range.end));
+    let gaps = begins.zip(ends.iter().map(|range| range.start).chain([bytes]));
+    let gap = gaps.max_by_key(|(begin, end)| end.saturating_sub(*begin));
+    gap.map_or(0..bytes, |(begin, end)| begin..end.max(begin))
+}
+
+/// Gives the file system of the programs a journal.
+fn add_journal(host: &Host, image: &Path, bytes: u64) -> Result<()> {
+    let mut command = Command::new(host.program("tune2fs")?);
+    command.args(["-j", "-J", &format!("size={}", bytes >> 20)]).arg(image);
+    let output = run(&mut command, TUNE)?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(Error::new(
+            ErrorKind::Process,
+            format!("{command:?} failed: {}", output.text.trim()),
+        )),
+    }
+}
+
+/// A copy of the image, and its back end.
+fn serve(
+    options: &Options,
+    host: &Host,
+    root: &Root,
+    condition: Condition,
+    dir: &Path,
+) -> Result<Served> {
+    let beside = |end: &str| dir.join(format!("{}.{end}", condition.name));
+    let (image, socket) = (beside("img"), beside("sock"));
+    std::fs::copy(&root.image, &image)
+        .context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
+    let mut words = condition.serve(&image, options.model, &dir.join("sched"));
+    words.extend(["--socket".to_owned(), socket.display().to_string()]);
+    words.extend(["--control".to_owned(), beside("control").display().to_string()]);
+    let spec = Spec::new(&options.vlane, words);
+    let server = Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?;
+    let journal = ext4::journal(host, &image)?;
+    Ok(Served { condition, server, control: Control::new(beside("control")), image, journal })
+}
+
+/// The guest that is measured.
+fn boot(
+    options: &Options,
+    maker: &Maker,
+    disks: &[Served],
+    readable: &Range<u64>,
+) -> Result<Guest> {
+    let Maker::Qemu(host, program, kernel, choice) = maker else {
+        return Err(Error::new(ErrorKind::Invalid, "the guest has two vCPUs, so it is QEMU's"));
+    };
+    let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(""));
+    let at = |disk: &Served| Disk {
+        queues: Some(disk.condition.queues()),
+        ..Disk::at(disk.server.socket())
+    };
+    machine.disks = disks.iter().map(at).collect();
+    machine.vcpus = VCPUS;
+    machine.memory_mib = 1024;
+    machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
+    Ok(machine.start_with(host, kernel, &initramfs(options, disks.len(), readable), LIFE, None)?)
+}
+
+/// The guest's script.
+fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
+    let ms = |time: Duration| format!("{}ms", time.as_millis());
+    let job = format!(
+        "--program {} --computed /tmp/computed --ramp {} --time {}",
+        options.program.name(),
+        ms(options.ramp),
+        ms(options.time)
+    );
+    let vcpus: Vec<String> = (0..VCPUS).map(|vcpu| vcpu.to_string()).collect();
+    with_parts(SCRIPT)
+        .replace("@DEVICES@", &disk_names().take(disks).collect::<Vec<_>>().join(" "))
+        .replace("@VCPUS@", &vcpus.join(" "))
+        .replace("@OFFSET@", &readable.start.to_string())
+        .replace("@SIZE@", &(readable.end - readable.start).to_string())
+        .replace("@READERS@", &options.readers.to_string())
+        .replace("@ENOUGH@", &(u32::from(options.readers) * 8 / 10).to_string())
+        .replace("@JOB@", &job)
+}
+
+fn initramfs(options: &Options, disks: usize, readable: &Range<u64>) -> Initramfs {
+    Initramfs::new(script(options, disks, readable))
+        .programs(["fio", "bash", "script"])
+        .program_at("vlane", &options.vlane)
+        .program_at("vlane-fg", &options.fg)
+        .file("etc/plain.rc", 0o644, PLAIN)
+        .file("etc/raised.rc", 0o644, RAISED)
+        .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_get_largest_part_without_journal() {
+        assert_eq!(outside(std::slice::from_ref(&(30..40)), 100), 40..100);
+        assert_eq!(outside(std::slice::from_ref(&(70..90)), 100), 0..70);
+        assert_eq!(outside(&[60..75, 20..30], 100), 30..60);
+        assert_eq!(outside(&[], 100), 0..100);
+    }
+
+    #[test]
+    fn guest_script_has_no_placeholders() {
+        assert!(!script(&crate::together::report::tests::options(3), 6, &(0..4096)).contains('@'));
+    }
+}

@@ -1,0 +1,305 @@
+//! File systems after a power cut: their repair, and the check that the repair is complete.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use vlane_guest::{Host, find_program};
+
+use super::Machines;
+use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+
+/// How long a tool may take for a small image.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Time that an unused file system may still be busy.
+const BUSY: Duration = Duration::from_secs(10);
+
+/// Which file system the guest has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileSystem {
+    /// ext4, with its data in their order (`data=ordered`).
+    Ext4,
+    /// ext4, with data in the journal as well (`data=journal`).
+    Ext4Journal,
+    /// XFS. Its log is replayed by this machine's kernel, which takes root.
+    Xfs,
+}
+
+impl FileSystem {
+    /// Its name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "ext4",
+            FileSystem::Ext4Journal => "ext4, data=journal",
+            FileSystem::Xfs => "XFS",
+        }
+    }
+
+    /// A guest that has it: User-Mode Linux has no XFS.
+    pub fn machines(self) -> Machines {
+        match self {
+            FileSystem::Ext4 | FileSystem::Ext4Journal => Machines::Uml,
+            FileSystem::Xfs => Machines::Qemu,
+        }
+    }
+
+    /// Its name for `mount -t`.
+    pub fn kind(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 | FileSystem::Ext4Journal => "ext4",
+            FileSystem::Xfs => "xfs",
+        }
+    }
+
+    /// The guest's mount options.
+    pub fn mount_options(self) -> &'static str {
+        match self {
+            FileSystem::Ext4 => "noatime",
+            // All volumes are copies of one image.
+            FileSystem::Xfs => "noatime,nouuid",
+            FileSystem::Ext4Journal => "noatime,data=journal",
+        }
+    }
+
+    /// Its smallest useful volume, bytes: the smaller, the sooner the journal comes round, and the
+    /// quicker the check.
+    pub fn size(self) -> u64 {
+        match self {
+            FileSystem::Ext4 | FileSystem::Ext4Journal => 64 << 20,
+            // xfsprogs makes none below this.
+            FileSystem::Xfs => 304 << 20,
+        }
+    }
+
+    /// Makes it on an image.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Missing`], and the tool's errors.
+    pub fn make(self, host: &Host, image: &Path) -> Result<()> {
+        let file = std::fs::File::create_new(image).and_then(|file| file.set_len(self.size()));
+        file.context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
+        let mut make = match self {
+            FileSystem::Ext4 | FileSystem::Ext4Journal => {
+                let mut make = Command::new(host.program("mkfs.ext4")?);
+                make.args(["-q", "-F", "-b", "4096", "-N", "1024", "-m", "0", "-J", "size=4"]);
+                make.args(["-E", "lazy_itable_init=0,lazy_journal_init=0"]);
+                make
+            }
+            FileSystem::Xfs => {
+                let mut make = Command::new(host.program("mkfs.xfs")?);
+                make.args(["-q", "-f"]);
+                make
+            }
+        };
+        let said = run(make.arg(image))?;
+        match said.code {
+            Some(0) => Ok(()),
+            _ => Err(Error::new(ErrorKind::Process, format!("{}: {}", image.display(), said.text))),
+        }
+    }
+}
+
+/// A tool's output and exit status.
+struct Said {
+    code: Option<i32>,
+    text: String,
+}
+
+fn run(command: &mut Command) -> Result<Said> {
+    let output = vlane_guest::run(command, LIMIT)?;
+    Ok(Said { code: output.status.code(), text: output.text })
+}
+
+/// True if this machine's kernel can mount XFS.
+fn has_xfs() -> bool {
+    let knows = || {
+        let known = std::fs::read_to_string("/proc/filesystems").unwrap_or_default();
+        known.split_whitespace().any(|word| word == "xfs")
+    };
+    // It may be a module.
+    knows() || (run(Command::new("modprobe").args(["--quiet", "xfs"])).is_ok() && knows())
+}
+
+/// Where states are checked.
+#[derive(Debug)]
+pub struct Bench {
+    file_system: FileSystem,
+    dir: tempfile::TempDir,
+    tools: [PathBuf; 2],
+}
+
+impl Bench {
+    /// Finds what it needs. `dir` is best in memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Missing`].
+    pub fn new(host: &Host, file_system: FileSystem, dir: &Path) -> Result<Self> {
+        let tools = match file_system {
+            FileSystem::Ext4 | FileSystem::Ext4Journal => {
+                [host.program("e2fsck")?, host.program("debugfs")?]
+            }
+            FileSystem::Xfs => {
+                if !rustix::process::geteuid().is_root() || !has_xfs() {
+                    let context = "XFS cannot be mounted here, which replays its log: it takes \
+                                   root, and a kernel that has XFS";
+                    return Err(Error::new(ErrorKind::Missing, context));
+                }
+                [
+                    host.program("xfs_repair")?,
+                    find_program("mount").unwrap_or_else(|| "mount".into()),
+                ]
+            }
+        };
+        let dir = tempfile::TempDir::with_prefix_in("vlane-power-cut-", dir);
+        let dir = dir.context(ErrorKind::Io, || "no directory for the states after a power cut")?;
+        Ok(Self { file_system, dir, tools })
+    }
+
+    /// Where the image of a state goes.
+    pub fn image(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// Repairs the file system on the image, as a mount after a power cut does, and has it checked.
+    /// Then it shows `look` the files, and returns the faults.
+    ///
+    /// # Errors
+    /// When a tool cannot be started, or does not end.
+    pub fn check(&self, look: impl FnOnce(&Path)) -> Result<Option<String>> {
+        match self.file_system {
+            FileSystem::Ext4 | FileSystem::Ext4Journal => self.check_ext4(look),
+            FileSystem::Xfs => self.check_xfs(look),
+        }
+    }
+
+    fn check_ext4(&self, look: impl FnOnce(&Path)) -> Result<Option<String>> {
+        let [e2fsck, debugfs] = &self.tools;
+        let image = self.image();
+        // Replays the journal. 1: something was corrected, such as files that were open when they
+        // were removed.
+        let repair = run(Command::new(e2fsck).arg("-p").arg(&image))?;
+        let again = run(Command::new(e2fsck).arg("-fn").arg(&image))?;
+        let wrong = match (repair.code, again.code) {
+            (Some(0 | 1), Some(0)) => None,
+            (Some(0 | 1), _) => Some(format!("e2fsck -fn: {}", again.text.trim())),
+            _ => Some(format!("e2fsck -p: {}", repair.text.trim())),
+        };
+        let files = self.dir.path().join("files");
+        let _ = std::fs::remove_dir_all(&files);
+        std::fs::create_dir(&files)
+            .context(ErrorKind::Io, || "no directory for a state's files")?;
+        run(Command::new(debugfs)
+            .arg("-R")
+            .arg(format!("rdump / {}", files.display()))
+            .arg(&image))?;
+        look(&files);
+        Ok(wrong)
+    }
+
+    fn check_xfs(&self, look: impl FnOnce(&Path)) -> Result<Option<String>> {
+        let [xfs_repair, mount] = &self.tools;
+        let (image, at) = (self.image(), self.dir.path().join("mounted"));
+        let _ = std::fs::create_dir(&at);
+        // Replays the log.
+        let mounted =
+            run(Command::new(mount).args(["-t", "xfs", "-o", "loop,nouuid"]).arg(&image).arg(&at))?;
+        if mounted.code != Some(0) {
+            look(&at);
+            return Ok(Some(format!("mount: {}", mounted.text.trim())));
+        }
+        look(&at);
+        self.unmount()?;
+        let checked = run(Command::new(xfs_repair).arg("-n").arg(&image))?;
+        Ok((checked.code != Some(0)).then(|| format!("xfs_repair -n: {}", checked.text.trim())))
+    }
+
+    /// A tool that another thread starts has our files open for a moment.
+    fn unmount(&self) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let unmounted = run(Command::new("umount").arg(self.dir.path().join("mounted")))?;
+            if unmounted.code == Some(0) {
+                return Ok(());
+            }
+            if begin.elapsed() > BUSY {
+                return Err(Error::new(
+                    ErrorKind::Process,
+                    format!("umount: {}", unmounted.text.trim()),
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if self.file_system == FileSystem::Xfs {
+            // Of a state that was being looked at.
+            let _ = run(Command::new("umount").arg("--quiet").arg(self.dir.path().join("mounted")));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// With a fresh file system of each kind that this machine can check.
+    fn benches() -> Vec<(FileSystem, Bench)> {
+        let host = Host::new(vlane_guest::Install::Never).unwrap();
+        let memory = Path::new("/dev/shm");
+        let dir = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+        let mut benches = Vec::new();
+        for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
+            let made = Bench::new(&host, file_system, &dir)
+                .and_then(|bench| file_system.make(&host, &bench.image()).map(|()| bench));
+            match made {
+                Ok(bench) => benches.push((file_system, bench)),
+                Err(error) if error.kind() == ErrorKind::Missing => vlane_testing::skip(error),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        benches
+    }
+
+    #[test]
+    fn repeated_checks_distinguish_damaged_file_systems() {
+        use std::os::unix::fs::FileExt;
+        for (file_system, bench) in benches() {
+            for _ in 0..3 {
+                let mut looked = 0;
+                assert_eq!(
+                    bench.check(|files| looked += usize::from(files.is_dir())).unwrap(),
+                    None
+                );
+                assert_eq!(looked, 1);
+            }
+            // The root's inodes, and the counters of free blocks: all that lies behind the
+            // superblock.
+            let file = std::fs::OpenOptions::new().write(true).open(bench.image()).unwrap();
+            file.write_all_at(&[0xa5; 32 << 10], 4096).unwrap();
+            drop(file);
+            let wrong = bench.check(|_| ()).unwrap();
+            assert!(wrong.is_some(), "{}", file_system.name());
+        }
+    }
+
+    #[test]
+    fn busy_file_system_is_unmounted_later() {
+        for (_, bench) in benches().into_iter().filter(|(kind, _)| *kind == FileSystem::Xfs) {
+            let mut holder = None;
+            let wrong = bench.check(|files| {
+                let held = std::fs::File::open(files).unwrap();
+                // As a program does that was started meanwhile.
+                holder = Some(std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(300));
+                    drop(held);
+                }));
+            });
+            assert_eq!(wrong.unwrap(), None);
+            assert!(holder.unwrap().join().is_ok());
+        }
+    }
+}
