@@ -111,7 +111,7 @@ pub fn check_request(ram: &Ram, queue: &Queue, request: &Request) {
         assert_eq!(ram.pieces(first, buffer.iov_len as u64).expect("memory").len(), 1);
     }
     let _ = request.fits(1 << 20);
-    if request.kind() == vlane_ring::Kind::GetId {
+    if request.kind() == vlane_ring::RequestKind::GetId {
         request.fill(b"a serial number of more than 20 bytes");
     }
 }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Completion, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Completion, Format, Request, RequestKind};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_ring::{InflightRegion, Queue, QueueConfig, RingFormat};
 
@@ -229,7 +229,7 @@ impl Guest {
             Action::Read => {
                 // So that what is not written is seen.
                 data.copy_in(0, &vec![0xee; len as usize])?;
-                (Kind::Read, sector, len)
+                (RequestKind::Read, sector, len)
             }
             Action::Write => {
                 for index in 0..count {
@@ -238,7 +238,7 @@ impl Guest {
                         &contents(sector + index, version),
                     )?;
                 }
-                (Kind::Write, sector, len)
+                (RequestKind::Write, sector, len)
             }
             Action::Zero | Action::Discard => {
                 let mut range = [0; 16];
@@ -246,10 +246,18 @@ impl Guest {
                 range[8..12].copy_from_slice(&u32::try_from(count)?.to_le_bytes());
                 range[12] = u8::from(unmap && action == Action::Zero);
                 data.copy_in(0, &range)?;
-                (if action == Action::Zero { Kind::WriteZeroes } else { Kind::Discard }, 0, 16)
+                (
+                    if action == Action::Zero {
+                        RequestKind::WriteZeroes
+                    } else {
+                        RequestKind::Discard
+                    },
+                    0,
+                    16,
+                )
             }
-            Action::Flush => (Kind::Flush, 0, 0),
-            Action::Other => (Kind::GetId, 0, 20),
+            Action::Flush => (RequestKind::Flush, 0, 0),
+            Action::Other => (RequestKind::GetId, 0, 20),
         };
         let request = Request { kind, sector: at_sector, len, ioprio };
         at.driver.submit(slot, request)?;

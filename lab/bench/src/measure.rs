@@ -52,7 +52,7 @@ pub struct Setting<'a> {
 
 /// A back end that the lab starts: two measurements with the same of these use the same process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Kind {
+struct ServerSetup {
     backend: Backend,
     storage: Storage,
     args: Vec<String>,
@@ -72,7 +72,7 @@ struct Bench<'a> {
     disk: Option<Image>,
     server_cpus: Vec<usize>,
     client_cpus: Vec<usize>,
-    running: Option<(Kind, Server, Option<Control>)>,
+    running: Option<(ServerSetup, Server, Option<Control>)>,
 }
 
 /// Measures a profile, which must have targets. If it is interrupted after the first measurement,
@@ -329,7 +329,7 @@ impl<'a> Bench<'a> {
         };
         let counted = target.backend == Backend::Vlane && load.flush_every.is_some();
         let (storage, queues) = (load.storage.clone(), load.queues());
-        let kind = Kind { backend: target.backend, storage, args, queues, counted };
+        let kind = ServerSetup { backend: target.backend, storage, args, queues, counted };
         let running = match self.running.take() {
             Some((old, server, control)) if old == kind => (old, server, control),
             old => {
@@ -343,7 +343,7 @@ impl<'a> Bench<'a> {
         Ok(&self.running.insert(running).1)
     }
 
-    fn start(&self, kind: &Kind, control: Option<&Path>) -> Result<Server> {
+    fn start(&self, kind: &ServerSetup, control: Option<&Path>) -> Result<Server> {
         let storage = match kind.storage {
             Storage::Null => Served::null(self.profile.size),
             Storage::Ram | Storage::Disk | Storage::DiskCached => {

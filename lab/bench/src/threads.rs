@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use vlane_driver::ring::Kind;
+use vlane_driver::ring::RequestKind;
 use vlane_driver::{Buckets, Mix, Region, Requests};
 
 use super::profile::{Load, Storage};
@@ -127,8 +127,8 @@ fn thread(
             break;
         }
         let done = match kind {
-            Kind::Flush => file.sync_data(),
-            Kind::Read => file.read_exact_at(buffer, offset),
+            RequestKind::Flush => file.sync_data(),
+            RequestKind::Read => file.read_exact_at(buffer, offset),
             _ => file.write_all_at(buffer, offset),
         };
         done.context(ErrorKind::Io, || format!("{kind:?} at {offset}"))?;
@@ -136,7 +136,7 @@ fn thread(
         if end >= window.0 && end < window.1 {
             let us = u64::try_from((end - begin).as_micros()).unwrap_or(LONGEST_US);
             measured.all.saturating_record(us.max(1));
-            if kind == Kind::Flush {
+            if kind == RequestKind::Flush {
                 measured.flushes.saturating_record(us.max(1));
             }
         }

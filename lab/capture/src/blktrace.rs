@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 
-use vlane_trace::{Kind, Status};
+use vlane_trace::{RequestKind, Status};
 
 use super::{Imported, Trace, choose};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
@@ -67,11 +67,11 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
     for place in trace.by_submission() {
         let record = &trace.requests[place].record;
         let what = match record.kind {
-            Kind::Read => category::READ,
-            Kind::Write => category::WRITE,
-            Kind::Flush => category::WRITE | category::FLUSH,
-            Kind::Discard => category::WRITE | category::DISCARD,
-            Kind::WriteZeroes | Kind::GetId | Kind::Refused => 0,
+            RequestKind::Read => category::READ,
+            RequestKind::Write => category::WRITE,
+            RequestKind::Flush => category::WRITE | category::FLUSH,
+            RequestKind::Discard => category::WRITE | category::DISCARD,
+            RequestKind::WriteZeroes | RequestKind::GetId | RequestKind::Refused => 0,
         };
         let (Ok(bytes), 1..) = (u32::try_from(record.bytes()), what) else {
             left_out += 1;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use vlane_policy::journal::content::Content;
 use vlane_policy::journal::pattern::Pattern;
 use vlane_policy::journal::{self, FileSystem, Journal, Map};
-use vlane_trace::{Kind, SECTOR};
+use vlane_trace::{RequestKind, SECTOR};
 
 use super::Trace;
 
@@ -18,7 +18,7 @@ const MOMENTS: usize = 240;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     /// The way.
-    pub way: journal::Way,
+    pub way: journal::Evidence,
     /// When the first verdict came, in ns since the trace's first request.
     pub first: Option<u64>,
     /// Of the writes since then.
@@ -79,7 +79,7 @@ pub(super) fn overlap(map: &Map, range: &Range<u64>) -> u64 {
 
 /// A journal of these ranges, as the layout names it.
 pub fn layout_journal(filesystem: FileSystem, ranges: Vec<Range<u64>>) -> Journal {
-    Journal { filesystem, kind: journal::Kind::Journal, way: journal::Way::Layout, ranges }
+    Journal { filesystem, kind: journal::LogKind::Journal, way: journal::Evidence::Layout, ranges }
 }
 
 /// Where the layout of a trace places journals: what it said last.
@@ -113,11 +113,11 @@ enum Finder {
 }
 
 impl Finder {
-    fn way(&self) -> journal::Way {
+    fn way(&self) -> journal::Evidence {
         match self {
-            Self::Layout(_) => journal::Way::Layout,
-            Self::Content(_) => journal::Way::Content,
-            Self::Pattern(_) => journal::Way::Pattern,
+            Self::Layout(_) => journal::Evidence::Layout,
+            Self::Content(_) => journal::Evidence::Content,
+            Self::Pattern(_) => journal::Evidence::Pattern,
         }
     }
 
@@ -132,7 +132,7 @@ impl Finder {
     /// Those that are called journals: a log is counted apart.
     fn called_journals(&self) -> Vec<Journal> {
         let mut journals = self.journals();
-        journals.retain(|journal| journal.kind == journal::Kind::Journal);
+        journals.retain(|journal| journal.kind == journal::LogKind::Journal);
         journals
     }
 
@@ -170,7 +170,7 @@ fn one(
     mut finder: Finder,
 ) -> Found {
     let (begin, _) = trace.span();
-    let of_truth = truth.bytes(journal::Kind::Journal);
+    let of_truth = truth.bytes(journal::LogKind::Journal);
     let mut map = Map::new(&finder.called_journals());
     let mut found = Found {
         way: finder.way(),
@@ -187,21 +187,21 @@ fn one(
         let time = record.submit - begin;
         let range = record.sector * SECTOR..(record.sector + u64::from(record.sectors)) * SECTOR;
         blocks.clear();
-        if record.kind == Kind::Write
+        if record.kind == RequestKind::Write
             && let Some(of_write) = heads.get(&(record.lane, request.run, record.seq))
         {
             blocks.extend(of_write.iter().map(super::Head::block));
         }
         match (&mut finder, record.kind) {
-            (Finder::Content(content), Kind::Write) => content.write(&range, &blocks),
-            (Finder::Content(content), Kind::Discard | Kind::WriteZeroes) => {
+            (Finder::Content(content), RequestKind::Write) => content.write(&range, &blocks),
+            (Finder::Content(content), RequestKind::Discard | RequestKind::WriteZeroes) => {
                 content.cleared(&range)
             }
-            (Finder::Pattern(pattern), Kind::Write) => pattern.write(&range),
-            (Finder::Pattern(pattern), Kind::Discard | Kind::WriteZeroes) => {
+            (Finder::Pattern(pattern), RequestKind::Write) => pattern.write(&range),
+            (Finder::Pattern(pattern), RequestKind::Discard | RequestKind::WriteZeroes) => {
                 pattern.cleared(&range)
             }
-            (Finder::Pattern(pattern), Kind::Flush) => pattern.flush(),
+            (Finder::Pattern(pattern), RequestKind::Flush) => pattern.flush(),
             _ => {}
         }
         if finder.take_change() {
@@ -210,7 +210,7 @@ fn one(
                 found.first.get_or_insert(time);
             }
         }
-        if record.kind == Kind::Write {
+        if record.kind == RequestKind::Write {
             if found.first.is_some() {
                 found.since_found.add(&range, truth, &map);
             }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, Write};
 
-use vlane_trace::{Header, Kind, Priority, Record, Status};
+use vlane_trace::{Header, Priority, Record, RequestKind, Status};
 
 use super::Trace;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
@@ -48,10 +48,10 @@ pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -
         for place in trace.by_submission() {
             let record = &trace.requests[place].record;
             let action = match record.kind {
-                Kind::Read if record.sectors > 0 => "read",
-                Kind::Write if record.sectors > 0 => "write",
-                Kind::Discard if record.sectors > 0 => "trim",
-                Kind::Flush => "sync",
+                RequestKind::Read if record.sectors > 0 => "read",
+                RequestKind::Write if record.sectors > 0 => "write",
+                RequestKind::Discard if record.sectors > 0 => "trim",
+                RequestKind::Flush => "sync",
                 _ => {
                     left_out += 1;
                     continue;
@@ -115,10 +115,10 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
             _ => return bad("neither a file's nor a request's line"),
         };
         let kind = match action {
-            "read" => Kind::Read,
-            "write" => Kind::Write,
-            "trim" => Kind::Discard,
-            "sync" | "datasync" => Kind::Flush,
+            "read" => RequestKind::Read,
+            "write" => RequestKind::Write,
+            "trim" => RequestKind::Discard,
+            "sync" | "datasync" => RequestKind::Flush,
             "wait" if version == 2 => {
                 pause = pause.saturating_add(numbers.0);
                 continue;
@@ -141,8 +141,12 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
 }
 
 /// The record of a request at a time in us, with its offset and length, or why it has none.
-fn request(kind: Kind, at: u64, numbers: (u64, u64)) -> std::result::Result<Record, &'static str> {
-    let (offset, length) = if kind == Kind::Flush { (0, 0) } else { numbers };
+fn request(
+    kind: RequestKind,
+    at: u64,
+    numbers: (u64, u64),
+) -> std::result::Result<Record, &'static str> {
+    let (offset, length) = if kind == RequestKind::Flush { (0, 0) } else { numbers };
     let Ok(sectors) = u32::try_from(length / 512) else {
         return Err("too long for one request");
     };

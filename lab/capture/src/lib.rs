@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read};
 use std::path::Path;
 
-use vlane_trace::{BlockHead, Entry, Header, Kind, LayoutPiece, Reader, Record, Writer};
+use vlane_trace::{BlockHead, Entry, Header, LayoutPiece, Reader, Record, RequestKind, Writer};
 
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::output::Output;
@@ -356,7 +356,7 @@ impl Trace {
     }
 
     /// Requests of each kind; one with several ranges counts once.
-    pub fn count(&self, kind: Kind) -> u64 {
+    pub fn count(&self, kind: RequestKind) -> u64 {
         self.requests.iter().filter(|r| r.record.kind == kind && !r.record.more).count() as u64
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
-use vlane_trace::{Header, Kind, Priority, Record, Status};
+use vlane_trace::{Header, Priority, Record, RequestKind, Status};
 
 use super::{Imported, Trace, choose};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
@@ -25,7 +25,7 @@ struct Line<'a> {
     time: u64,
     host: &'a str,
     disk: &'a str,
-    kind: Kind,
+    kind: RequestKind,
     offset: u64,
     size: u64,
     response: u64,
@@ -48,8 +48,8 @@ fn parse(line: &str) -> std::result::Result<Line<'_>, &'static str> {
         return Err("time, offset, size or response time is no number");
     };
     let kind = match kind {
-        "Read" => Kind::Read,
-        "Write" => Kind::Write,
+        "Read" => RequestKind::Read,
+        "Write" => RequestKind::Write,
         _ => return Err("neither Read nor Write"),
     };
     if time < EPOCH {
@@ -169,8 +169,8 @@ mod tests {
         let of = |r: &crate::Request| {
             (r.record.kind, r.record.submit, r.record.service, r.record.sector, r.record.sectors)
         };
-        assert_eq!(of(first), (Kind::Read, 0, 1_513_200, 749_016, 64));
-        assert_eq!(of(second), (Kind::Write, 1_332_052_600, 124_900, 5512, 8));
+        assert_eq!(of(first), (RequestKind::Read, 0, 1_513_200, 749_016, 64));
+        assert_eq!(of(second), (RequestKind::Write, 1_332_052_600, 124_900, 5512, 8));
         // 22 February 2007, as the publication says.
         assert_eq!(read.trace.header.started / 1_000_000_000 / 86_400, 13_566);
         assert!(read.notes.is_empty(), "{:?}", read.notes);

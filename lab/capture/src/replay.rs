@@ -13,7 +13,7 @@ use std::path::Path;
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest};
 use vlane_driver::{OnProgress, Session};
 use vlane_error::counted;
-use vlane_trace::{Kind, Record};
+use vlane_trace::{Record, RequestKind};
 
 use super::replay_report::{self, Facts};
 use super::{Request, Trace};
@@ -104,13 +104,13 @@ impl Prepared {
 /// How a request is replayed, or why it is not.
 fn why_not(trace: &Trace, record: &Record) -> std::result::Result<ReplayKind, &'static str> {
     let kind = match record.kind {
-        Kind::Read => ReplayKind::Read,
-        Kind::Write => ReplayKind::Write,
-        Kind::Flush => return Ok(ReplayKind::Flush),
-        Kind::Discard => ReplayKind::Discard,
-        Kind::WriteZeroes => ReplayKind::WriteZeroes,
-        Kind::GetId => return Err("requests for the serial number"),
-        Kind::Refused => return Err("malformed requests"),
+        RequestKind::Read => ReplayKind::Read,
+        RequestKind::Write => ReplayKind::Write,
+        RequestKind::Flush => return Ok(ReplayKind::Flush),
+        RequestKind::Discard => ReplayKind::Discard,
+        RequestKind::WriteZeroes => ReplayKind::WriteZeroes,
+        RequestKind::GetId => return Err("requests for the serial number"),
+        RequestKind::Refused => return Err("malformed requests"),
     };
     let end = record.sector.checked_add(record.sectors.into());
     match end {

@@ -6,7 +6,7 @@ use vlane_driver::replay::Timing;
 use vlane_error::counted;
 
 use vlane_driver::replay::ReplayReport;
-use vlane_trace::Kind;
+use vlane_trace::RequestKind;
 
 use super::Trace;
 use super::analyze::build::{number, percentile_columns, percentiles, text, us};
@@ -92,11 +92,15 @@ fn section(id: &str, title: &str, words: &str, block: vlane_report::Block) -> Se
 
 fn latencies(trace: &Trace, result: &ReplayReport) -> Section {
     let mut rows = Vec::new();
-    let kinds: [(&[Kind], &str, _); 4] = [
-        (&[Kind::Read], "read", &result.reads),
-        (&[Kind::Write], "write", &result.writes),
-        (&[Kind::Flush], "flush", &result.flushes),
-        (&[Kind::Discard, Kind::WriteZeroes], "discard, write-zeroes", &result.discards),
+    let kinds: [(&[RequestKind], &str, _); 4] = [
+        (&[RequestKind::Read], "read", &result.reads),
+        (&[RequestKind::Write], "write", &result.writes),
+        (&[RequestKind::Flush], "flush", &result.flushes),
+        (
+            &[RequestKind::Discard, RequestKind::WriteZeroes],
+            "discard, write-zeroes",
+            &result.discards,
+        ),
     ];
     for (of, name, now) in kinds {
         let then =

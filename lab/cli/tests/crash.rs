@@ -19,7 +19,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use served::{Place, draw, going_on, seed, stop};
-use vlane_driver::ring::{Kind, Request};
+use vlane_driver::ring::{Request, RequestKind};
 use vlane_driver::{
     Limit, Session, SessionOptions, VerifyOptions, VerifyState, Want, verify_check, verify_load,
 };
@@ -158,7 +158,7 @@ fn direct_regions_survive_kills_under_load() {
         let (mut queues, _waker) = session.start().unwrap();
         let begin = Instant::now();
         loop {
-            request(&mut queues[0], Kind::Write, 3 * MIB / 512, 4096);
+            request(&mut queues[0], RequestKind::Write, 3 * MIB / 512, 4096);
             if cached() == 0 || !is_direct || begin.elapsed() > served::LIMIT {
                 break;
             }
@@ -207,7 +207,7 @@ fn unwritten_pages(path: &Path) -> Option<u64> {
 }
 
 /// One request on a started queue.
-fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64, len: u32) {
+fn request(queue: &mut vlane_driver::GuestQueue, kind: RequestKind, sector: u64, len: u32) {
     queue.blk.submit(0, Request { kind, sector, len, ioprio: 0 }).unwrap();
     if queue.blk.publish() {
         queue.kick().unwrap();
@@ -234,9 +234,11 @@ fn flush_and_write_through_leave_no_dirty_pages() {
         let mut session = place.connect(&SessionOptions::default());
         let (mut queues, _waker) = session.start().unwrap();
         for round in 0..20 {
-            (0..8).for_each(|i| request(&mut queues[0], Kind::Write, (round * 8 + i) * 8, 4096));
+            (0..8).for_each(|i| {
+                request(&mut queues[0], RequestKind::Write, (round * 8 + i) * 8, 4096)
+            });
             dirty_before_flush += dirty();
-            request(&mut queues[0], Kind::Flush, 0, 0);
+            request(&mut queues[0], RequestKind::Flush, 0, 0);
             assert_eq!(dirty(), 0, "round {round}: flushed, and not on the device");
         }
     }
@@ -247,7 +249,7 @@ fn flush_and_write_through_leave_no_dirty_pages() {
     let mut session: Session = place.connect(&options);
     let (mut queues, _waker) = session.start().unwrap();
     for i in 0..50 {
-        request(&mut queues[0], Kind::Write, i * 8, 4096);
+        request(&mut queues[0], RequestKind::Write, i * 8, 4096);
         assert_eq!(dirty(), 0, "write {i} was answered before it was on the device");
     }
     drop(session);

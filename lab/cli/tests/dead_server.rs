@@ -18,7 +18,7 @@ use frozen::{Ext4, run, until};
 use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, fails, vlane};
 use tempfile::TempDir;
-use vlane_driver::ring::Kind;
+use vlane_driver::ring::RequestKind;
 use vlane_testing::skip;
 
 const MIB: u64 = 1 << 20;
@@ -145,7 +145,7 @@ fn killed_in_the_middle(bed: &mut Bed, options: &[&str]) -> Server {
     assert_eq!(front.write(PLACE, 0), 0);
     assert_eq!(front.flush(), 0);
     bed.ext4.freeze().unwrap();
-    front.begin(1, Kind::Write, PLACE, 1);
+    front.begin(1, RequestKind::Write, PLACE, 1);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(front.answer(1), None, "{options:?}: it does not hang");
     dead.signal(Signal::KILL);

@@ -14,7 +14,7 @@ use faulty::{Fault, Faults, Faulty};
 use front::{Front, LEN, SECTORS};
 use served::{LIMIT, start, vlane};
 use tempfile::TempDir;
-use vlane_driver::ring::Kind;
+use vlane_driver::ring::RequestKind;
 use vlane_guest::Backend;
 use vlane_testing::skip;
 
@@ -236,8 +236,8 @@ fn hung_requests_are_reported_and_finish_later() {
                     sync: Fault::Hang,
                     ..Faults::default()
                 });
-                bed.front.begin(1, Kind::Read, 1000 * SECTORS, 0);
-                bed.front.begin(2, Kind::Write, 1200 * SECTORS, 2);
+                bed.front.begin(1, RequestKind::Read, 1000 * SECTORS, 0);
+                bed.front.begin(2, RequestKind::Write, 1200 * SECTORS, 2);
                 bed.tells("the storage does not answer");
                 assert_eq!([bed.front.answer(1), bed.front.answer(2)], [None, None], "{cache}");
                 bed.faulty.answer();
@@ -264,7 +264,7 @@ fn stop_ends_in_time_with_hung_storage() {
     let (server, mut front) = serve(&faulty, &sockets, "none", &["--stop-timeout", "1s"]);
     faulty.set(Faults { read: Fault::Hang, look: Fault::Hang, ..Faults::default() });
     let before = faulty.met();
-    front.begin(1, Kind::Read, 1000 * SECTORS, 0);
+    front.begin(1, RequestKind::Read, 1000 * SECTORS, 0);
     while faulty.met() == before {
         std::thread::yield_now();
     }
@@ -287,7 +287,7 @@ fn vanished_storage_fails_requests_and_keeps_flushed_data() {
         assert_eq!(bed.front.flush(), OK);
         bed.set(Faults { read: Fault::Hang, ..Faults::default() });
         let before = bed.faulty.met();
-        bed.front.begin(1, Kind::Read, 1000 * SECTORS, 0);
+        bed.front.begin(1, RequestKind::Read, 1000 * SECTORS, 0);
         while bed.faulty.met() == before {
             std::thread::yield_now();
         }

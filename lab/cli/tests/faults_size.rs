@@ -16,7 +16,7 @@ use frozen::{Ext4, run};
 use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, start, vlane};
 use tempfile::TempDir;
-use vlane_driver::ring::Kind;
+use vlane_driver::ring::RequestKind;
 use vlane_guest::Backend;
 use vlane_testing::skip;
 
@@ -61,7 +61,7 @@ fn reads_meanwhile(front: &mut Front, image: &Path) {
     for round in 0..50 {
         for slot in 1..7 {
             let sector = if slot % 2 == 0 { HERE } else { THERE + u64::from(slot) * SECTORS };
-            front.begin(slot, Kind::Read, sector, 0);
+            front.begin(slot, RequestKind::Read, sector, 0);
         }
         resize(image, if round % 2 == 0 { SIZE / 2 } else { SIZE });
         for slot in 1..7 {

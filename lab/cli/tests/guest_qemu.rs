@@ -239,7 +239,8 @@ fn holds(backend: &Backend) -> (usize, usize) {
 fn holds_at_rest(backend: &Backend) -> (usize, usize) {
     let tasks = format!("/proc/{}/task", backend.id());
     let is_door = |task: std::fs::DirEntry| {
-        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim() == "door")
+        std::fs::read_to_string(task.path().join("comm"))
+            .is_ok_and(|name| name.trim() == "acceptor")
     };
     let has_started = || {
         std::fs::read_dir(&tasks).unwrap().flatten().any(is_door)

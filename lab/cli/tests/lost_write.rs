@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use served::{LIMIT, vlane};
 use tempfile::TempDir;
-use vlane_driver::ring::{Kind, Request};
+use vlane_driver::ring::{Request, RequestKind};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
 use vlane_guest::{Backend, Ready, Spec};
 use vlane_testing::skip;
@@ -125,7 +125,7 @@ impl Drop for TooSmall {
 }
 
 /// One request and its status.
-fn request(queue: &mut GuestQueue, kind: Kind, sector: u64, len: u32) -> u8 {
+fn request(queue: &mut GuestQueue, kind: RequestKind, sector: u64, len: u32) -> u8 {
     queue.blk.submit(0, Request { kind, sector, len, ioprio: 0 }).unwrap();
     queue.blk.publish();
     queue.kick().unwrap();
@@ -141,7 +141,7 @@ fn request(queue: &mut GuestQueue, kind: Kind, sector: u64, len: u32) -> u8 {
 /// Writes three times what there is room for, all of which is answered OK.
 fn overfill(queue: &mut GuestQueue) {
     for at in 0..24 {
-        assert_eq!(request(queue, Kind::Write, at * u64::from(PIECE) / 512, PIECE), 0);
+        assert_eq!(request(queue, RequestKind::Write, at * u64::from(PIECE) / 512, PIECE), 0);
     }
 }
 
@@ -170,16 +170,20 @@ fn lost_write_fails_all_later_flushes() {
     let Some(place) = TooSmall::behind_a_device() else { return };
     let backend = place.serve(&["--cache", "writeback"]);
     let (session, mut queues) = place.connect();
-    assert_eq!(request(&mut queues[1], Kind::Flush, 0, 0), 0);
+    assert_eq!(request(&mut queues[1], RequestKind::Flush, 0, 0), 0);
     overfill(&mut queues[0]);
     assert!(place.ask("/v1/volume")["lost_write"].is_null());
     for flush in 0..3 {
         for (index, queue) in queues.iter_mut().enumerate() {
-            assert_eq!(request(queue, Kind::Flush, 0, 0), 1, "flush {flush} of queue {index}");
+            assert_eq!(
+                request(queue, RequestKind::Flush, 0, 0),
+                1,
+                "flush {flush} of queue {index}"
+            );
         }
     }
-    assert_eq!(request(&mut queues[1], Kind::Read, 0, 4096), 0);
-    assert_eq!(request(&mut queues[1], Kind::Write, 0, 4096), 1);
+    assert_eq!(request(&mut queues[1], RequestKind::Read, 0, 4096), 0);
+    assert_eq!(request(&mut queues[1], RequestKind::Write, 0, 4096), 1);
     let lost = &place.ask("/v1/volume")["lost_write"];
     assert_eq!(lost["during"], "flush", "{lost}");
     assert!(
@@ -189,7 +193,7 @@ fn lost_write_fails_all_later_flushes() {
 
     let (_session, mut queues) = place.connect();
     assert_eq!(
-        request(&mut queues[0], Kind::Flush, 0, 0),
+        request(&mut queues[0], RequestKind::Flush, 0, 0),
         1,
         "the first flush of the next session"
     );
@@ -209,7 +213,7 @@ fn lost_write_fails_all_later_flushes() {
     // A new process opens the volume anew.
     let backend = place.serve(&["--cache", "writeback"]);
     let (_session, mut queues) = place.connect();
-    assert_eq!(request(&mut queues[0], Kind::Flush, 0, 0), 0);
+    assert_eq!(request(&mut queues[0], RequestKind::Flush, 0, 0), 0);
     assert!(place.ask("/v1/volume")["lost_write"].is_null());
     assert!(backend.stop(LIMIT).unwrap().status.success());
 }
@@ -223,12 +227,12 @@ fn lost_write_ends_process_with_stop() {
         match cache {
             "writeback" => {
                 overfill(&mut queues[0]);
-                assert_eq!(request(&mut queues[0], Kind::Flush, 0, 0), 1);
+                assert_eq!(request(&mut queues[0], RequestKind::Flush, 0, 0), 1);
             }
             _ => {
                 let piece = u64::from(PIECE) / 512;
                 let failed = (32..56)
-                    .find(|at| request(&mut queues[0], Kind::Write, at * piece, PIECE) != 0);
+                    .find(|at| request(&mut queues[0], RequestKind::Write, at * piece, PIECE) != 0);
                 assert!(failed.is_some(), "there is room for more than there is");
             }
         }
@@ -244,16 +248,16 @@ fn failed_requests_are_reported_in_summary() {
     let backend = place.serve(&[]);
     let (_session, mut queues) = place.connect();
     let statuses: Vec<u8> = (0..24)
-        .map(|at| request(&mut queues[0], Kind::Write, at * u64::from(PIECE) / 512, PIECE))
+        .map(|at| request(&mut queues[0], RequestKind::Write, at * u64::from(PIECE) / 512, PIECE))
         .collect();
     assert!(statuses.contains(&1), "{statuses:?}");
     assert!(backend.wait_log("no space was left", LIMIT), "{}", backend.log());
     for _ in 0..500 {
-        assert_eq!(request(&mut queues[0], Kind::Write, 60 * MIB / 512, PIECE), 1);
+        assert_eq!(request(&mut queues[0], RequestKind::Write, 60 * MIB / 512, PIECE), 1);
     }
     // Another kind is not held back with the rest of these.
     std::fs::OpenOptions::new().write(true).open(place.image()).unwrap().set_len(MIB).unwrap();
-    assert_eq!(request(&mut queues[1], Kind::Read, 2 * MIB / 512, 4096), 1);
+    assert_eq!(request(&mut queues[1], RequestKind::Read, 2 * MIB / 512, 4096), 1);
     assert!(backend.wait_log("the image is shorter", LIMIT), "{}", backend.log());
     let stopped = backend.stop(LIMIT).unwrap();
     assert!(stopped.status.success(), "{}", stopped.log);

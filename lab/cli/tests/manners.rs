@@ -16,7 +16,7 @@ use served::{LIMIT, Place, going_on, stop};
 use vlane_capture::Trace;
 use vlane_driver::{Limit, SessionOptions, Workload};
 use vlane_testbed::control::Control;
-use vlane_trace::{Header, Kind, Priority, Record, Status};
+use vlane_trace::{Header, Priority, Record, RequestKind, Status};
 
 const MIB: u64 = 1 << 20;
 
@@ -75,7 +75,7 @@ fn header() -> Header {
 /// A trace of some requests.
 fn trace(path: &Path, requests: u32) {
     let record = |n: u32| Record {
-        kind: Kind::Read,
+        kind: RequestKind::Read,
         status: Status::Ok,
         lane: 0,
         priority: Priority(0),

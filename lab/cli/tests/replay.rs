@@ -25,7 +25,7 @@ use vlane_guest::{Backend, Ready, Spec, find_program};
 use vlane_testbed::control::Control;
 use vlane_testbed::{Interrupt, Output};
 use vlane_testing::skip;
-use vlane_trace::Kind;
+use vlane_trace::RequestKind;
 
 const SIZE: u64 = 16 << 20;
 const LANES: u16 = 2;
@@ -135,7 +135,7 @@ impl Volume {
 }
 
 /// The requests of a lane.
-type Asked = (Kind, u64, u32, u32);
+type Asked = (RequestKind, u64, u32, u32);
 
 /// The requests of each lane, in order; with the places of the requests in the trace.
 fn sequences(trace: &Trace) -> BTreeMap<u16, Vec<(Asked, usize)>> {
@@ -158,11 +158,11 @@ fn wanted(requests: &[ReplayRequest]) -> BTreeMap<u16, Vec<Asked>> {
     let mut lanes: BTreeMap<u16, Vec<Asked>> = BTreeMap::new();
     for r in requests {
         let kind = match r.kind {
-            ReplayKind::Read => Kind::Read,
-            ReplayKind::Write => Kind::Write,
-            ReplayKind::Flush => Kind::Flush,
-            ReplayKind::Discard => Kind::Discard,
-            ReplayKind::WriteZeroes => Kind::WriteZeroes,
+            ReplayKind::Read => RequestKind::Read,
+            ReplayKind::Write => RequestKind::Write,
+            ReplayKind::Flush => RequestKind::Flush,
+            ReplayKind::Discard => RequestKind::Discard,
+            ReplayKind::WriteZeroes => RequestKind::WriteZeroes,
         };
         lanes.entry(r.queue).or_default().push((kind, r.sector, r.sectors, r.ioprio.into()));
     }
@@ -188,7 +188,8 @@ fn order(trace: &Trace, slack: i64) -> BTreeSet<(Name, Name)> {
     for (earlier, before) in &named {
         for (later, after) in &named {
             let (b, a) = (&before.record, &after.record);
-            let matters = (a.kind == Kind::Flush && b.kind.changes_data()) || b.kind == Kind::Flush;
+            let matters = (a.kind == RequestKind::Flush && b.kind.changes_data())
+                || b.kind == RequestKind::Flush;
             let is_before = match b.lane == a.lane {
                 true => before.completion < a.after,
                 false => i128::from(b.completed()) <= i128::from(a.submit) + i128::from(slack),
@@ -351,9 +352,9 @@ fn arrivals(said: &str, requests: usize) -> BTreeMap<u16, Vec<Asked>> {
         // BDRV_REQ_ZERO_WRITE
         let zeroes = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap() & 2 != 0;
         let kind = match event {
-            "blk_co_preadv" => Kind::Read,
-            "blk_co_pwritev" if zeroes => Kind::WriteZeroes,
-            "blk_co_pwritev" => Kind::Write,
+            "blk_co_preadv" => RequestKind::Read,
+            "blk_co_pwritev" if zeroes => RequestKind::WriteZeroes,
+            "blk_co_pwritev" => RequestKind::Write,
             _ => continue,
         };
         let sector = offset.parse::<u64>().unwrap() / 512;
@@ -378,14 +379,14 @@ fn read_log(path: &Path) -> Vec<Asked> {
         let (sector, sectors, flags) = (long(at), long(at + 8), long(at + 16));
         at += sector_size;
         let kind = match flags & 5 {
-            1 => Kind::Flush,
-            4 => Kind::Discard,
-            _ => Kind::Write,
+            1 => RequestKind::Flush,
+            4 => RequestKind::Discard,
+            _ => RequestKind::Write,
         };
-        if kind == Kind::Write {
+        if kind == RequestKind::Write {
             at += sectors as usize * sector_size;
         }
-        log.push((kind, if kind == Kind::Flush { 0 } else { sector }, sectors as u32, 0));
+        log.push((kind, if kind == RequestKind::Flush { 0 } else { sector }, sectors as u32, 0));
     }
     log
 }
@@ -458,7 +459,9 @@ fn qemu_storage_daemon_replay_matches_recording() {
             let arrived = arrivals(&said, requests.len());
 
             // Reads, writes and write-zeroes came in each lane's order, all of them and no others.
-            let moves = |kind| matches!(kind, Kind::Read | Kind::Write | Kind::WriteZeroes);
+            let moves = |kind| {
+                matches!(kind, RequestKind::Read | RequestKind::Write | RequestKind::WriteZeroes)
+            };
             let mut expected = asked(&a);
             expected.values_mut().for_each(|lane| {
                 lane.retain(|what| moves(what.0));
@@ -471,14 +474,15 @@ fn qemu_storage_daemon_replay_matches_recording() {
             let logged = read_log(&log);
             let mut places: BTreeMap<Asked, VecDeque<usize>> = BTreeMap::new();
             for (place, entry) in
-                logged.iter().enumerate().filter(|(_, entry)| entry.0 != Kind::Flush)
+                logged.iter().enumerate().filter(|(_, entry)| entry.0 != RequestKind::Flush)
             {
                 places.entry(*entry).or_default().push_back(place);
             }
             let (mut changes, mut names) = (0, BTreeMap::new());
             for (lane, all) in asked(&a) {
                 for (number, (kind, sector, sectors, _)) in all.into_iter().enumerate() {
-                    let kind = if kind == Kind::WriteZeroes { Kind::Write } else { kind };
+                    let kind =
+                        if kind == RequestKind::WriteZeroes { RequestKind::Write } else { kind };
                     if kind.changes_data() {
                         // Equal ones are at one place, and so in order.
                         let place = places
@@ -493,7 +497,7 @@ fn qemu_storage_daemon_replay_matches_recording() {
                     }
                 }
             }
-            let in_log = logged.iter().filter(|entry| entry.0 != Kind::Flush).count();
+            let in_log = logged.iter().filter(|entry| entry.0 != RequestKind::Flush).count();
             prop_assert_eq!(in_log, changes, "the peer made changes that are not in the trace");
             prop_assert!(logged.len() > changes, "there is no flush in the log");
             let pairs = order(&a, -i64::try_from(SLACK_NS).unwrap());
@@ -545,8 +549,8 @@ fn written(trace: &Trace) -> BTreeSet<u64> {
         let r = &trace.requests[at].record;
         for sector in r.sector..r.sector + u64::from(r.sectors) {
             match r.kind {
-                Kind::Write | Kind::WriteZeroes => drop(written.insert(sector)),
-                Kind::Discard => drop(written.remove(&sector)),
+                RequestKind::Write | RequestKind::WriteZeroes => drop(written.insert(sector)),
+                RequestKind::Discard => drop(written.remove(&sector)),
                 _ => {}
             }
         }
@@ -612,12 +616,12 @@ fn fio_replays_a_converted_trace() {
         };
         assert_eq!(
             [did("read"), did("write"), did("sync")],
-            [Kind::Read, Kind::Write, Kind::Flush].map(|k| trace.count(k)),
+            [RequestKind::Read, RequestKind::Write, RequestKind::Flush].map(|k| trace.count(k)),
             "{format}"
         );
         assert_eq!(
             [bytes("read"), bytes("write")],
-            [moved(Kind::Read), moved(Kind::Write)],
+            [moved(RequestKind::Read), moved(RequestKind::Write)],
             "{format}"
         );
     }
@@ -647,7 +651,12 @@ fn blkparse_reads_a_converted_trace() {
         }
     }
     let mut expected: Vec<(u64, u64)> = Vec::new();
-    let has_place = |kind| matches!(kind, Kind::Read | Kind::Write | Kind::Flush | Kind::Discard);
+    let has_place = |kind| {
+        matches!(
+            kind,
+            RequestKind::Read | RequestKind::Write | RequestKind::Flush | RequestKind::Discard
+        )
+    };
     for at in trace.by_submission() {
         let r = &trace.requests[at].record;
         if has_place(r.kind) {
@@ -661,7 +670,10 @@ fn blkparse_reads_a_converted_trace() {
     );
     let of =
         |begins: &str| queued.iter().filter(|(what, ..)| what.starts_with(begins)).count() as u64;
-    assert_eq!([of("R"), of("D")], [Kind::Read, Kind::Discard].map(|kind| trace.count(kind)));
+    assert_eq!(
+        [of("R"), of("D")],
+        [RequestKind::Read, RequestKind::Discard].map(|kind| trace.count(kind))
+    );
 }
 
 /// `vlane-lab trace convert` with these arguments: its status, and both of its outputs.
@@ -687,7 +699,7 @@ fn trace_of_several_disks_needs_choice() {
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("2 requests") && said.contains("1 request widened"), "{said}");
     let trace = Trace::load(&dir.path().join("out.trc")).unwrap();
-    assert_eq!([Kind::Read, Kind::Write].map(|kind| trace.count(kind)), [1, 1]);
+    assert_eq!([RequestKind::Read, RequestKind::Write].map(|kind| trace.count(kind)), [1, 1]);
 }
 
 #[test]

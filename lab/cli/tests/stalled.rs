@@ -16,7 +16,7 @@ use std::time::Duration;
 use frozen::{Ext4, run, until};
 use served::{LIMIT, vlane};
 use tempfile::TempDir;
-use vlane_driver::ring::{Kind, Request};
+use vlane_driver::ring::{Request, RequestKind};
 use vlane_driver::{Session, SessionOptions};
 use vlane_testing::skip;
 
@@ -82,7 +82,7 @@ fn hangs(mut ext4: Ext4, cache: &str) {
     };
 
     ext4.freeze().unwrap();
-    submit(1, Kind::Write, 4096);
+    submit(1, RequestKind::Write, 4096);
     until("the stall is shown", &log, || volume(&control)["stalls"] == 1);
     let shown = volume(&control);
     let stalled = &shown["stalled"][0];
@@ -193,11 +193,11 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     };
     let told = |what: &str| std::fs::read_to_string(&log).unwrap().matches(what).count();
     // Data in the page cache are read in any state of the device.
-    submit(&mut queues[0], 0, Kind::Read);
+    submit(&mut queues[0], 0, RequestKind::Read);
     answered(&mut queues[0], 1);
 
     ext4.freeze().unwrap();
-    submit(&mut queues[1], 0, Kind::Write);
+    submit(&mut queues[1], 0, RequestKind::Write);
     std::thread::sleep(Duration::from_millis(200));
     for time in 1..=2 {
         rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
@@ -205,16 +205,16 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
             told("the storage does not answer requests of 1 queues") == time
         });
         // The other queue continues.
-        submit(&mut queues[0], 0, Kind::Read);
+        submit(&mut queues[0], 0, RequestKind::Read);
         answered(&mut queues[0], 1);
     }
-    submit(&mut queues[1], 1, Kind::Read);
+    submit(&mut queues[1], 1, RequestKind::Read);
     ext4.unfreeze();
     answered(&mut queues[1], 2);
     rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
     until("it is upgraded", &log, || told("upgraded in place") == 1);
     for queue in &mut queues {
-        submit(queue, 0, Kind::Write);
+        submit(queue, 0, RequestKind::Write);
         answered(queue, 1);
     }
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();

@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 use faulty::{Fault, Faults, Faulty};
 use served::{LIMIT, start, vlane};
 use tempfile::TempDir;
-use vlane_driver::ring::{Completion, Kind, Request};
+use vlane_driver::ring::{Completion, Request, RequestKind};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
 use vlane_guest::Backend;
 use vlane_testing::skip;
@@ -54,7 +54,13 @@ const HELD: u64 = (1 << 20) / 512;
 /// Sectors between strangers: more than the kernel reads ahead.
 const APART: u64 = (128 << 10) / 512;
 const CACHES: [&str; 4] = ["none", "writeback", "writethrough", "pdc"];
-const ALL: &[Kind] = &[Kind::Read, Kind::Write, Kind::Flush, Kind::Discard, Kind::WriteZeroes];
+const ALL: &[RequestKind] = &[
+    RequestKind::Read,
+    RequestKind::Write,
+    RequestKind::Flush,
+    RequestKind::Discard,
+    RequestKind::WriteZeroes,
+];
 
 struct Lane {
     queue: GuestQueue,
@@ -69,7 +75,7 @@ struct Lane {
 struct Sent {
     lane: usize,
     slot: u16,
-    kind: Kind,
+    kind: RequestKind,
     sector: u64,
 }
 
@@ -112,12 +118,12 @@ impl Bed {
     }
 
     /// Sends a request, and does not wait.
-    fn send(&mut self, lane: usize, kind: Kind, sector: u64, len: u32) -> Sent {
+    fn send(&mut self, lane: usize, kind: RequestKind, sector: u64, len: u32) -> Sent {
         let Lane { queue, slot: next, .. } = &mut self.lanes[lane];
         let slot = *next;
         *next += 1;
         let data = queue.blk.data_mut(slot).unwrap();
-        let is_range = matches!(kind, Kind::Discard | Kind::WriteZeroes);
+        let is_range = matches!(kind, RequestKind::Discard | RequestKind::WriteZeroes);
         if is_range {
             let mut range = [0; 16];
             range[..8].copy_from_slice(&sector.to_le_bytes());
@@ -127,7 +133,7 @@ impl Bed {
             data.fill(7);
         }
         let (at, len) = match kind {
-            Kind::Flush => (0, 0),
+            RequestKind::Flush => (0, 0),
             _ if is_range => (0, 16),
             _ => (sector, len),
         };
@@ -140,14 +146,14 @@ impl Bed {
     }
 
     /// Sends a stranger: a request of a block that no other request has.
-    fn stranger(&mut self, lane: usize, kind: Kind) -> Sent {
+    fn stranger(&mut self, lane: usize, kind: RequestKind) -> Sent {
         let sector = self.fresh;
         self.fresh += APART;
         self.send(lane, kind, sector, BLOCK)
     }
 
     /// Sends a request of which one operation is held, and waits until it is.
-    fn hold(&mut self, faults: Faults, kind: Kind, len: u32) -> Sent {
+    fn hold(&mut self, faults: Faults, kind: RequestKind, len: u32) -> Sent {
         let before = self.faulty.met();
         self.faulty.set(faults);
         let sent = self.send(0, kind, HELD, len);
@@ -179,7 +185,7 @@ impl Bed {
     }
 
     /// Strangers of these kinds, all sent at once, are answered.
-    fn goes_on(&mut self, lane: usize, kinds: &[Kind]) {
+    fn goes_on(&mut self, lane: usize, kinds: &[RequestKind]) {
         let sent: Vec<Sent> = kinds.iter().map(|kind| self.stranger(lane, *kind)).collect();
         sent.into_iter().for_each(|sent| self.is_answered(sent));
     }
@@ -187,14 +193,14 @@ impl Bed {
     /// A write waits in the kernel for the lock of the file. If it is buffered, that may hold its
     /// own thread, which is excused. No other thread is held.
     fn writes_beside_a_lock(&mut self) {
-        self.stranger(0, Kind::Write);
-        self.goes_on(1, &[Kind::Read, Kind::Read]);
+        self.stranger(0, RequestKind::Write);
+        self.goes_on(1, &[RequestKind::Read, RequestKind::Read]);
         if self.cache == "none" {
             // A part of a block, too: it is read and written back.
             let elsewhere = self.fresh;
             self.fresh += APART;
-            self.send(0, Kind::Write, elsewhere, PART);
-            self.goes_on(0, &[Kind::Read, Kind::Read]);
+            self.send(0, RequestKind::Write, elsewhere, PART);
+            self.goes_on(0, &[RequestKind::Read, RequestKind::Read]);
         }
     }
 
@@ -229,11 +235,11 @@ fn write() -> Faults {
 fn held_read_delays_no_other_request() {
     for cache in CACHES {
         let Some(mut bed) = Bed::new(cache, false) else { return };
-        let held = bed.hold(once(|faults| faults.read = Fault::HangOnce), Kind::Read, BLOCK);
+        let held = bed.hold(once(|faults| faults.read = Fault::HangOnce), RequestKind::Read, BLOCK);
         for lane in [0, 1] {
             bed.goes_on(lane, ALL);
             // This flush has something to make durable.
-            bed.goes_on(lane, &[Kind::Write]);
+            bed.goes_on(lane, &[RequestKind::Write]);
             bed.goes_on(lane, ALL);
         }
         bed.waits(held);
@@ -244,12 +250,12 @@ fn held_read_delays_no_other_request() {
 #[test]
 fn held_direct_write_delays_only_changes_of_blocks() {
     let Some(mut bed) = Bed::new("none", false) else { return };
-    let held = bed.hold(write(), Kind::Write, BLOCK);
+    let held = bed.hold(write(), RequestKind::Write, BLOCK);
     for lane in [0, 1] {
-        bed.goes_on(lane, &[Kind::Write]);
+        bed.goes_on(lane, &[RequestKind::Write]);
         bed.goes_on(lane, ALL);
     }
-    let changes = [0, 1].map(|lane| bed.send(lane, Kind::Write, HELD, PART));
+    let changes = [0, 1].map(|lane| bed.send(lane, RequestKind::Write, HELD, PART));
     // Whole blocks elsewhere pass the changes that wait.
     for lane in [0, 1] {
         bed.goes_on(lane, ALL);
@@ -261,21 +267,21 @@ fn held_direct_write_delays_only_changes_of_blocks() {
 #[test]
 fn held_change_delays_only_its_own_block() {
     let Some(mut bed) = Bed::new("none", false) else { return };
-    let held = bed.hold(write(), Kind::Write, PART);
+    let held = bed.hold(write(), RequestKind::Write, PART);
     let mut reasons = vec![held];
     for lane in [0, 1] {
-        reasons.push(bed.send(lane, Kind::Write, HELD + 1, PART));
-        reasons.push(bed.send(lane, Kind::Write, HELD, BLOCK));
+        reasons.push(bed.send(lane, RequestKind::Write, HELD + 1, PART));
+        reasons.push(bed.send(lane, RequestKind::Write, HELD, BLOCK));
         // More of them than a lane has under way at a time.
         for _ in 0..3 {
-            reasons.push(bed.send(lane, Kind::WriteZeroes, HELD, BLOCK));
-            reasons.push(bed.send(lane, Kind::Discard, HELD, BLOCK));
+            reasons.push(bed.send(lane, RequestKind::WriteZeroes, HELD, BLOCK));
+            reasons.push(bed.send(lane, RequestKind::Discard, HELD, BLOCK));
         }
     }
     for lane in [0, 1] {
         let elsewhere = bed.fresh;
         bed.goes_on(lane, ALL);
-        let change = bed.send(lane, Kind::Write, elsewhere, PART);
+        let change = bed.send(lane, RequestKind::Write, elsewhere, PART);
         bed.is_answered(change);
         bed.goes_on(lane, ALL);
     }
@@ -286,12 +292,12 @@ fn held_change_delays_only_its_own_block() {
 #[test]
 fn held_durable_write_delays_no_reads() {
     let Some(mut bed) = Bed::new("writethrough", false) else { return };
-    let held = bed.hold(write(), Kind::Write, BLOCK);
+    let held = bed.hold(write(), RequestKind::Write, BLOCK);
     for lane in [0, 1] {
-        bed.goes_on(lane, &[Kind::Read]);
+        bed.goes_on(lane, &[RequestKind::Read]);
         // Excused: it waits in the kernel.
-        bed.stranger(lane, Kind::Write);
-        bed.goes_on(lane, &[Kind::Read, Kind::Read]);
+        bed.stranger(lane, RequestKind::Write);
+        bed.goes_on(lane, &[RequestKind::Read, RequestKind::Read]);
     }
     bed.waits(held);
     bed.ends();
@@ -301,12 +307,12 @@ fn held_durable_write_delays_no_reads() {
 fn held_buffered_write_delays_no_other_thread() {
     for cache in ["writeback", "pdc"] {
         let Some(mut bed) = Bed::new(cache, false) else { return };
-        let held = bed.hold(write(), Kind::Write, BLOCK);
-        bed.goes_on(1, &[Kind::Read]);
+        let held = bed.hold(write(), RequestKind::Write, BLOCK);
+        bed.goes_on(1, &[RequestKind::Read]);
         // Only a write that has not ended for half a millisecond is seen by others.
         std::thread::sleep(Duration::from_millis(10));
-        bed.stranger(1, Kind::Write);
-        bed.goes_on(1, &[Kind::Read, Kind::Read]);
+        bed.stranger(1, RequestKind::Write);
+        bed.goes_on(1, &[RequestKind::Read, RequestKind::Read]);
         bed.waits(held);
         bed.ends();
     }
@@ -315,7 +321,7 @@ fn held_buffered_write_delays_no_other_thread() {
 #[test]
 fn held_ranges_delay_no_reads() {
     for cache in CACHES {
-        for kind in [Kind::Discard, Kind::WriteZeroes] {
+        for kind in [RequestKind::Discard, RequestKind::WriteZeroes] {
             let Some(mut bed) = Bed::new(cache, false) else { return };
             let held = bed.hold(once(|faults| faults.range = Fault::HangOnce), kind, BLOCK);
             // As `fstrim` does: many, of which a lane begins some at a time.
@@ -323,11 +329,11 @@ fn held_ranges_delay_no_reads() {
                 bed.stranger(0, kind);
             }
             for lane in [0, 1] {
-                bed.goes_on(lane, &[Kind::Read]);
+                bed.goes_on(lane, &[RequestKind::Read]);
                 if cache == "writethrough" {
-                    bed.stranger(lane, Kind::Write);
+                    bed.stranger(lane, RequestKind::Write);
                 }
-                bed.goes_on(lane, &[Kind::Read, Kind::Read]);
+                bed.goes_on(lane, &[RequestKind::Read, RequestKind::Read]);
             }
             bed.writes_beside_a_lock();
             bed.waits(held);
@@ -340,12 +346,12 @@ fn held_ranges_delay_no_reads() {
 fn held_sync_delays_only_flushes() {
     for cache in ["none", "writeback", "pdc"] {
         let Some(mut bed) = Bed::new(cache, false) else { return };
-        bed.goes_on(0, &[Kind::Write]);
-        let held = bed.hold(once(|faults| faults.sync = Fault::HangOnce), Kind::Flush, 0);
+        bed.goes_on(0, &[RequestKind::Write]);
+        let held = bed.hold(once(|faults| faults.sync = Fault::HangOnce), RequestKind::Flush, 0);
         // No other request was answered since: they need this one alone.
-        let flushes = [0, 1].map(|lane| bed.send(lane, Kind::Flush, 0, 0));
+        let flushes = [0, 1].map(|lane| bed.send(lane, RequestKind::Flush, 0, 0));
         for lane in [0, 1] {
-            bed.goes_on(lane, &[Kind::Read, Kind::Read]);
+            bed.goes_on(lane, &[RequestKind::Read, RequestKind::Read]);
         }
         bed.writes_beside_a_lock();
         flushes.into_iter().chain([held]).for_each(|sent| bed.waits(sent));
@@ -358,13 +364,13 @@ fn held_write_back_delays_only_flushes() {
     for cache in ["writeback", "pdc"] {
         let Some(mut bed) = Bed::new(cache, true) else { return };
         bed.faulty.set(write());
-        let taken = bed.send(0, Kind::Write, HELD, BLOCK);
+        let taken = bed.send(0, RequestKind::Write, HELD, BLOCK);
         bed.is_answered(taken);
-        let held = bed.hold(write(), Kind::Flush, 0);
-        let flush = bed.send(1, Kind::Flush, 0, 0);
+        let held = bed.hold(write(), RequestKind::Flush, 0);
+        let flush = bed.send(1, RequestKind::Flush, 0, 0);
         for lane in [0, 1] {
-            bed.goes_on(lane, &[Kind::Read]);
-            let same = bed.send(lane, Kind::Read, HELD, BLOCK);
+            bed.goes_on(lane, &[RequestKind::Read]);
+            let same = bed.send(lane, RequestKind::Read, HELD, BLOCK);
             bed.is_answered(same);
         }
         [held, flush].into_iter().for_each(|sent| bed.waits(sent));

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, fails, going_on, stop};
-use vlane_driver::ring::{Kind, Request};
+use vlane_driver::ring::{Request, RequestKind};
 use vlane_driver::{
     Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, VerifyOptions, VerifyState, Want,
     Workload, run, verify_check, verify_load,
@@ -88,7 +88,7 @@ fn until_over(over: &AtomicBool) -> ControlFlow<()> {
     if over.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-fn request(queue: &mut vlane_driver::GuestQueue, kind: Kind, sector: u64) {
+fn request(queue: &mut vlane_driver::GuestQueue, kind: RequestKind, sector: u64) {
     queue.blk.submit(0, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
     if queue.blk.publish() {
         queue.kick().unwrap();
@@ -207,7 +207,9 @@ fn direct_regions_survive_ten_upgrades() {
     let mut front_end = place.connect(&session);
     let (mut queues, _waker) = front_end.start().unwrap();
     for block in 0..8 {
-        queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 3 * MIB / 512 + 8 * block));
+        queues
+            .iter_mut()
+            .for_each(|queue| request(queue, RequestKind::Write, 3 * MIB / 512 + 8 * block));
     }
     let info = journal();
     let written = info["direct"]["written_bytes"].as_u64();
@@ -217,8 +219,10 @@ fn direct_regions_survive_ten_upgrades() {
     // Pages that the system itself had read ahead, across the border, go some time after flushes
     // that have data to write.
     until(&server, "nothing of the journal is in the page cache", || {
-        (0..64).for_each(|block| request(&mut queues[0], Kind::Write, 3 * MIB / 512 + 8 * block));
-        request(&mut queues[0], Kind::Flush, 0);
+        (0..64).for_each(|block| {
+            request(&mut queues[0], RequestKind::Write, 3 * MIB / 512 + 8 * block)
+        });
+        request(&mut queues[0], RequestKind::Flush, 0);
         vlane_engine::pages::cached(&image, &(2 * MIB..16 * MIB)) == Some(0)
     });
     drop((queues, front_end));
@@ -309,15 +313,15 @@ fn failed_takeover_leaves_old_server_serving() {
         let log = server.log();
         let last = log.lines().rfind(|line| line.contains(REFUSED)).unwrap();
         assert!(last.contains(why) && last.contains("continues"), "{why}: {last}");
-        request(&mut queues[0], Kind::Write, 8);
+        request(&mut queues[0], RequestKind::Write, 8);
     }
     std::fs::remove_file(&replaceable.program).unwrap();
     ask(&server, "cannot be executed");
-    request(&mut queues[0], Kind::Read, 8);
+    request(&mut queues[0], RequestKind::Read, 8);
     // The program exists again, in another form.
     std::os::unix::fs::symlink(served::vlane(), &replaceable.program).unwrap();
     ask(&server, UPGRADED);
-    request(&mut queues[0], Kind::Read, 8);
+    request(&mut queues[0], RequestKind::Read, 8);
     drop((queues, session));
     stop(server);
 }
@@ -344,7 +348,7 @@ fn vanished_successor_leaves_old_server_serving() {
         ));
         ask(&server, "cannot be executed");
         assert_eq!(told(&server, REFUSED), round, "{}", server.log());
-        queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+        queues.iter_mut().for_each(|queue| request(queue, RequestKind::Write, 8));
     }
     drop((queues, session));
     stop(server);
@@ -394,10 +398,10 @@ fn successor_serves_every_waiting_front_end() {
     let mut session = place.connect(&SessionOptions { queues: 2, ..SessionOptions::default() });
     ask(&server, UPGRADED);
     let (mut queues, _waker) = session.start().unwrap();
-    queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+    queues.iter_mut().for_each(|queue| request(queue, RequestKind::Write, 8));
     ask(&server, UPGRADED);
     assert_eq!(get(&control, "volume")["session"]["number"], 3);
-    queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+    queues.iter_mut().for_each(|queue| request(queue, RequestKind::Read, 8));
     session.stop().unwrap();
     drop((queues, session));
     assert_eq!((inode(&place.socket), inode(&control)), before);
@@ -463,10 +467,10 @@ fn upgrades_drop_earlier_front_ends() {
             SessionOptions { queues: 2, inflight: Want::Must, ..SessionOptions::default() };
         let mut session = place.connect(&options);
         let (mut queues, _waker) = session.start().unwrap();
-        queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+        queues.iter_mut().for_each(|queue| request(queue, RequestKind::Write, 8));
         assert_eq!(inherited(server.id()), passed, "session {number}, before");
         ask(&server, UPGRADED);
-        queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+        queues.iter_mut().for_each(|queue| request(queue, RequestKind::Read, 8));
         assert_eq!(inherited(server.id()), passed, "session {number}, after");
         assert!(held_memory(&server) > 0, "it is looked for by another name");
         drop((queues, session));
@@ -502,7 +506,7 @@ fn many_queues_upgrade_within_descriptor_limit() {
         let (mut queues, _waker) = session.start().unwrap();
         for _ in 0..2 {
             ask(&server, UPGRADED);
-            queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+            queues.iter_mut().for_each(|queue| request(queue, RequestKind::Read, 8));
         }
         drop((queues, session));
         stop(server);
@@ -532,7 +536,7 @@ fn upgrade_without_descriptors_is_refused_early() {
             told(&server, REFUSED) + told(&server, UPGRADED) > before + upgraded
         });
         refused += told(&server, REFUSED) - before;
-        queues.iter_mut().for_each(|queue| request(queue, Kind::Read, 8));
+        queues.iter_mut().for_each(|queue| request(queue, RequestKind::Read, 8));
     }
     assert!((1..7).contains(&refused), "{refused}: {}", server.log());
     drop((queues, session));
@@ -548,7 +552,7 @@ fn inspected_program_inherits_no_guest() {
     let options = SessionOptions { queues: 2, inflight: Want::Must, ..SessionOptions::default() };
     let mut session = replaceable.place.connect(&options);
     let (mut queues, _waker) = session.start().unwrap();
-    queues.iter_mut().for_each(|queue| request(queue, Kind::Write, 8));
+    queues.iter_mut().for_each(|queue| request(queue, RequestKind::Write, 8));
     replaceable.replace(&format!("#!/bin/sh\nls -l /proc/$$/fd > {}\n", list.display()));
     ask(&server, REFUSED);
     let listed = std::fs::read_to_string(&list).unwrap();
@@ -568,12 +572,12 @@ fn changed_image_contents_do_not_matter() {
     let server = place.serve(&["--queues", "1"]);
     let mut session = place.connect(&SessionOptions::default());
     let (mut queues, _waker) = session.start().unwrap();
-    request(&mut queues[0], Kind::Write, 8);
+    request(&mut queues[0], RequestKind::Write, 8);
     let image = std::fs::OpenOptions::new().write(true).open(&place.image).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&image, b"QFI\xfb\0\0\0\x03", 0).unwrap();
     image.set_len(16 * MIB + 77).unwrap();
     ask(&server, UPGRADED);
-    request(&mut queues[0], Kind::Read, 8);
+    request(&mut queues[0], RequestKind::Read, 8);
     // Another file at its path is another matter.
     image.set_len(16 * MIB).unwrap();
     std::fs::rename(&place.image, place.path("moved")).unwrap();
@@ -584,7 +588,7 @@ fn changed_image_contents_do_not_matter() {
     assert!(server.log().contains("and replaced by another file at its path"), "{}", server.log());
     std::fs::rename(place.path("moved"), &place.image).unwrap();
     ask(&server, UPGRADED);
-    request(&mut queues[0], Kind::Read, 8);
+    request(&mut queues[0], RequestKind::Read, 8);
     drop((queues, session));
     stop(server);
 }
@@ -599,7 +603,7 @@ fn server_ends_at_any_moment_of_upgrade() {
         let server = place.serve(&["--queues", "1", "--cache", "writeback"]);
         let mut session = place.connect(&SessionOptions::default());
         let (mut queues, _waker) = session.start().unwrap();
-        request(&mut queues[0], Kind::Write, 8);
+        request(&mut queues[0], RequestKind::Write, 8);
         match pause {
             // `stop` says TERM first thing.
             Some(ms) => {
@@ -649,14 +653,14 @@ fn restarted_server_serves_within_a_second() {
         let server = place.serve(&["--queues", "1", "--cache", "none"]);
         let mut session = place.connect(&SessionOptions::default());
         let (mut queues, _waker) = session.start().unwrap();
-        request(&mut queues[0], Kind::Write, 8);
+        request(&mut queues[0], RequestKind::Write, 8);
         let begin = Instant::now();
         server.kill();
         let server = place.serve(&["--queues", "1", "--cache", "none"]);
         drop((queues, session));
         let mut session = place.connect(&SessionOptions::default());
         let (mut queues, _waker) = session.start().unwrap();
-        request(&mut queues[0], Kind::Read, 8);
+        request(&mut queues[0], RequestKind::Read, 8);
         shortest = shortest.min(begin.elapsed());
         drop((queues, session));
         stop(server);

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::ring::{Completion, Kind, Request};
+use crate::ring::{Completion, Request, RequestKind};
 use hdrhistogram::Histogram;
 use vlane_error::counted;
 
@@ -261,8 +261,12 @@ impl<'a> Driver<'a> {
             true => self.crowd.ioprio,
             false => self.crowd.readers_ioprio,
         };
-        let request =
-            Request { kind: Kind::Read, sector, len: self.crowd.block, ioprio: ioprio.into() };
+        let request = Request {
+            kind: RequestKind::Read,
+            sector,
+            len: self.crowd.block,
+            ioprio: ioprio.into(),
+        };
         lane.queue.blk.submit(slot, request)?;
         lane.since[usize::from(slot)] = now;
         Ok(())

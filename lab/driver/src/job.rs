@@ -10,7 +10,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::ring::{Completion, Kind, Request};
+use crate::ring::{Completion, Request, RequestKind};
 use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 use vlane_error::counted;
@@ -82,10 +82,10 @@ impl JobStats {
         })
     }
 
-    fn histogram(&mut self, kind: Kind) -> &mut Histogram<u64> {
+    fn histogram(&mut self, kind: RequestKind) -> &mut Histogram<u64> {
         match kind {
-            Kind::Read => &mut self.reads,
-            Kind::Flush => &mut self.flushes,
+            RequestKind::Read => &mut self.reads,
+            RequestKind::Flush => &mut self.flushes,
             _ => &mut self.writes,
         }
     }
@@ -95,7 +95,7 @@ impl JobStats {
 #[derive(Debug, Clone, Copy)]
 struct Out {
     since: u64,
-    kind: Kind,
+    kind: RequestKind,
     /// The time at which it should have been submitted (open loop).
     arrival: u64,
 }
@@ -131,7 +131,7 @@ impl Job<'_> {
         let mut stats = JobStats::new()?;
         let depth = self.queue.blk.depth();
         self.prepare(depth)?;
-        let mut out = vec![Out { since: 0, kind: Kind::Read, arrival: 0 }; depth.into()];
+        let mut out = vec![Out { since: 0, kind: RequestKind::Read, arrival: 0 }; depth.into()];
         let mut done: Vec<Completion> = Vec::with_capacity(depth.into());
         let mut left = self.window.count;
         let batch = if self.workload.batch == 0 { u16::MAX } else { self.workload.batch };
@@ -202,7 +202,7 @@ impl Job<'_> {
         let depth = self.queue.blk.depth();
         self.prepare(depth)?;
         precise_sleep();
-        let mut out = vec![Out { since: 0, kind: Kind::Read, arrival: 0 }; depth.into()];
+        let mut out = vec![Out { since: 0, kind: RequestKind::Read, arrival: 0 }; depth.into()];
         let mut idle: Vec<u16> = (0..depth).rev().collect();
         let mut done: Vec<Completion> = Vec::with_capacity(depth.into());
         let batch = if self.workload.batch == 0 { u16::MAX } else { self.workload.batch };
@@ -335,12 +335,12 @@ impl Job<'_> {
 
     /// Takes account of a completion within the window.
     #[inline]
-    fn count(&self, completion: &Completion, kind: Kind, stats: &mut JobStats) {
+    fn count(&self, completion: &Completion, kind: RequestKind, stats: &mut JobStats) {
         stats.completed += 1;
-        let bytes = if kind == Kind::Flush { 0 } else { self.workload.block };
+        let bytes = if kind == RequestKind::Flush { 0 } else { self.workload.block };
         if completion.status == 0 {
             stats.bytes += u64::from(bytes);
-            if kind == Kind::Read && completion.len != bytes + 1 {
+            if kind == RequestKind::Read && completion.len != bytes + 1 {
                 stats.errors.length += 1;
             }
         } else {
@@ -390,12 +390,12 @@ fn submit(
     queue: &mut GuestQueue,
     workload: &Workload,
     slot: u16,
-    kind: Kind,
+    kind: RequestKind,
     offset: u64,
 ) -> Result<(), Error> {
     let (sector, len) = match kind {
-        Kind::Flush => (0, 0),
-        Kind::Discard | Kind::WriteZeroes => {
+        RequestKind::Flush => (0, 0),
+        RequestKind::Discard | RequestKind::WriteZeroes => {
             let mut range = [0; 16];
             range[..8].copy_from_slice(&(offset / 512).to_le_bytes());
             range[8..12].copy_from_slice(&(workload.block / 512).to_le_bytes());

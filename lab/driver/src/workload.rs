@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::ring::Kind;
+use crate::ring::RequestKind;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{BlkConfig, Negotiated};
@@ -306,19 +306,21 @@ impl Requests {
     /// The next request of a slot, whose last one is answered: kind and byte offset. A flush
     /// follows a slot's own writes, as a task's fsync does.
     #[inline]
-    pub fn next(&mut self, slot: u16) -> (Kind, u64) {
+    pub fn next(&mut self, slot: u16) -> (RequestKind, u64) {
         if self.flush_every != 0 && self.is_flush_due(slot) {
-            return (Kind::Flush, 0);
+            return (RequestKind::Flush, 0);
         }
         let kind = match self.pattern.mix {
-            Mix::ReadPercent(100) => Kind::Read,
-            Mix::ReadPercent(0) => Kind::Write,
-            Mix::ReadPercent(percent) if self.rng.below(100) < u64::from(percent) => Kind::Read,
-            Mix::ReadPercent(_) => Kind::Write,
-            Mix::Discard => Kind::Discard,
-            Mix::WriteZeroes => Kind::WriteZeroes,
+            Mix::ReadPercent(100) => RequestKind::Read,
+            Mix::ReadPercent(0) => RequestKind::Write,
+            Mix::ReadPercent(percent) if self.rng.below(100) < u64::from(percent) => {
+                RequestKind::Read
+            }
+            Mix::ReadPercent(_) => RequestKind::Write,
+            Mix::Discard => RequestKind::Discard,
+            Mix::WriteZeroes => RequestKind::WriteZeroes,
         };
-        if self.flush_every != 0 && kind != Kind::Read {
+        if self.flush_every != 0 && kind != RequestKind::Read {
             self.writes[usize::from(slot)] += 1;
         }
         let index = if self.pattern.random {
@@ -376,11 +378,11 @@ mod tests {
             for _ in 0..7000 {
                 let (kind, at) = requests.next(0);
                 match kind {
-                    Kind::Flush => flushes += 1,
+                    RequestKind::Flush => flushes += 1,
                     _ => {
                         assert!(at >= 8192 && (at - 8192) % 4096 == 0);
                         seen[usize::try_from((at - 8192) / 4096).unwrap()] += 1;
-                        writes += u32::from(kind == Kind::Write);
+                        writes += u32::from(kind == RequestKind::Write);
                     }
                 }
             }
@@ -402,7 +404,7 @@ mod tests {
         };
         let mut requests = Requests::new(&workload, region, 0, 1);
         let mut kinds = |slot| (0..6).map(|_| requests.next(slot).0).collect::<Vec<_>>();
-        let expected = [Kind::Write, Kind::Write, Kind::Flush].repeat(2);
+        let expected = [RequestKind::Write, RequestKind::Write, RequestKind::Flush].repeat(2);
         assert_eq!((kinds(3), kinds(0)), (expected.clone(), expected));
     }
 }

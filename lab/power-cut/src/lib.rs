@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use vlane_guest::Host;
-use vlane_trace::storage::{Findings, History, Reader, RequestKind, What};
+use vlane_trace::storage::{Action, Findings, History, Purpose, Reader};
 
 use self::file_system::Bench;
 pub use self::file_system::FileSystem;
@@ -355,7 +355,7 @@ fn read(path: &Path) -> Result<History> {
 fn writes(history: &History) -> [usize; 2] {
     let mut writes = [0; 2];
     for operation in &history.operations {
-        if let What::Write { durable, .. } = operation.what {
+        if let Action::Write { durable, .. } = operation.what {
             writes[usize::from(!durable)] += 1;
         }
     }
@@ -364,7 +364,7 @@ fn writes(history: &History) -> [usize; 2] {
 
 /// Writes around the page cache, on a volume that has both ways.
 fn direct_writes(history: &History) -> usize {
-    let is_direct = |what: &What| matches!(what, What::Write { file: 0, .. });
+    let is_direct = |what: &Action| matches!(what, Action::Write { file: 0, .. });
     history.operations.iter().filter(|operation| is_direct(&operation.what)).count()
 }
 
@@ -375,7 +375,7 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
     let mut answers: Vec<usize> = history
         .requests
         .iter()
-        .filter(|request| request.kind == RequestKind::Flush || request.durable)
+        .filter(|request| request.kind == Purpose::Flush || request.durable)
         .filter_map(|request| request.answer.map(|(at, _)| at))
         .collect();
     answers.sort_unstable();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use vlane_guest::Host;
 use vlane_testbed::error::Result;
-use vlane_trace::storage::{Data, History, What};
+use vlane_trace::storage::{Action, Data, History};
 
 use super::content::{RECORD, check_log, mail as mail_content, parse_record, shown, text};
 use super::{database, mail};
@@ -121,7 +121,7 @@ impl Told {
         let mut told = Self::default();
         let mut now: BTreeMap<u32, u64> = BTreeMap::new();
         for operation in &history.operations {
-            let What::Write { data: Data::Bytes(bytes), .. } = &operation.what else { continue };
+            let Action::Write { data: Data::Bytes(bytes), .. } = &operation.what else { continue };
             let mut is_news = false;
             let mut note = |(worker, step)| {
                 let last = now.entry(worker).or_default();

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use vlane_trace::storage::{Data, Effect, History, What};
+use vlane_trace::storage::{Action, Data, Effect, History};
 
 /// Bytes that a disk writes whole or not at all.
 pub const SECTOR: usize = 512;
@@ -67,7 +67,7 @@ impl<'a> Storage<'a> {
     pub fn new(history: &'a History, image: Vec<u8>) -> Self {
         let mut events = Vec::new();
         for (index, operation) in history.operations.iter().enumerate() {
-            if operation.what == What::Sync {
+            if operation.what == Action::Sync {
                 continue;
             }
             events.push((operation.begin, Event::Begin(index)));
@@ -176,7 +176,8 @@ impl<'a> Storage<'a> {
 
 /// Data that an operation gives to a sector.
 fn copy(history: &History, operation: usize, sector: usize, to: &mut [u8]) {
-    let What::Write { offset, data: Data::Bytes(bytes), .. } = &history.operations[operation].what
+    let Action::Write { offset, data: Data::Bytes(bytes), .. } =
+        &history.operations[operation].what
     else {
         return to.fill(0);
     };
@@ -195,7 +196,7 @@ mod tests {
 
     const IMAGE: usize = 128 << 10;
 
-    fn begin(operation: u64, what: What) -> Entry {
+    fn begin(operation: u64, what: Action) -> Entry {
         Entry::Begin { operation, request: 0, what }
     }
 
@@ -204,13 +205,13 @@ mod tests {
     }
 
     /// `sectors` sectors of `byte` from sector `at` on.
-    fn write(at: usize, sectors: usize, byte: u8, durable: bool) -> What {
+    fn write(at: usize, sectors: usize, byte: u8, durable: bool) -> Action {
         let data = Data::Bytes(vec![byte; sectors * SECTOR]);
-        What::Write { file: 0, offset: (at * SECTOR) as u64, durable, data }
+        Action::Write { file: 0, offset: (at * SECTOR) as u64, durable, data }
     }
 
     fn sync(operation: u64) -> [Entry; 2] {
-        [begin(operation, What::Sync), end(operation, 0)]
+        [begin(operation, Action::Sync), end(operation, 0)]
     }
 
     fn history(parts: &[&[Entry]]) -> History {
@@ -263,7 +264,7 @@ mod tests {
         let record = history(&[&first, &second]);
         assert_eq!(possible(&record, 3), [b"oa".to_vec(), b"oab".to_vec(), b"ob".to_vec()]);
         // A sync that began before the write had ended does not cover it.
-        let record = history(&[&first[..1], &[begin(9, What::Sync)], &first[1..], &[end(9, 0)]]);
+        let record = history(&[&first[..1], &[begin(9, Action::Sync)], &first[1..], &[end(9, 0)]]);
         assert_eq!(possible(&record, 1), [b"oa"]);
     }
 
@@ -294,13 +295,13 @@ mod tests {
         assert_eq!(possible(&history(&[&short, &sync(9)]), 2), [b"a".to_vec(), b"oa".to_vec()]);
         // After a sync that failed, no later one covers what it was to cover.
         let write = [begin(1, write(0, 1, b'a', false)), end(1, 512)];
-        let failed = [begin(8, What::Sync), end(8, -5)];
+        let failed = [begin(8, Action::Sync), end(8, -5)];
         assert_eq!(possible(&history(&[&write, &failed, &sync(9)]), 1), [b"oa"]);
     }
 
     #[test]
     fn zeroes_count_and_discards_promise_nothing() {
-        let clear = |how| What::Clear { how, offset: 0, len: 512 };
+        let clear = |how| Action::Clear { how, offset: 0, len: 512 };
         let written = [begin(1, write(0, 1, b'a', false)), end(1, 512)];
         for how in [Clear::Punch, Clear::Zero] {
             let cleared = [begin(2, clear(how)), end(2, 0)];
@@ -314,7 +315,7 @@ mod tests {
     #[test]
     fn data_beyond_the_image_are_ignored() {
         let beyond = [begin(1, write(IMAGE / SECTOR - 1, 8, b'a', false)), end(1, 4096)];
-        let far = What::Clear { how: Clear::Punch, offset: 1 << 60, len: 1 << 61 };
+        let far = Action::Clear { how: Clear::Punch, offset: 1 << 60, len: 1 << 61 };
         let record = history(&[&beyond, &[begin(2, far), end(2, 0)], &sync(9)]);
         let mut storage = Storage::new(&record, vec![0; IMAGE]);
         storage.advance(usize::MAX);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use vlane_client::control::{Control, Limits as Told};
+use vlane_client::control::{Control, Limits as Current};
 use vlane_error::counted;
 use vlane_policy::express::Mode;
 use vlane_policy::throttle::{
@@ -154,7 +154,7 @@ pub fn run(control: &Path, args: &LimitArgs) -> Result<()> {
 }
 
 /// The limits, for people.
-pub fn describe(limits: &Told) -> String {
+pub fn describe(limits: &Current) -> String {
     let rates: Vec<String> = [
         limits.iops.map(|iops| format!("{} per second", counted(iops, "request"))),
         limits.bandwidth.map(|bytes| format!("{} per second", show_size(bytes))),

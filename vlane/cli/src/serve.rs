@@ -471,7 +471,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         std::iter::once(&*args.socket).chain(args.doors.control_paths()),
     ));
     let image = opened.file();
-    let _watch = astray::Watch::begin(&volume_name(args), image.as_ref());
+    let _watch = astray::ImageWatch::begin(&volume_name(args), image.as_ref());
 
     let ending = stop::Ending::new(args.stop_timeout);
     let remains = stop::Remains {

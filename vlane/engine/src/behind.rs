@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use vlane_ring::Kind;
+use vlane_ring::RequestKind;
 
 use crate::model::{Model, ModelConfig, Port};
 use crate::{
@@ -97,7 +97,7 @@ impl Channel for Delayed {
         decisions: Decisions,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        if request.kind() == Kind::Flush {
+        if request.kind() == RequestKind::Flush {
             return self.inner.begin(slot, request, decisions, operations);
         }
         self.is_in_model[usize::from(slot.0)] = true;

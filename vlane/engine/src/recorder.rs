@@ -14,8 +14,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use vlane_ring::{Kind, Request};
-use vlane_trace::storage::{Clear, Data, Entry, Header, RequestKind, What, Writer};
+use vlane_ring::{Request, RequestKind};
+use vlane_trace::storage::{Action, Clear, Data, Entry, Header, Purpose, Writer};
 
 use crate::Status;
 
@@ -86,11 +86,14 @@ impl StorageRecorder {
     /// A request begins; none for one that neither changes the storage nor flushes it.
     pub(crate) fn request(&self, lane: u16, request: &Request, durable: bool) -> Option<u64> {
         let kind = match request.kind() {
-            Kind::Out => RequestKind::Write,
-            Kind::Flush => RequestKind::Flush,
-            Kind::Discard => RequestKind::Discard,
-            Kind::WriteZeroes => RequestKind::WriteZeroes,
-            Kind::In | Kind::GetId | Kind::Refused(_) | Kind::Unreachable => return None,
+            RequestKind::Out => Purpose::Write,
+            RequestKind::Flush => Purpose::Flush,
+            RequestKind::Discard => Purpose::Discard,
+            RequestKind::WriteZeroes => Purpose::WriteZeroes,
+            RequestKind::In
+            | RequestKind::GetId
+            | RequestKind::Refused(_)
+            | RequestKind::Unreachable => return None,
         };
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
         self.tell(Entry::Request { request, lane, kind, durable });
@@ -108,7 +111,7 @@ impl StorageRecorder {
     }
 
     /// An operation begins, for the request that this thread is working on.
-    pub(crate) fn submitted(&self, what: What) -> u64 {
+    pub(crate) fn submitted(&self, what: Action) -> u64 {
         let operation = self.operations.fetch_add(1, Ordering::Relaxed);
         self.tell(Entry::Begin { operation, request: REQUEST.get(), what });
         operation
@@ -153,7 +156,7 @@ impl<'a> RecordedCall<'a> {
     ) -> RecordedCall<'a> {
         RecordedCall(recorder.map(|recorder| {
             let data = data(request, from, len);
-            (&**recorder, recorder.submitted(What::Write { file, offset, durable: false, data }))
+            (&**recorder, recorder.submitted(Action::Write { file, offset, durable: false, data }))
         }))
     }
 
@@ -166,14 +169,14 @@ impl<'a> RecordedCall<'a> {
     ) -> RecordedCall<'a> {
         RecordedCall(
             recorder.map(|recorder| {
-                (&**recorder, recorder.submitted(What::Clear { how, offset, len }))
+                (&**recorder, recorder.submitted(Action::Clear { how, offset, len }))
             }),
         )
     }
 
     /// A call is about to make the written data durable.
     pub(crate) fn sync(recorder: Option<&'a Arc<StorageRecorder>>) -> RecordedCall<'a> {
-        RecordedCall(recorder.map(|recorder| (&**recorder, recorder.submitted(What::Sync))))
+        RecordedCall(recorder.map(|recorder| (&**recorder, recorder.submitted(Action::Sync))))
     }
 
     /// The call has ended: a count of bytes or 0, or a negative error number.

@@ -27,7 +27,7 @@ use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status};
 use vlane_policy::journal::layout::JournalLayout;
-use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
+use vlane_policy::journal::{Evidence, FileSystem, Journal, LogKind};
 
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 1 << 20;
@@ -660,7 +660,7 @@ fn model(place: &Place) {
 /// Declares the whole image a journal, so that its pages are dropped.
 fn drops(engine: &Arc<FileEngine>) {
     let all = Range { start: 0, end: SIZE };
-    let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
+    let (filesystem, kind, way) = (FileSystem::Ext4, LogKind::Journal, Evidence::Layout);
     let journal = Journal { filesystem, kind, way, ranges: vec![all] };
     engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
     let mut rig = lane(engine);
@@ -714,8 +714,9 @@ fn lanes(
 fn verdict(random: &mut Random, size: u64) -> JournalLayout {
     let journals = (0..random.below(4)).map(|_| {
         let (filesystem, kind) =
-            (FileSystem::Unknown, [Kind::Journal, Kind::Log][random.below(2) as usize]);
-        let way = [Way::Layout, Way::Content, Way::Layout, Way::Pattern][random.below(4) as usize];
+            (FileSystem::Unknown, [LogKind::Journal, LogKind::Log][random.below(2) as usize]);
+        let way = [Evidence::Layout, Evidence::Content, Evidence::Layout, Evidence::Pattern]
+            [random.below(4) as usize];
         let ranges = (0..1 + random.below(5)).map(|_| {
             let begin = random.below(size + 4096);
             begin..begin + 1 + random.below(size)

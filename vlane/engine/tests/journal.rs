@@ -16,7 +16,7 @@ use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalReport};
 use vlane_engine::{Engine, Status, pages};
 use vlane_policy::journal::layout::JournalLayout;
-use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
+use vlane_policy::journal::{Evidence, FileSystem, Journal, LogKind};
 use vlane_trace::storage::{History, Reader};
 
 const MIB: u64 = 1 << 20;
@@ -31,8 +31,12 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn layout(ranges: Vec<Range<u64>>) -> JournalLayout {
-    let journal =
-        Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    let journal = Journal {
+        filesystem: FileSystem::Ext4,
+        kind: LogKind::Journal,
+        way: Evidence::Layout,
+        ranges,
+    };
     JournalLayout { journals: vec![journal], watched: Vec::new() }
 }
 

@@ -130,7 +130,10 @@ fn gibibyte_descriptor_is_read_in_parts() {
         // One byte more than 1 GiB and a sector is no request.
         let more = guest.offer(0, 0, &[(0, u32::try_from(GIB).unwrap()), (GIB, 512)]);
         let slot = guest.take();
-        assert_eq!(guest.lane.queue.request(slot).kind(), vlane_ring::Kind::Refused(Status::IoErr));
+        assert_eq!(
+            guest.lane.queue.request(slot).kind(),
+            vlane_ring::RequestKind::Refused(Status::IoErr)
+        );
         guest.lane.queue.answer(slot, Status::IoErr);
         assert_eq!(guest.status(more), Some(Status::IoErr));
     }

@@ -17,7 +17,7 @@ use common::{Op, Rig, bytes};
 use vlane_engine::file::{Cache, DirectReport, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status, Writeback};
 use vlane_policy::journal::layout::JournalLayout;
-use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
+use vlane_policy::journal::{Evidence, FileSystem, Journal, LogKind};
 
 const FOLIO: u64 = 2 << 20;
 const REGION: Range<u64> = FOLIO..2 * FOLIO;
@@ -41,7 +41,7 @@ fn lane(engine: &Arc<FileEngine>) -> Rig {
 }
 
 fn pretend(engine: &FileEngine, ranges: &[Range<u64>]) {
-    let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
+    let (filesystem, kind, way) = (FileSystem::Ext4, LogKind::Journal, Evidence::Layout);
     let journal = Journal { filesystem, kind, way, ranges: ranges.to_vec() };
     engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
 }

@@ -15,8 +15,8 @@ use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status, StorageRecorder};
 use vlane_policy::journal::layout::JournalLayout;
-use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
-use vlane_trace::storage::{Data, Effect, History, Reader, RequestKind, What};
+use vlane_policy::journal::{Evidence, FileSystem, Journal, LogKind};
+use vlane_trace::storage::{Action, Data, Effect, History, Purpose, Reader};
 
 const SIZE: u64 = 4 << 20;
 const SECTORS: u64 = SIZE / 512;
@@ -90,8 +90,12 @@ fn change_regions(engine: &FileEngine, round: u64) {
     const FOLIO: u64 = 2 << 20;
     let range = [FOLIO..SIZE, 0..FOLIO, 0..0, 0..SIZE][round as usize / 5 % 4].clone();
     let ranges = Vec::from_iter((!range.is_empty()).then_some(range));
-    let journal =
-        Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    let journal = Journal {
+        filesystem: FileSystem::Ext4,
+        kind: LogKind::Journal,
+        way: Evidence::Layout,
+        ranges,
+    };
     engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
 }
 
@@ -198,7 +202,7 @@ fn replayed_record_equals_image_and_flushes_hold() {
             Some(direct) => {
                 let ways = [0, 1].map(|way| {
                     let is_it =
-                        |what: &What| matches!(what, What::Write { file, .. } if *file == way);
+                        |what: &Action| matches!(what, Action::Write { file, .. } if *file == way);
                     history.operations.iter().filter(|operation| is_it(&operation.what)).count()
                 });
                 assert!(
@@ -248,7 +252,7 @@ fn several_lanes_share_one_ordered_record() {
     let writes = |lane| {
         let is_it = |request: &&_| {
             let request: &vlane_trace::storage::Request = request;
-            request.lane == lane && request.kind == RequestKind::Write
+            request.lane == lane && request.kind == Purpose::Write
         };
         history.requests.iter().filter(is_it).count()
     };
@@ -257,7 +261,7 @@ fn several_lanes_share_one_ordered_record() {
     // serve all lanes.
     for operation in &history.operations {
         let Some(request) = operation.request.map(|request| history.requests[request]) else {
-            assert_eq!(operation.what, What::Sync);
+            assert_eq!(operation.what, Action::Sync);
             continue;
         };
         let (end, answer) = (operation.end.unwrap().0, request.answer.unwrap().0);
@@ -281,7 +285,7 @@ fn durable_write_is_recorded_as_durable() {
     rig.ok(Op::write(16, bytes(2, 4096)));
     let history = read(&path);
     assert!(history.requests.iter().any(|request| request.durable));
-    let write = history.operations.iter().find(|operation| operation.what != What::Sync).unwrap();
+    let write = history.operations.iter().find(|operation| operation.what != Action::Sync).unwrap();
     assert!(write.durable.is_some(), "{write:?}");
     assert_eq!(history.flushes().violations, []);
 }

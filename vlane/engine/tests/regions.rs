@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status};
 use vlane_policy::journal::layout::JournalLayout;
-use vlane_policy::journal::{FileSystem, Journal, Kind, Way};
+use vlane_policy::journal::{Evidence, FileSystem, Journal, LogKind};
 
 const FOLIO: u64 = 2 << 20;
 const SIZE: u64 = 4 * FOLIO;
@@ -45,7 +45,7 @@ fn lane(engine: &Arc<FileEngine>) -> Rig {
 }
 
 fn layout(ranges: &[Range<u64>]) -> JournalLayout {
-    let (filesystem, kind, way) = (FileSystem::Ext4, Kind::Journal, Way::Layout);
+    let (filesystem, kind, way) = (FileSystem::Ext4, LogKind::Journal, Evidence::Layout);
     let journal = Journal { filesystem, kind, way, ranges: ranges.to_vec() };
     JournalLayout { journals: vec![journal], watched: Vec::new() }
 }

@@ -15,7 +15,7 @@ use crate::budget::Budget;
 use crate::dir::{Dir, OF_ROOT};
 use crate::events::{Event, Events};
 use crate::look::Looker;
-use crate::policy::Way;
+use crate::policy::LookReason;
 use crate::privileges;
 use crate::record::{self, About};
 use crate::say::say;
@@ -88,7 +88,7 @@ pub fn run(options: &Options) -> Result<()> {
         every: options.every,
         dir: options.dir.clone(),
         plan: Vec::new(),
-        way: Way::Start,
+        way: LookReason::Start,
     };
     lacks.iter().for_each(|lack| say(lack));
     say(&format!("ready; {}", about.wakes.join(", ")));
@@ -170,7 +170,7 @@ struct Daemon {
     dir: PathBuf,
     /// Planned looks in addition to the regular ones.
     plan: Vec<Instant>,
-    way: Way,
+    way: LookReason,
 }
 
 impl Daemon {
@@ -197,7 +197,7 @@ impl Daemon {
             let due = self.plan.iter().any(|at| *at <= began);
             if due || regular <= began {
                 if !due {
-                    self.way = Way::Look;
+                    self.way = LookReason::Look;
                 }
                 self.plan.retain(|at| *at > began);
                 match self.looker.look(self.way) {
@@ -251,7 +251,7 @@ impl Daemon {
     /// Takes note of what has been heard.
     fn hear(&mut self) {
         if self.bell.has_rung() {
-            self.look_at(Way::Hook, &AFTER_BELL);
+            self.look_at(LookReason::Hook, &AFTER_BELL);
         }
         for _ in 0..1000 {
             let Some(event) = self.events.as_mut().and_then(Events::next) else { break };
@@ -259,26 +259,26 @@ impl Daemon {
                 Event::Fork { parent, child } => self.looker.born(child, parent),
                 Event::Exec(pid) | Event::Session(pid) => {
                     self.looker.touch(pid);
-                    self.look_at(Way::Event, &AFTER_EVENT[..1]);
+                    self.look_at(LookReason::Event, &AFTER_EVENT[..1]);
                 }
                 Event::Exit(pid) if self.looker.is_raised(pid) => {
                     self.looker.touch(pid);
-                    self.look_at(Way::Event, &AFTER_EVENT);
+                    self.look_at(LookReason::Event, &AFTER_EVENT);
                 }
                 Event::Lost => {
                     self.looker.touch_all();
-                    self.look_at(Way::Event, &AFTER_EVENT[..1]);
+                    self.look_at(LookReason::Event, &AFTER_EVENT[..1]);
                 }
                 Event::Exit(_) | Event::Answer(_) => {}
             }
         }
     }
 
-    fn look_at(&mut self, way: Way, after_ms: &[u64]) {
+    fn look_at(&mut self, way: LookReason, after_ms: &[u64]) {
         let now = Instant::now();
         self.way = way;
         // An existing plan is as good: the plan does not grow.
-        if way == Way::Hook || after_ms.len() > 1 {
+        if way == LookReason::Hook || after_ms.len() > 1 {
             self.plan.clear();
         }
         if after_ms.len() > 1 || !self.plan.iter().any(|at| *at <= now) {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::apply::apply;
 use crate::dir::Dir;
-use crate::policy::{Known, Memory, Outcome, Policy, ROOT, Seen, Way, user_of};
+use crate::policy::{Known, LookReason, Memory, Outcome, Policy, ROOT, Seen, user_of};
 use crate::proc::{self, LastId, OpenStat, Stat};
 use crate::values::Raise;
 use crate::{record, sys};
@@ -102,7 +102,7 @@ impl Looker {
     }
 
     /// Looks, and makes the changes; returns true if more work is due soon.
-    pub fn look(&mut self, way: Way) -> Result<bool> {
+    pub fn look(&mut self, way: LookReason) -> Result<bool> {
         if self.everything.is_none_or(|last| last.elapsed() >= EVERYTHING) {
             self.all()?;
         } else {
@@ -145,7 +145,7 @@ impl Looker {
             }
             self.everything = None;
             self.all()?;
-            settled = if self.settle(Way::Start).unwrap_or(true) { 0 } else { settled + 1 };
+            settled = if self.settle(LookReason::Start).unwrap_or(true) { 0 } else { settled + 1 };
         }
         let memory = self.policy.memory();
         let mut stuck = Vec::new();
@@ -278,7 +278,7 @@ impl Looker {
 
     /// Reads the changed processes, decides, writes the record, makes the changes, and repeats
     /// until none is left.
-    fn settle(&mut self, way: Way) -> Result<bool> {
+    fn settle(&mut self, way: LookReason) -> Result<bool> {
         for _ in 0..PASSES {
             if self.dirty.is_empty() {
                 break;

@@ -9,7 +9,7 @@ use anyhow::Result;
 use vlane_error::counted;
 
 use crate::dir::Dir;
-use crate::policy::{Memory, Way};
+use crate::policy::{LookReason, Memory};
 use crate::proc;
 use crate::record::{self, About};
 
@@ -60,10 +60,10 @@ fn text(path: &Path, about: Option<&About>, memory: &Memory) -> String {
         let lines = terminals.entry(proc::terminal_name(known.terminal)).or_default();
         let threads = known.entries().count();
         let way = match entry.way {
-            Way::Hook => "hook",
-            Way::Event => "event",
-            Way::Look => "look",
-            Way::Start => "start",
+            LookReason::Hook => "hook",
+            LookReason::Event => "event",
+            LookReason::Look => "look",
+            LookReason::Start => "start",
         };
         let _ = write!(
             lines,

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use vlane_memory::shared::SharedWords;
-use vlane_ring::{Kind, PriorityClass, Request};
+use vlane_ring::{PriorityClass, Request, RequestKind};
 
 use crate::error::HintError;
 
@@ -78,9 +78,9 @@ impl Classes {
             PriorityClass::Idle => 3,
         };
         match request.kind() {
-            Kind::In => Classes(1 << priority | u64::from(is_express) << 10),
-            Kind::Out => Classes(1 << (4 + priority) | u64::from(is_express) << 11),
-            Kind::Flush => Classes::FLUSHES,
+            RequestKind::In => Classes(1 << priority | u64::from(is_express) << 10),
+            RequestKind::Out => Classes(1 << (4 + priority) | u64::from(is_express) << 11),
+            RequestKind::Flush => Classes::FLUSHES,
             _ => Classes::OTHERS,
         }
     }

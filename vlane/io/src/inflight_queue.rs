@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use io_uring::{opcode, squeue};
 use vlane_memory::{DirtyLog, GuestMemory};
-use vlane_ring::{Broken, Kind, Queue, QueueError, SECTOR, Slot, Status};
+use vlane_ring::{Broken, Queue, QueueError, RequestKind, SECTOR, Slot, Status};
 
 use crate::Piece;
 use crate::operation::{Completion, Memory, Operation, OperationKind, StorageFile, ZEROES};
@@ -132,7 +132,7 @@ impl InflightQueue {
         let request = self.kept.queue.request(slot);
         assert!(request.is_in_flight(), "an operation for {slot:?}, which is not in flight");
         let target = self.targets[usize::from(file)];
-        let is_write = request.kind() == Kind::Out;
+        let is_write = request.kind() == RequestKind::Out;
         let offset = request.sector().wrapping_mul(SECTOR);
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
         let entry = match (request.buffers(), is_write) {
@@ -181,7 +181,7 @@ impl InflightQueue {
             all => (all.as_ptr().expose_provenance(), all.len().min(MAX_IOVECS), true),
         };
         let operation = CrossThreadOperation {
-            is_write: request.kind() == Kind::Out,
+            is_write: request.kind() == RequestKind::Out,
             is_list,
             rw_flags: if durable { libc::RWF_DSYNC } else { 0 },
             // The other ring may not know the file by a number.

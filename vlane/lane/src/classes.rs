@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use vlane_io::Instant;
-use vlane_policy::express::window::{Nanos, STAYS, Shared, Told};
+use vlane_policy::express::window::{LaneMessage, Nanos, STAYS, Shared};
 use vlane_policy::express::{Class, Ioprio};
 
 /// Buckets of a histogram.
@@ -137,7 +137,7 @@ impl LaneClasses {
     }
 
     /// Publishes facts to the other lanes. `window` is zero for none.
-    pub(crate) fn tell(&self, told: Told, window: u32, at_device: u32) {
+    pub(crate) fn tell(&self, told: LaneMessage, window: u32, at_device: u32) {
         self.told.store(told.0, Relaxed);
         self.window.store(window.into(), Relaxed);
         self.at_device.store(at_device.into(), Relaxed);
@@ -217,7 +217,7 @@ impl ClassBoard {
 
     /// Sums up the facts of all lanes.
     pub(crate) fn shared(&self, now: Nanos) -> Shared {
-        Shared::of(self.used().iter().map(|lane| Told(lane.told.load(Relaxed))), now)
+        Shared::of(self.used().iter().map(|lane| LaneMessage(lane.told.load(Relaxed))), now)
     }
 
     /// The counts of all lanes, and the state of each.

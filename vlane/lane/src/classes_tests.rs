@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_io::Uring;
@@ -91,7 +91,7 @@ impl Guest {
         for slot in self.free.split_off(self.free.len() - count) {
             self.priorities[usize::from(slot)] = ioprio;
             self.driver
-                .submit(slot, Request { kind: Kind::Read, sector: 0, len: self.len, ioprio })
+                .submit(slot, Request { kind: RequestKind::Read, sector: 0, len: self.len, ioprio })
                 .unwrap();
         }
         self.driver.publish();
@@ -256,7 +256,7 @@ fn lane_with_full_window_sleeps() {
     let slot = guest.free.pop().unwrap();
     guest
         .driver
-        .submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: EXPRESS })
+        .submit(slot, Request { kind: RequestKind::Read, sector: 0, len: 4096, ioprio: EXPRESS })
         .unwrap();
     assert!(guest.driver.publish(), "no kick for an express request");
     guest.lane.after_sleep();

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::{NullConfig, NullEngine};
@@ -72,8 +72,11 @@ fn engine() -> Arc<dyn Engine> {
 fn every_request_is_answered_and_counted() {
     let batches: u64 = std::env::var("VLANE_COST_BATCHES")
         .map_or(10, |text| text.parse().expect("a number of batches"));
-    let kind =
-        if std::env::var_os("VLANE_COST_WRITES").is_some() { Kind::Write } else { Kind::Read };
+    let kind = if std::env::var_os("VLANE_COST_WRITES").is_some() {
+        RequestKind::Write
+    } else {
+        RequestKind::Read
+    };
     let is_packed = std::env::var_os("VLANE_COST_PACKED").is_some();
     let options = BlkOptions {
         format: if is_packed { Format::Packed } else { Format::Split },
@@ -174,7 +177,7 @@ fn every_request_is_answered_and_counted() {
     lane.store_counters();
     let counted = counters.snapshot();
     let (requests, others) = match kind {
-        Kind::Write => (counted.writes, counted.reads),
+        RequestKind::Write => (counted.writes, counted.reads),
         _ => (counted.reads, counted.writes),
     };
     assert_eq!((requests, others), (batches * u64::from(DEPTH), 0));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::NullEngine;
 use vlane_engine::{
@@ -240,21 +240,26 @@ impl Guest {
                 continue;
             }
             left -= 1;
-            let kind = if writes && dice.below(3) == 0 { Kind::Write } else { Kind::Read };
+            let kind =
+                if writes && dice.below(3) == 0 { RequestKind::Write } else { RequestKind::Read };
             let version = match kind {
-                Kind::Write => {
+                RequestKind::Write => {
                     self.written += 1;
                     self.written
                 }
                 _ => self.versions[usize::try_from(block).unwrap()],
             };
             let data = self.driver.data_mut(slot).unwrap();
-            let mark = if kind == Kind::Write { version } else { u64::MAX };
+            let mark = if kind == RequestKind::Write { version } else { u64::MAX };
             for at in [0, usize::try_from(BLOCK).unwrap() - 8] {
                 data.copy_in(at, &mark.to_le_bytes()).unwrap();
             }
-            self.out[at] =
-                Some(Out { is_write: kind == Kind::Write, is_of_pipe: false, block, version });
+            self.out[at] = Some(Out {
+                is_write: kind == RequestKind::Write,
+                is_of_pipe: false,
+                block,
+                version,
+            });
             let sector = (u64::from(self.index) * BLOCKS + block) * u64::from(BLOCK) / 512;
             self.driver.submit(slot, Request { kind, sector, len: BLOCK, ioprio }).unwrap();
         }
@@ -264,7 +269,7 @@ impl Guest {
         self.out[usize::from(slot)] =
             Some(Out { is_write: false, is_of_pipe: true, block: slot.into(), version: 0 });
         self.driver
-            .submit(slot, Request { kind: Kind::Read, sector: 0, len: Ballast::LEN, ioprio })
+            .submit(slot, Request { kind: RequestKind::Read, sector: 0, len: Ballast::LEN, ioprio })
             .unwrap();
     }
 

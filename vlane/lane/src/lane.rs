@@ -16,7 +16,7 @@ use vlane_engine::{
 };
 use vlane_io::{Finished, InflightQueue, Instant, Uring};
 use vlane_policy::express::{Class, Express};
-use vlane_ring::{Kind, Queue, Request, Slot, Status};
+use vlane_ring::{Queue, Request, RequestKind, Slot, Status};
 
 use crate::call::Call;
 use crate::classes::ClassBoard;
@@ -379,28 +379,30 @@ impl Lane {
         let request = self.queue.request(slot);
         // Counted once it is known that it is not refused.
         match request.kind() {
-            Kind::In if request.fits(self.sectors) => {
+            RequestKind::In if request.fits(self.sectors) => {
                 self.counters.reads += 1;
                 self.counters.read_bytes += request.len();
             }
             //= virtio 5.2.6.2
             //# A device MUST set the status byte to VIRTIO_BLK_S_IOERR for a write request if the
             //# VIRTIO_BLK_F_RO feature if offered, and MUST NOT write any data.
-            Kind::Out if !self.read_only && request.fits(self.sectors) => {
+            RequestKind::Out if !self.read_only && request.fits(self.sectors) => {
                 self.counters.writes += 1;
                 self.counters.written_bytes += request.len();
             }
-            Kind::Flush => self.counters.flushes += 1,
-            Kind::Discard | Kind::WriteZeroes if !self.read_only && request.fits(self.sectors) => {
+            RequestKind::Flush => self.counters.flushes += 1,
+            RequestKind::Discard | RequestKind::WriteZeroes
+                if !self.read_only && request.fits(self.sectors) =>
+            {
                 self.counters.others += 1;
             }
-            Kind::GetId => {
+            RequestKind::GetId => {
                 self.counters.others += 1;
                 request.fill(&self.serial);
                 return Some(Status::Ok);
             }
-            Kind::Refused(status) => return Some(self.refuse(status)),
-            Kind::Unreachable => return Some(self.refuse_unreachable(slot)),
+            RequestKind::Refused(status) => return Some(self.refuse(status)),
+            RequestKind::Unreachable => return Some(self.refuse_unreachable(slot)),
             _ => return Some(self.refuse(Status::IoErr)),
         }
         self.observers.begun(slot, request);
@@ -532,7 +534,7 @@ impl Lane {
     fn goes_back(&mut self, slot: Slot, outcome: Outcome) -> bool {
         let is_under_way = outcome == Outcome::Pending
             && self.operations.is_empty()
-            && self.queue.request(slot).kind() == Kind::Discard;
+            && self.queue.request(slot).kind() == RequestKind::Discard;
         !is_under_way && self.put_back(slot)
     }
 
@@ -741,7 +743,7 @@ impl Load {
     #[inline]
     fn of(request: &Request) -> Load {
         match request.kind() {
-            Kind::In | Kind::Out => {
+            RequestKind::In | RequestKind::Out => {
                 Load { requests: 1, bytes: request.len().min(SHARE), others: 0 }
             }
             _ => Load { requests: 1, bytes: 0, others: 1 },
@@ -768,5 +770,5 @@ impl Load {
 /// True for a request that discards or zeroes.
 #[inline]
 fn is_range(request: &Request) -> bool {
-    matches!(request.kind(), Kind::Discard | Kind::WriteZeroes)
+    matches!(request.kind(), RequestKind::Discard | RequestKind::WriteZeroes)
 }

@@ -19,7 +19,7 @@ use vlane_io::Instant;
 use vlane_policy::throttle::{
     Bucket, ExpressBudget, Level, Limits, Share, TICKS_PER_NS, refund, ticks,
 };
-use vlane_ring::{Kind, Range, Request, SECTOR};
+use vlane_ring::{Range, Request, RequestKind, SECTOR};
 
 /// The longest that a lane sleeps for its budget before it looks again.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -157,9 +157,9 @@ pub(crate) struct Demand {
 }
 
 /// Bytes that a range of a discard or zeroing counts.
-fn cost(kind: Kind, range: &Range) -> u64 {
+fn cost(kind: RequestKind, range: &Range) -> u64 {
     let bytes = u64::from(range.sectors) * SECTOR;
-    let is_freed = kind == Kind::Discard || range.unmap;
+    let is_freed = kind == RequestKind::Discard || range.unmap;
     if is_freed { bytes.div_ceil(FREED) } else { bytes }
 }
 
@@ -193,7 +193,7 @@ impl LaneLimits {
 
     pub(crate) fn demand(&self, request: &Request, class: Class) -> Demand {
         let bytes = match request.kind() {
-            Kind::In | Kind::Out => request.len(),
+            RequestKind::In | RequestKind::Out => request.len(),
             kind => request.ranges().iter().map(|range| cost(kind, range)).sum(),
         };
         Demand { bytes, is_exempt: class == Class::Express && self.exempts() }

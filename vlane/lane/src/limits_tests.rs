@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use vlane_driver::ring::{Format, Kind, Request};
+use vlane_driver::ring::{Format, Request, RequestKind};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_io::Uring;
 use vlane_policy::express::{Express, Mode};
@@ -57,7 +57,7 @@ fn is_used(budget: &Budget, reads: usize) -> bool {
 fn limited_lane_sleeps_without_kicks() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
-    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..8).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest.driver.publish();
     let begin = Instant::now();
     assert!(lane.serve(&mut uring, false));
@@ -69,7 +69,7 @@ fn limited_lane_sleeps_without_kicks() {
     }
     let due = lane.deadline().unwrap();
     assert!((begin + EACH..=Instant::now() + EACH).contains(&due), "{:?}", due - begin);
-    guest.submit(0, Kind::Read, 0);
+    guest.submit(0, RequestKind::Read, 0);
     assert!(!guest.driver.publish(), "the guest is asked for a kick that changes nothing");
     assert_eq!(budget.waits().count, 0, "it still waits");
 }
@@ -79,7 +79,7 @@ fn limited_lane_sleeps_without_kicks() {
 fn stopped_queue_puts_waiting_requests_back() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
-    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..8).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest.driver.publish();
     lane.serve(&mut uring, false);
     assert!(is_used(&budget, BURST + 1), "it has asked for the next one");
@@ -100,7 +100,7 @@ fn stopped_queue_puts_waiting_requests_back() {
 fn waiting_requests_of_all_classes_are_put_back() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
-    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..8).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest.driver.publish();
     lane.serve(&mut uring, false);
     assert_eq!(answered(&mut guest).len(), BURST);
@@ -108,7 +108,7 @@ fn waiting_requests_of_all_classes_are_put_back() {
     for (slot, ioprio) in (0..).zip([3 << 13, 2 << 13, 0, 2 << 13, 3 << 13]) {
         guest
             .driver
-            .submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio })
+            .submit(slot, Request { kind: RequestKind::Read, sector: 0, len: 4096, ioprio })
             .unwrap();
     }
     guest.driver.publish();
@@ -125,14 +125,17 @@ fn waiting_requests_of_all_classes_are_put_back() {
 fn exempt_express_requests_overtake_for_free() {
     let budget = slow(ExpressBudget::Exempt);
     let (mut guest, mut lane, mut uring) = limited(&budget);
-    (0..7).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..7).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest.driver.publish();
     lane.serve(&mut uring, false);
     assert_eq!(answered(&mut guest).len(), BURST);
     // Best effort 0, behind two that wait; the lane has to hear of it.
     assert!(!lane.before_sleep());
     let ioprio = 2 << 13;
-    guest.driver.submit(7, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio }).unwrap();
+    guest
+        .driver
+        .submit(7, Request { kind: RequestKind::Read, sector: 0, len: 4096, ioprio })
+        .unwrap();
     assert!(guest.driver.publish(), "the guest is not asked for a kick");
     lane.after_sleep();
     assert!(lane.has_work());
@@ -164,7 +167,7 @@ fn others_wait_in_order_of_arrival() {
     for (slot, ioprio) in (0..8).zip([0, 0, 0, 0, 0, idle, 0, 0]) {
         guest
             .driver
-            .submit(slot, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio })
+            .submit(slot, Request { kind: RequestKind::Read, sector: 0, len: 4096, ioprio })
             .unwrap();
     }
     guest.driver.publish();
@@ -179,10 +182,10 @@ fn others_wait_in_order_of_arrival() {
 fn counted_express_requests_go_first() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
-    (0..6).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..6).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest
         .driver
-        .submit(6, Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 2 << 13 })
+        .submit(6, Request { kind: RequestKind::Read, sector: 0, len: 4096, ioprio: 2 << 13 })
         .unwrap();
     guest.driver.publish();
     lane.serve(&mut uring, false);
@@ -194,7 +197,7 @@ fn counted_express_requests_go_first() {
 fn new_limits_apply_to_waiting_requests() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
-    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..8).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest.driver.publish();
     lane.serve(&mut uring, false);
     // As before, so it is as empty as before.
@@ -212,7 +215,7 @@ fn new_limits_apply_to_waiting_requests() {
     assert_eq!(answered(&mut guest).len(), 8);
     // None: as if there had never been any.
     lane.set_limits(Some(slow(ExpressBudget::Counted)));
-    (0..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..8).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest.driver.publish();
     lane.serve(&mut uring, false);
     lane.set_limits(None);
@@ -236,7 +239,7 @@ fn request_after_stall_pays_own_time() {
     guest.zeroes(0, 1 << 17);
     guest.driver.publish();
     lane.serve(&mut uring, false);
-    guest.submit(1, Kind::Read, 0);
+    guest.submit(1, RequestKind::Read, 0);
     guest.driver.publish();
     budget.passes(EACH);
     while !lane.poll_channel(&mut uring, Instant::now()) {}
@@ -250,7 +253,7 @@ fn idle_lane_returns_its_budget() {
     let budget = slow(ExpressBudget::Counted);
     let (mut guest, mut lane, mut uring) = limited(&budget);
     for reads in 1..=3 {
-        guest.submit(0, Kind::Read, 0);
+        guest.submit(0, RequestKind::Read, 0);
         guest.driver.publish();
         lane.serve(&mut uring, false);
         assert_eq!(answered(&mut guest), [0]);
@@ -295,7 +298,7 @@ fn sharing_threads_never_exceed_the_budget() {
                     let mut free: Vec<u16> = (0..8).collect();
                     while Instant::now() < end {
                         for slot in free.drain(..) {
-                            guest.submit(slot, Kind::Read, 0);
+                            guest.submit(slot, RequestKind::Read, 0);
                         }
                         guest.driver.publish();
                         if !lane.serve(&mut uring, false)

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
     Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Memory, Operation,
@@ -83,8 +83,8 @@ impl Channel for FilesChannel {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         let kind = match request.kind() {
-            vlane_ring::Kind::In => OperationKind::Read(Memory::Request(0)),
-            vlane_ring::Kind::Out => OperationKind::Write(Memory::Request(0)),
+            vlane_ring::RequestKind::In => OperationKind::Read(Memory::Request(0)),
+            vlane_ring::RequestKind::Out => OperationKind::Write(Memory::Request(0)),
             _ => return Outcome::Done(Status::Ok),
         };
         let (offset, len, patient) = (request.sector() * 512, request.len(), self.patient);
@@ -246,7 +246,7 @@ impl Guest {
                 // Real time, none, idle, as Linux writes them.
                 let ioprio = [1 << 13, 0, 3 << 13][(block % 3) as usize];
                 self.driver
-                    .submit(slot, Request { kind: Kind::Read, sector, len: BLOCK, ioprio })
+                    .submit(slot, Request { kind: RequestKind::Read, sector, len: BLOCK, ioprio })
                     .unwrap();
             }
         }

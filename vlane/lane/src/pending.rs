@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 
-use vlane_ring::{Kind, Request, Slot};
+use vlane_ring::{Request, RequestKind, Slot};
 
 /// The kind of a request that waits for the storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -138,12 +138,12 @@ impl LanePending {
     #[inline]
     pub(crate) fn begun(&mut self, slot: Slot, request: &Request) {
         let kind = match request.kind() {
-            Kind::In => 1,
-            Kind::Out => 2,
-            Kind::Flush => 3,
-            Kind::Discard => 4,
-            Kind::WriteZeroes => 5,
-            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => return,
+            RequestKind::In => 1,
+            RequestKind::Out => 2,
+            RequestKind::Flush => 3,
+            RequestKind::Discard => 4,
+            RequestKind::WriteZeroes => 5,
+            RequestKind::GetId | RequestKind::Refused(_) | RequestKind::Unreachable => return,
         };
         let sector = request.ranges().first().map_or(request.sector(), |range| range.sector);
         let sector = sector.min((1 << SECTOR_BITS) - 1);

@@ -17,7 +17,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use twox_hash::xxhash3_64::{DEFAULT_SECRET_LENGTH, RawHasher, SecretBuffer};
 use vlane_policy::journal::Head;
 use vlane_policy::journal::content::scan;
-use vlane_ring::{Kind, Request, Slot, Status};
+use vlane_ring::{Request, RequestKind, Slot, Status};
 use vlane_trace::{BlockHead, Entry, Magic, Priority, Record};
 
 /// Answers of one batch that are recorded together; more are recorded in parts.
@@ -124,10 +124,10 @@ impl Recorder {
             None => *self.now.insert(self.clock()),
         };
         let hash = match request.kind() {
-            Kind::Out if self.config.hashes => hash(request),
+            RequestKind::Out if self.config.hashes => hash(request),
             _ => 0,
         };
-        if request.kind() == Kind::Out {
+        if request.kind() == RequestKind::Out {
             self.heads(request);
         }
         if let Some(begun) = self.begun.get_mut(usize::from(slot.0)) {
@@ -184,7 +184,7 @@ impl Recorder {
             return;
         }
         self.completed = self.completed.wrapping_add(1);
-        let is_read = request.kind() == Kind::In && status == Status::Ok;
+        let is_read = request.kind() == RequestKind::In && status == Status::Ok;
         let record = Record {
             kind: kind(request.kind()),
             status: match status {
@@ -205,11 +205,11 @@ impl Recorder {
             hash: if is_read && self.config.hashes { hash(request) } else { begun.hash },
         };
         match request.kind() {
-            Kind::In | Kind::Out => {
+            RequestKind::In | RequestKind::Out => {
                 let sectors = u32::try_from(request.len() / vlane_ring::SECTOR).unwrap_or(u32::MAX);
                 self.keep_answered(Record { sectors, ..record });
             }
-            Kind::Discard | Kind::WriteZeroes => self.ranges(request, record),
+            RequestKind::Discard | RequestKind::WriteZeroes => self.ranges(request, record),
             _ => self.keep_answered(Record { sector: 0, ..record }),
         }
     }
@@ -366,15 +366,15 @@ impl Recorded {
     }
 }
 
-fn kind(kind: Kind) -> vlane_trace::Kind {
+fn kind(kind: RequestKind) -> vlane_trace::RequestKind {
     match kind {
-        Kind::In => vlane_trace::Kind::Read,
-        Kind::Out => vlane_trace::Kind::Write,
-        Kind::Flush => vlane_trace::Kind::Flush,
-        Kind::GetId => vlane_trace::Kind::GetId,
-        Kind::Discard => vlane_trace::Kind::Discard,
-        Kind::WriteZeroes => vlane_trace::Kind::WriteZeroes,
-        Kind::Refused(_) | Kind::Unreachable => vlane_trace::Kind::Refused,
+        RequestKind::In => vlane_trace::RequestKind::Read,
+        RequestKind::Out => vlane_trace::RequestKind::Write,
+        RequestKind::Flush => vlane_trace::RequestKind::Flush,
+        RequestKind::GetId => vlane_trace::RequestKind::GetId,
+        RequestKind::Discard => vlane_trace::RequestKind::Discard,
+        RequestKind::WriteZeroes => vlane_trace::RequestKind::WriteZeroes,
+        RequestKind::Refused(_) | RequestKind::Unreachable => vlane_trace::RequestKind::Refused,
     }
 }
 
@@ -400,7 +400,7 @@ mod tests {
 
     fn record(seq: u32, more: bool) -> Record {
         Record {
-            kind: vlane_trace::Kind::Write,
+            kind: vlane_trace::RequestKind::Write,
             status: vlane_trace::Status::Ok,
             lane: 3,
             priority: Priority(0),

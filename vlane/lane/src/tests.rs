@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
     Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome,
@@ -88,21 +88,21 @@ fn guest_with(options: BlkOptions, engine: Arc<dyn Engine>) -> (Guest, LaneConfi
 }
 
 impl Guest {
-    pub(crate) fn submit(&mut self, slot: u16, kind: Kind, sector: u64) {
+    pub(crate) fn submit(&mut self, slot: u16, kind: RequestKind, sector: u64) {
         self.driver.submit(slot, Request { kind, sector, len: 4096, ioprio: 0 }).unwrap();
     }
 
     /// Zeroes a range that keeps its place.
     pub(crate) fn zeroes(&mut self, slot: u16, sectors: u32) {
-        self.range(slot, Kind::WriteZeroes, sectors);
+        self.range(slot, RequestKind::WriteZeroes, sectors);
     }
 
     /// Discards a range.
     pub(crate) fn discard(&mut self, slot: u16, sectors: u32) {
-        self.range(slot, Kind::Discard, sectors);
+        self.range(slot, RequestKind::Discard, sectors);
     }
 
-    fn range(&mut self, slot: u16, kind: Kind, sectors: u32) {
+    fn range(&mut self, slot: u16, kind: RequestKind, sectors: u32) {
         let mut range = [0; 16];
         range[8..12].copy_from_slice(&sectors.to_le_bytes());
         self.driver.data_mut(slot).unwrap().copy_in(0, &range).unwrap();
@@ -116,10 +116,10 @@ fn refused_request_is_counted_once() {
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
     // The volume has 2048 sectors.
-    guest.submit(0, Kind::Write, 2048);
-    guest.submit(1, Kind::Read, 2041);
-    guest.submit(2, Kind::Other(99), 0);
-    guest.submit(3, Kind::Read, 2040);
+    guest.submit(0, RequestKind::Write, 2048);
+    guest.submit(1, RequestKind::Read, 2041);
+    guest.submit(2, RequestKind::Other(99), 0);
+    guest.submit(3, RequestKind::Read, 2040);
     guest.driver.publish();
     assert!(lane.serve(&mut uring, false));
     lane.store_counters();
@@ -145,10 +145,10 @@ fn recording_names_journal_blocks() {
             block[..4].copy_from_slice(&Magic::Jbd2.bytes());
             guest.driver.data_mut(1).unwrap().copy_in(at, &block).unwrap();
         }
-        guest.submit(0, Kind::Write, 64);
-        guest.submit(1, Kind::Write, 8);
+        guest.submit(0, RequestKind::Write, 64);
+        guest.submit(1, RequestKind::Write, 8);
         // Read data are not looked at.
-        guest.submit(2, Kind::Read, 8);
+        guest.submit(2, RequestKind::Read, 8);
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
         lane.set_recorder(None);
@@ -179,7 +179,7 @@ fn dropped_pool_answers_requests_in_flight() {
     let kick = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     config.kick = Some(kick.try_clone().unwrap());
     pool.start(0, config, &[]).unwrap();
-    (0..4).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+    (0..4).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
     guest.driver.publish();
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
     let begin = Instant::now();
@@ -206,11 +206,11 @@ fn awake_thread_asks_for_no_kicks() {
         guests.push(guest);
     }
     // One of them makes a request at the last moment.
-    guests[1].submit(0, Kind::Read, 0);
+    guests[1].submit(0, RequestKind::Read, 0);
     assert!(!guests[1].driver.publish(), "a thread that is awake was kicked");
     assert!(!thread.ask_for_kicks(), "the request was overlooked");
     for (index, guest) in guests.iter_mut().enumerate() {
-        guest.submit(1, Kind::Read, 0);
+        guest.submit(1, RequestKind::Read, 0);
         assert!(!guest.driver.publish(), "the guest of queue {index} is asked for a kick");
     }
 }
@@ -221,7 +221,7 @@ fn held_lane_leaves_packed_ring_position() {
     let (mut guest, config) = guest_of(Format::Packed, null(None));
     let mut uring = Uring::new(64).unwrap();
     let mut lane = Lane::new(0, 0, 2, config, &mut uring).unwrap();
-    guest.submit(0, Kind::Read, 0);
+    guest.submit(0, RequestKind::Read, 0);
     guest.driver.publish();
     assert!(lane.serve(&mut uring, false));
     assert!(!lane.before_sleep());
@@ -361,10 +361,10 @@ fn requests_without_room_return_to_ring() {
             stuck_lane(Stuck::default(), options, false);
         // 64 MiB fill a lane; the small ones come behind it.
         for slot in 0..16 {
-            let read = Request { kind: Kind::Read, sector: 0, len: 4 << 20, ioprio: 0 };
+            let read = Request { kind: RequestKind::Read, sector: 0, len: 4 << 20, ioprio: 0 };
             guest.driver.submit(slot, read).unwrap();
         }
-        (16..21).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+        (16..21).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
         assert!(!lane.serve(&mut uring, false), "there is room for none of them");
@@ -389,10 +389,10 @@ fn large_requests_leave_room_for_others() {
         let (mut guest, mut lane, mut uring, submitted) =
             stuck_lane(Stuck::default(), options, false);
         for slot in [0, 1, 2, 5, 6] {
-            let large = Request { kind: Kind::Read, sector: 0, len: 64 << 20, ioprio: 0 };
+            let large = Request { kind: RequestKind::Read, sector: 0, len: 64 << 20, ioprio: 0 };
             guest.driver.submit(slot, large).unwrap();
             if slot == 2 {
-                [3, 4].into_iter().for_each(|slot| guest.submit(slot, Kind::Read, 0));
+                [3, 4].into_iter().for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
             }
         }
         guest.driver.publish();
@@ -414,7 +414,7 @@ fn stopped_queue_puts_large_request_back() {
         let options = BlkOptions { format, data: 64 << 20, ..OPTIONS };
         let engine = Stuck { is_busy: true, ..Stuck::default() };
         let (mut guest, mut lane, mut uring, submitted) = stuck_lane(engine, options, is_tracked);
-        let large = Request { kind: Kind::Write, sector: 0, len: 64 << 20, ioprio: 0 };
+        let large = Request { kind: RequestKind::Write, sector: 0, len: 64 << 20, ioprio: 0 };
         guest.driver.submit(0, large).unwrap();
         guest.driver.publish();
         (0..3).for_each(|_| assert!(lane.serve(&mut uring, false)));
@@ -463,7 +463,7 @@ fn discards_and_zeroings_leave_room() {
     for format in [Format::Split, Format::Packed] {
         let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), format);
         (0..4).for_each(|slot| guest.zeroes(slot, 4 << 20));
-        (4..8).for_each(|slot| guest.submit(slot, Kind::Read, 0));
+        (4..8).for_each(|slot| guest.submit(slot, RequestKind::Read, 0));
         guest.driver.publish();
         assert!(lane.serve(&mut uring, false));
         assert_eq!(
@@ -500,7 +500,7 @@ fn zeroings_survive_a_cancelled_upgrade() {
         let engine = Stuck { waits: true, ..Stuck::default() };
         let (mut guest, mut lane, mut uring, submitted) = stuck_lane(engine, OPTIONS, true);
         guest.zeroes(0, 4 << 20);
-        guest.submit(1, Kind::Read, 0);
+        guest.submit(1, RequestKind::Read, 0);
         guest.driver.publish();
         lane.serve(&mut uring, false);
         let (reply, stopped) = channel();
@@ -565,12 +565,12 @@ fn lane_stays_awake_on_lost_ring() {
 #[test]
 fn write_cache_off_makes_writes_durable() {
     let (mut guest, mut lane, mut uring, submitted) = lane_of(Stuck::default(), Format::Split);
-    guest.submit(0, Kind::Write, 0);
+    guest.submit(0, RequestKind::Write, 0);
     guest.driver.publish();
     lane.serve(&mut uring, false);
     lane.set_write_through(true);
     lane.go_on(&mut uring, first(&submitted));
-    guest.submit(1, Kind::Write, 0);
+    guest.submit(1, RequestKind::Write, 0);
     guest.driver.publish();
     lane.serve(&mut uring, false);
     let durable: Vec<bool> =

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::EventfdFlags;
-use vlane_driver::ring::{Format, Kind};
+use vlane_driver::ring::{Format, RequestKind};
 
 use crate::cancellable_request::CancellableRequest;
 use crate::lane::Settled;
@@ -47,7 +47,7 @@ fn hung_lane_continues_after_timed_stop() {
         }
     };
     let mut ask = |slot| {
-        guests[1].submit(slot, Kind::Read, 0);
+        guests[1].submit(slot, RequestKind::Read, 0);
         guests[1].driver.publish();
         rustix::io::write(&kicks[1], &1u64.to_ne_bytes()).unwrap();
     };
@@ -78,7 +78,7 @@ fn late_stop_message_is_ignored() {
     assert!(stop.cancel());
     assert_eq!(lane.settle(), Settled::Stays);
     assert!(stopped.try_recv().is_err());
-    guest.submit(0, Kind::Read, 0);
+    guest.submit(0, RequestKind::Read, 0);
     guest.driver.publish();
     assert!(lane.serve(&mut uring, false));
     assert_eq!(submitted.lock().unwrap().len(), 1);

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 use vlane_policy::journal::layout::{self, Content, Findings, Label, MOST_READS, Why};
-use vlane_policy::journal::{Disk, FileSystem, Journal, Kind, Way};
+use vlane_policy::journal::{Disk, Evidence, FileSystem, Journal, LogKind};
 use vlane_testing::skip;
 
 const MIB: u64 = 1 << 20;
@@ -140,7 +140,7 @@ fn by_xfs_db(path: &Path, at: u64) -> Range<u64> {
 }
 
 fn journal(filesystem: FileSystem, ranges: Vec<Range<u64>>) -> Journal {
-    Journal { filesystem, kind: Kind::Journal, way: Way::Layout, ranges }
+    Journal { filesystem, kind: LogKind::Journal, way: Evidence::Layout, ranges }
 }
 
 /// Options of mkfs.ext4 and the size of the image in MiB.

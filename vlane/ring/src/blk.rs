@@ -22,7 +22,7 @@ const KEPT_RANGES: usize = 4;
 
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     /// Read the buffers' length from [`Request::sector`] (`VIRTIO_BLK_T_IN`).
     In,
     /// Write the buffers to [`Request::sector`] (`VIRTIO_BLK_T_OUT`).
@@ -104,7 +104,7 @@ pub struct Range {
 /// A request, read out of guest memory once and checked. Lives in its queue's slot until it is
 /// completed.
 pub struct Request {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RequestKind,
     /// The header's first words as they were: the type, and the I/O priority in the upper half.
     pub(crate) head: u64,
     pub(crate) sector: u64,
@@ -191,7 +191,7 @@ impl Words<'_> {
 impl Request {
     pub(crate) fn empty() -> Request {
         Request {
-            kind: Kind::Refused(Status::IoErr),
+            kind: RequestKind::Refused(Status::IoErr),
             head: 0,
             sector: 0,
             buffers: Vec::new(),
@@ -212,7 +212,7 @@ impl Request {
 
     /// Returns the kind of the request.
     #[inline]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> RequestKind {
         self.kind
     }
 
@@ -228,10 +228,10 @@ impl Request {
         self.sector
     }
 
-    /// Of [`Kind::Unreachable`]: the first guest address that is in no region.
+    /// Of [`RequestKind::Unreachable`]: the first guest address that is in no region.
     #[inline]
     pub fn hole(&self) -> Option<u64> {
-        (self.kind == Kind::Unreachable).then_some(self.sector)
+        (self.kind == RequestKind::Unreachable).then_some(self.sector)
     }
 
     /// Bytes of data, in the buffers. For IN and OUT a multiple of 512, for GET_ID at most 20.
@@ -259,8 +259,8 @@ impl Request {
     pub fn fits(&self, sectors: u64) -> bool {
         let inside = |first: u64, count: u64| first <= sectors && count <= sectors - first;
         match self.kind {
-            Kind::In | Kind::Out => inside(self.sector, self.len / SECTOR),
-            Kind::Discard | Kind::WriteZeroes => {
+            RequestKind::In | RequestKind::Out => inside(self.sector, self.len / SECTOR),
+            RequestKind::Discard | RequestKind::WriteZeroes => {
                 self.ranges.iter().all(|r| inside(r.sector, u64::from(r.sectors)))
             }
             _ => true,
@@ -271,7 +271,7 @@ impl Request {
     /// beyond 64 bits.
     pub fn end(&self) -> Option<u64> {
         let last = match self.kind {
-            Kind::In | Kind::Out => self.sector.checked_add(self.len / SECTOR),
+            RequestKind::In | RequestKind::Out => self.sector.checked_add(self.len / SECTOR),
             _ => self.ranges.iter().filter_map(|r| r.sector.checked_add(r.sectors.into())).max(),
         };
         last.and_then(|sector| sector.checked_mul(SECTOR))
@@ -467,28 +467,28 @@ impl Request {
                 self.buffers[readable..].iter().map(|buffer| buffer.iov_len as u64).sum()
             }
         };
-        const MALFORMED: Kind = Kind::Refused(Status::IoErr);
+        const MALFORMED: RequestKind = RequestKind::Refused(Status::IoErr);
         self.kind = match kind {
             _ if overlong => MALFORMED,
             0 if has_out || !self.len.is_multiple_of(SECTOR) => MALFORMED,
-            0 => Kind::In,
+            0 => RequestKind::In,
             1 if has_in || !self.len.is_multiple_of(SECTOR) => MALFORMED,
-            1 => Kind::Out,
-            4 => Kind::Flush,
+            1 => RequestKind::Out,
+            4 => RequestKind::Flush,
             8 if has_out => MALFORMED,
             8 => {
                 self.truncate(ID);
-                Kind::GetId
+                RequestKind::GetId
             }
             11 | 13 if has_in => MALFORMED,
-            11 => self.parse_ranges(Kind::Discard),
-            13 => self.parse_ranges(Kind::WriteZeroes),
+            11 => self.parse_ranges(RequestKind::Discard),
+            13 => self.parse_ranges(RequestKind::WriteZeroes),
             //= virtio 5.2.6.2
             //# If the VIRTIO_BLK_F_ZONED feature is not negotiated, the device MUST reject
             //# VIRTIO_BLK_T_ZONE_REPORT, VIRTIO_BLK_T_ZONE_OPEN, VIRTIO_BLK_T_ZONE_CLOSE,
             //# VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND, VIRTIO_BLK_T_ZONE_RESET and
             //# VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
-            _ => Kind::Refused(Status::Unsupported),
+            _ => RequestKind::Refused(Status::Unsupported),
         };
         Ok(())
     }
@@ -510,7 +510,7 @@ impl Request {
         // byte is inside.
         self.status = unsafe { last.iov_base.cast::<u8>().add(last.iov_len - 1) };
         self.buffers.clear();
-        (self.kind, self.head, self.sector, self.len) = (Kind::Unreachable, 0, hole, 0);
+        (self.kind, self.head, self.sector, self.len) = (RequestKind::Unreachable, 0, hole, 0);
         // A part of what is before the status byte cannot be written: its used length is 0.
         self.room = u64::MAX;
         Ok(())
@@ -559,15 +559,15 @@ impl Request {
 
     /// Reads the ranges of a DISCARD or WRITE_ZEROES into private memory.
     #[cold]
-    fn parse_ranges(&mut self, kind: Kind) -> Kind {
+    fn parse_ranges(&mut self, kind: RequestKind) -> RequestKind {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
         if len == 0 || !len.is_multiple_of(RANGE) {
-            return Kind::Refused(Status::IoErr);
+            return RequestKind::Refused(Status::IoErr);
         }
         // Statuses as QEMU has them (`hw/block/virtio-blk.c`): too many ranges are a form that is
         // not known, too large ones an error.
         if len / RANGE > MAX_RANGES as usize {
-            return Kind::Refused(Status::Unsupported);
+            return RequestKind::Refused(Status::Unsupported);
         }
         let mut bytes = [0u8; RANGE];
         let mut got = 0;
@@ -589,7 +589,7 @@ impl Request {
                     let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
                     if sectors > MAX_RANGE_SECTORS {
                         self.ranges.clear();
-                        return Kind::Refused(Status::IoErr);
+                        return RequestKind::Refused(Status::IoErr);
                     }
                     //= virtio 5.2.6.2
                     //# The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard,
@@ -599,9 +599,9 @@ impl Request {
                     //# discard commands if the unmap flag is set.
                     // Bit 0 is unmap, forbidden in a discard; the others are reserved (5.2.6.2):
                     // unsupported.
-                    if flags & !1 != 0 || (flags != 0 && kind == Kind::Discard) {
+                    if flags & !1 != 0 || (flags != 0 && kind == RequestKind::Discard) {
                         self.ranges.clear();
-                        return Kind::Refused(Status::Unsupported);
+                        return RequestKind::Refused(Status::Unsupported);
                     }
                     self.ranges.push(Range {
                         sector: u64::from_le_bytes(s),

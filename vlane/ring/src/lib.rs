@@ -24,7 +24,7 @@ pub mod probes;
 mod queue;
 mod split;
 
-pub use blk::{IoPriority, Kind, PriorityClass, Range, Request, SECTOR, Status, Words};
+pub use blk::{IoPriority, PriorityClass, Range, Request, RequestKind, SECTOR, Status, Words};
 pub use chain::MAX_BUFFERS;
 pub use error::{Broken, Lost, QueueError, RingFormat};
 pub use inflight::{InflightError, InflightPart, InflightRegion, NotedImage, Notes};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::blk::{Kind, Request, Status};
+use crate::blk::{Request, RequestKind, Status};
 use crate::error::{Broken, QueueError, RingFormat};
 use crate::inflight::{InflightPart, Marks, PackedMarks, SplitMarks, Tracker};
 use crate::limits::MAX_QUEUE_SIZE;
@@ -375,8 +375,8 @@ impl Queue {
         probes::request_answered(request, status);
         request.set_status(status);
         let written = match request.kind {
-            Kind::In | Kind::GetId if status == Status::Ok => request.len,
-            Kind::Discard | Kind::WriteZeroes => {
+            RequestKind::In | RequestKind::GetId if status == Status::Ok => request.len,
+            RequestKind::Discard | RequestKind::WriteZeroes => {
                 request.give_back_ranges();
                 0
             }
@@ -632,7 +632,7 @@ fn log_request(log: &DirtyLog, memory: &GuestMemory, retired: &[Retired], reques
         }
     };
     mark(request.status, 1);
-    if matches!(request.kind, Kind::In | Kind::GetId) {
+    if matches!(request.kind, RequestKind::In | RequestKind::GetId) {
         for buffer in request.buffers() {
             mark(buffer.iov_base.cast(), buffer.iov_len);
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use common::cases;
 use proptest::prelude::*;
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_ring::{Queue, QueueConfig, RingFormat, Slot, Status};
 
@@ -85,8 +85,8 @@ fn serve(device: &mut Queue, slot: Slot) {
             let byte = unsafe { buffer.iov_base.cast::<u8>().add(i) };
             match kind {
                 // SAFETY: as above.
-                vlane_ring::Kind::In => unsafe { byte.write_volatile(pattern(sector, at)) },
-                vlane_ring::Kind::Out => {
+                vlane_ring::RequestKind::In => unsafe { byte.write_volatile(pattern(sector, at)) },
+                vlane_ring::RequestKind::Out => {
                     // SAFETY: as above.
                     let written = unsafe { byte.read_volatile() };
                     assert_eq!(written, pattern(sector, at));
@@ -119,11 +119,11 @@ impl Client {
         let sector = self.sector;
         self.sector += 1;
         let (kind, len) = match sector % 5 {
-            0 => (Kind::Flush, 0),
-            1 | 2 => (Kind::Read, 512 * (1 + sector as u32 % SECTORS)),
-            _ => (Kind::Write, 512 * (1 + sector as u32 % SECTORS)),
+            0 => (RequestKind::Flush, 0),
+            1 | 2 => (RequestKind::Read, 512 * (1 + sector as u32 % SECTORS)),
+            _ => (RequestKind::Write, 512 * (1 + sector as u32 % SECTORS)),
         };
-        if kind == Kind::Write {
+        if kind == RequestKind::Write {
             let bytes: Vec<u8> = (0..len as usize).map(|at| pattern(sector, at)).collect();
             self.queue.data_mut(slot as u16).expect("slot").copy_in(0, &bytes).expect("fits");
         }
@@ -141,15 +141,15 @@ impl Client {
             let request = self.out[usize::from(slot)].take().expect("answered once");
             let failed = request.sector % 7 == 3;
             assert_eq!(completion.status, u8::from(failed));
-            let reads = request.kind == Kind::Read && !failed;
+            let reads = request.kind == RequestKind::Read && !failed;
             // The status byte is behind the data: it counts only if they were written.
             let len = match request.kind {
-                Kind::Read if reads => request.len + 1,
-                Kind::Read => u32::from(request.len == 0),
+                RequestKind::Read if reads => request.len + 1,
+                RequestKind::Read => u32::from(request.len == 0),
                 _ => 1,
             };
             assert_eq!(completion.len, len);
-            if request.kind == Kind::Read {
+            if request.kind == RequestKind::Read {
                 let mut bytes = vec![0; request.len as usize];
                 self.queue.data(slot).expect("slot").copy_out(0, &mut bytes).expect("fits");
                 assert!(bytes.iter().enumerate().all(|(at, b)| *b == pattern(request.sector, at)));

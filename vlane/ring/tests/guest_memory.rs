@@ -15,7 +15,7 @@ use common::packed::PackedDriver;
 use common::{Desc, NEXT, Ram, WRITE, cases, config, header};
 use proptest::prelude::*;
 use vlane_memory::{DirtyLog, GuestMemory, MemoryError, Region, RegionSpec};
-use vlane_ring::{Broken, Kind, Queue, RingFormat, Slot, Status};
+use vlane_ring::{Broken, Queue, RequestKind, RingFormat, Slot, Status};
 
 const PAGE: u64 = 4096;
 
@@ -279,7 +279,7 @@ impl Session {
         self.next += 1;
         self.ring.write_all_at(&self.next.to_le_bytes(), 0x402).unwrap();
         let slot = queue.take().expect("legal").expect("available");
-        assert_eq!(queue.request(slot).kind(), Kind::In);
+        assert_eq!(queue.request(slot).kind(), RequestKind::In);
         slot
     }
 }

@@ -102,7 +102,7 @@ proptest! {
                             Ok(Some(slot)) => {
                                 let request = queue.request(slot);
                                 prop_assert!(request.buffers().len() <= MAX_BUFFERS || request.len() == 0 ||
-                                    matches!(request.kind(), vlane_ring::Kind::Refused(_)));
+                                    matches!(request.kind(), vlane_ring::RequestKind::Refused(_)));
                                 for buffer in request.buffers().iter().filter(|b| b.iov_len > 0) {
                                     let first = ram.guest(buffer.iov_base.cast());
                                     let pieces = ram.pieces(first, buffer.iov_len as u64);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use common::cases;
 use proptest::prelude::*;
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_ring::{
     Broken, InflightError, InflightRegion, Lost, Queue, QueueConfig, RingFormat, Slot, Status, kill,
@@ -104,7 +104,7 @@ impl Guest {
     fn submit(&mut self) -> bool {
         let Some(slot) = self.out.iter().position(Option::is_none) else { return false };
         let sector = self.next;
-        let kind = if sector.is_multiple_of(3) { Kind::Read } else { Kind::Write };
+        let kind = if sector.is_multiple_of(3) { RequestKind::Read } else { RequestKind::Write };
         let len = 512 * (1 + sector as u32 % (DATA / 512));
         self.driver.submit(slot as u16, Request { kind, sector, len, ioprio: 0 }).unwrap();
         self.driver.publish();

@@ -9,7 +9,7 @@ mod common;
 use common::packed::{PackedDriver, Place, Wish};
 use common::{Desc, INDIRECT, OUT, Ram, WRITE, cases, header};
 use proptest::prelude::*;
-use vlane_ring::{Broken, Kind, Queue, Slot, Status};
+use vlane_ring::{Broken, Queue, RequestKind, Slot, Status};
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_8000, 0x1_8004];
 const REGIONS: [(u64, usize); 2] = [(0x1_0000, 0x9000), (0x4_0000, 0x8_0000)];
@@ -135,7 +135,7 @@ impl<'a> World<'a> {
         let Some((tag, sectors)) = self.waiting.pop_front() else { return assert_eq!(slot, None) };
         let slot = slot.expect("an available chain");
         let request = self.queue.request(slot);
-        assert_eq!((request.kind(), request.sector()), (Kind::Out, tag));
+        assert_eq!((request.kind(), request.sector()), (RequestKind::Out, tag));
         assert_eq!(request.len(), 512 * u64::from(sectors));
         for (i, buffer) in request.buffers().iter().enumerate() {
             assert_eq!(

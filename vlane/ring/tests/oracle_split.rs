@@ -450,7 +450,7 @@ fn indices_wrap_at_65536() {
                 let head = theirs.head_index();
                 let status = 0x1_3800 + u64::from(head);
                 let expected = Expect {
-                    kind: vlane_ring::Kind::Flush,
+                    kind: vlane_ring::RequestKind::Flush,
                     priority: round,
                     sector: 0,
                     data: Vec::new(),

@@ -9,7 +9,9 @@ use common::packed::PackedDriver;
 use common::*;
 use proptest::prelude::*;
 use vlane_ring::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
-use vlane_ring::{Broken, IoPriority, Kind, MAX_BUFFERS, PriorityClass, Queue, Range, Status};
+use vlane_ring::{
+    Broken, IoPriority, MAX_BUFFERS, PriorityClass, Queue, Range, RequestKind, Status,
+};
 
 const PARTS: [u64; 3] = [0x1_0000, 0x1_0400, 0x1_0404];
 /// Rings and tables, and apart from them the buffers.
@@ -162,12 +164,12 @@ proptest! {
         let slot = slot.expect("legal").expect("available");
         let got = queue.request(slot);
         let kind = match request.kind {
-            IN => Kind::In,
-            OUT => Kind::Out,
-            FLUSH => Kind::Flush,
-            GET_ID => Kind::GetId,
-            DISCARD => Kind::Discard,
-            _ => Kind::WriteZeroes,
+            IN => RequestKind::In,
+            OUT => RequestKind::Out,
+            FLUSH => RequestKind::Flush,
+            GET_ID => RequestKind::GetId,
+            DISCARD => RequestKind::Discard,
+            _ => RequestKind::WriteZeroes,
         };
         prop_assert_eq!(got.kind(), kind);
         prop_assert_eq!(got.priority(), IoPriority(request.priority));
@@ -180,7 +182,7 @@ proptest! {
             prop_assert_eq!(ram.guest(buffer.iov_base.cast()), next);
             next += buffer.iov_len as u64;
         }
-        if kind == Kind::GetId {
+        if kind == RequestKind::GetId {
             got.fill(b"serial");
             prop_assert_eq!(ram.read(write_at, 20), b"serial\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
         }
@@ -194,7 +196,7 @@ const STATUS: u64 = BUFFERS + 0x100;
 const DATA: u64 = BUFFERS + 0x1000;
 
 /// A request of this type with this data, the header and status in buffers of their own.
-fn kind_of(kind: u32, data: &[Desc], bytes: &[u8]) -> Kind {
+fn kind_of(kind: u32, data: &[Desc], bytes: &[u8]) -> RequestKind {
     let mut chain = vec![readable(HEADER, 16)];
     chain.extend(data);
     chain.push(writable(STATUS, 1));
@@ -205,7 +207,7 @@ fn kind_of(kind: u32, data: &[Desc], bytes: &[u8]) -> Kind {
     };
     every_way(&chain, prepare, |_, queue, slot| {
         let request = queue.request(slot.expect("legal"));
-        if matches!(request.kind(), Kind::Refused(_)) {
+        if matches!(request.kind(), RequestKind::Refused(_)) {
             assert!(request.ranges().is_empty());
         }
         kinds.borrow_mut().push(request.kind());
@@ -234,7 +236,8 @@ fn kind_of(kind: u32, data: &[Desc], bytes: &[u8]) -> Kind {
 //# VIRTIO_BLK_T_ZONE_FINISH, VIRTIO_BLK_T_ZONE_APPEND, VIRTIO_BLK_T_ZONE_RESET and
 //# VIRTIO_BLK_T_ZONE_RESET_ALL requests with VIRTIO_BLK_S_UNSUPP status.
 fn impossible_request_gets_the_right_status() {
-    let (io_err, unsupported) = (Kind::Refused(Status::IoErr), Kind::Refused(Status::Unsupported));
+    let (io_err, unsupported) =
+        (RequestKind::Refused(Status::IoErr), RequestKind::Refused(Status::Unsupported));
     // Data in the wrong direction.
     assert_eq!(kind_of(IN, &[readable(DATA, 512)], &[]), io_err);
     assert_eq!(kind_of(OUT, &[writable(DATA, 512)], &[]), io_err);
@@ -245,12 +248,12 @@ fn impossible_request_gets_the_right_status() {
     // Not whole sectors; none at all is whole.
     assert_eq!(kind_of(IN, &[writable(DATA, 511)], &[]), io_err);
     assert_eq!(kind_of(OUT, &[readable(DATA, 513)], &[]), io_err);
-    assert_eq!(kind_of(IN, &[], &[]), Kind::In);
-    assert_eq!(kind_of(OUT, &[readable(DATA, 0)], &[]), Kind::Out);
+    assert_eq!(kind_of(IN, &[], &[]), RequestKind::In);
+    assert_eq!(kind_of(OUT, &[readable(DATA, 0)], &[]), RequestKind::Out);
     // Not whole ranges, none, and too many: more than the configuration space announces.
     assert_eq!(kind_of(DISCARD, &[], &[]), io_err);
     assert_eq!(kind_of(DISCARD, &[readable(DATA, 15)], &[]), io_err);
-    for (kind, ok) in [(DISCARD, Kind::Discard), (WRITE_ZEROES, Kind::WriteZeroes)] {
+    for (kind, ok) in [(DISCARD, RequestKind::Discard), (WRITE_ZEROES, RequestKind::WriteZeroes)] {
         assert_eq!(kind_of(kind, &[readable(DATA, 16 * MAX_RANGES)], &[]), ok);
         assert_eq!(kind_of(kind, &[readable(DATA, 16 * (MAX_RANGES + 1))], &[]), unsupported);
         assert_eq!(kind_of(kind, &[readable(DATA, 16 * (MAX_RANGES + 1) + 1)], &[]), io_err);
@@ -265,9 +268,9 @@ fn impossible_request_gets_the_right_status() {
     }
     // Flags: unmap is for writing zeroes only; the others are for no kind.
     let flags = |flags: u8| [0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, flags, 0, 0, 0];
-    assert_eq!(kind_of(DISCARD, &[readable(DATA, 16)], &flags(0)), Kind::Discard);
+    assert_eq!(kind_of(DISCARD, &[readable(DATA, 16)], &flags(0)), RequestKind::Discard);
     assert_eq!(kind_of(DISCARD, &[readable(DATA, 16)], &flags(1)), unsupported);
-    assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16)], &flags(1)), Kind::WriteZeroes);
+    assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16)], &flags(1)), RequestKind::WriteZeroes);
     assert_eq!(kind_of(WRITE_ZEROES, &[readable(DATA, 16)], &flags(2)), unsupported);
     assert_eq!(
         kind_of(WRITE_ZEROES, &[readable(DATA, 32)], &[flags(0), flags(4)].concat()),
@@ -283,13 +286,15 @@ fn impossible_request_gets_the_right_status() {
 #[test]
 #[cfg_attr(miri, ignore = "a thousand buffers take it minutes")]
 fn overlong_request_is_refused() {
-    let io_err = Kind::Refused(Status::IoErr);
+    let io_err = RequestKind::Refused(Status::IoErr);
     // The same memory over and over.
     let long = vec![writable(BUFFERS, 0x2_0000); 1024];
-    assert_eq!(kind_of(IN, &long, &[]), Kind::In);
+    assert_eq!(kind_of(IN, &long, &[]), RequestKind::In);
     let ram = Ram::new(&[REGIONS[0], (0x10_0000, 0x80_0000)]);
     ram.write(HEADER, &header(IN, 0, 0));
-    for (more, expected) in [(None, Kind::In), (Some(512), io_err), (Some(0x80_0000), io_err)] {
+    for (more, expected) in
+        [(None, RequestKind::In), (Some(512), io_err), (Some(0x80_0000), io_err)]
+    {
         let mut chain = vec![readable(HEADER, 16)];
         chain.extend(vec![
             writable(BUFFERS, 0x80_0000);
@@ -301,7 +306,7 @@ fn overlong_request_is_refused() {
         assert_eq!(queue.request(slot.unwrap().unwrap()).kind(), expected);
     }
     // Status and data share the last buffer: 1025 of data.
-    assert_eq!(kind_of(IN, &vec![writable(DATA, 512); MAX_BUFFERS], &[]), Kind::In);
+    assert_eq!(kind_of(IN, &vec![writable(DATA, 512); MAX_BUFFERS], &[]), RequestKind::In);
     let mut chain = vec![readable(HEADER, 16)];
     chain.extend(vec![writable(DATA, 512); MAX_BUFFERS]);
     chain.push(writable(DATA, 513));
@@ -364,7 +369,10 @@ fn buffer_outside_memory_fails_only_its_request() {
             every_way(&chain, prepare, |ram, queue, slot| {
                 let slot = slot.expect("answered");
                 let request = queue.request(slot);
-                assert_eq!((request.kind(), request.hole()), (Kind::Unreachable, Some(hole)));
+                assert_eq!(
+                    (request.kind(), request.hole()),
+                    (RequestKind::Unreachable, Some(hole))
+                );
                 assert_eq!((request.len(), request.buffers().len()), (0, 0));
                 queue.answer(slot, Status::IoErr);
                 assert_eq!(ram.read(STATUS, 1), [Status::IoErr as u8]);
@@ -407,7 +415,7 @@ fn serial_number_fills_20_bytes() {
     };
     every_way(&chain, prepare, |ram, queue, slot| {
         let request = queue.request(slot.expect("legal"));
-        assert_eq!((request.kind(), request.len()), (Kind::GetId, 20));
+        assert_eq!((request.kind(), request.len()), (RequestKind::GetId, 20));
         request.fill(b"0123456789");
         assert_eq!(ram.read(DATA, 22), [&b"0123456789"[..], &[0; 10], &[0xaa; 2]].concat());
     });

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use vlane_socket::SocketFile;
 
-use crate::door::Door;
+use crate::acceptor::Acceptor;
 use crate::rights::Rights;
 use crate::volume::Volume;
 
@@ -265,7 +265,7 @@ pub trait Successor: Send + Sync + std::fmt::Debug {
 pub(crate) struct Relief<'a> {
     pub(crate) successor: &'a dyn Successor,
     pub(crate) file: &'a SocketFile,
-    pub(crate) door: &'a Door,
+    pub(crate) acceptor: &'a Acceptor,
     pub(crate) volume: &'a Volume,
 }
 
@@ -299,9 +299,9 @@ impl Relief<'_> {
         session: Option<HandedSession>,
         to: &mut Descriptors,
     ) -> io::Result<HandedServer> {
-        let next = self.door.copy_next()?;
+        let next = self.acceptor.copy_next()?;
         Ok(HandedServer {
-            socket: HandedSocket::give(to, self.door.socket(), self.file)?,
+            socket: HandedSocket::give(to, self.acceptor.socket(), self.file)?,
             next: to.put_some(next.as_ref().or(waiting))?,
             sessions: self.volume.sessions(),
             session,

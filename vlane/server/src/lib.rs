@@ -9,12 +9,12 @@
 // A recording is asked for at the control socket only, and so are an image's numbers.
 #![cfg_attr(not(feature = "control"), allow(dead_code, reason = "the control socket's"))]
 
+mod acceptor;
 mod arriving;
 mod config_change;
 mod config_space;
 #[cfg(feature = "control")]
 mod control;
-mod door;
 mod features;
 mod handover;
 mod listener;
@@ -23,10 +23,10 @@ mod recorded;
 mod recording;
 mod report;
 mod rights;
-mod said;
 mod sched;
 mod schedulers;
 mod session;
+mod session_report;
 mod signal_fd;
 mod skip_drain;
 mod stall;

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use crate::door::Door;
+use crate::acceptor::Acceptor;
 use crate::handover::{Arrived, HandedServer, HandoverError, Relief, Successor};
 use crate::session::{Handle, Restored, Session};
 use crate::volume::Volume;
@@ -21,7 +21,7 @@ use vlane_socket::{Access, ListenError, Place, Shortage, SocketFile};
 #[derive(Debug)]
 pub struct Listener {
     file: SocketFile,
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     stopper: Stopper,
     successor: OnceLock<Arc<dyn Successor>>,
     /// A session that another process has begun.
@@ -84,8 +84,14 @@ impl Listener {
             SocketFile::listen_stream(&Place::new(path, "--socket", "server").access(access))?;
         let io_error = |source| ListenError::Io { path: path.to_owned(), source };
         let stopper = Stopper::new().map_err(io_error)?;
-        let door = Arc::new(Door::new(socket).map_err(io_error)?);
-        Ok(Listener { file, door, stopper, successor: OnceLock::new(), restored: Mutex::default() })
+        let acceptor = Arc::new(Acceptor::new(socket).map_err(io_error)?);
+        Ok(Listener {
+            file,
+            acceptor,
+            stopper,
+            successor: OnceLock::new(),
+            restored: Mutex::default(),
+        })
     }
 
     /// The socket at `path` where another process listened until now. The session that it served
@@ -114,13 +120,19 @@ impl Listener {
         });
         let (socket, file) = socket.take(from, path)?;
         let stopper = Stopper::new().map_err(HandoverError::system("the socket"))?;
-        let door = Door::new(socket).map_err(HandoverError::system("the socket"))?;
+        let acceptor = Acceptor::new(socket).map_err(HandoverError::system("the socket"))?;
         if let Some(next) = from.take_some(next)? {
-            door.let_in_first(next.into());
+            acceptor.admit_first(next.into());
         }
         volume.continue_sessions(sessions);
         let restored = Mutex::new(restored);
-        Ok(Listener { file, door: Arc::new(door), stopper, successor: OnceLock::new(), restored })
+        Ok(Listener {
+            file,
+            acceptor: Arc::new(acceptor),
+            stopper,
+            successor: OnceLock::new(),
+            restored,
+        })
     }
 
     /// Names the successor that takes over on request; only the first one counts.
@@ -130,7 +142,7 @@ impl Listener {
 
     fn relief<'a>(&'a self, volume: &'a Volume) -> Option<Relief<'a>> {
         let successor = &**self.successor.get()?;
-        Some(Relief { successor, file: &self.file, door: &self.door, volume })
+        Some(Relief { successor, file: &self.file, acceptor: &self.acceptor, volume })
     }
 
     /// Returns the handle that ends it.
@@ -144,7 +156,7 @@ impl Listener {
     /// The system's error when connections cannot be accepted any more.
     pub fn serve(&self, volume: &Arc<Volume>) -> io::Result<()> {
         let path = self.file.path().display().to_string();
-        waiting::watch(path, Arc::clone(&self.door), Arc::downgrade(volume));
+        waiting::watch(path, Arc::clone(&self.acceptor), Arc::downgrade(volume));
         let relief = self.relief(volume);
         if let Some(restored) = self.restored.lock().unwrap_or_else(PoisonError::into_inner).take()
             && let Err(error) = self.run_restored(restored, relief.as_ref())
@@ -161,7 +173,7 @@ impl Listener {
             let wanted = relief.as_ref().map_or(self.stopper.stop.as_fd(), Relief::wanted);
             let mut fds = [
                 PollFd::new(
-                    self.door.socket(),
+                    self.acceptor.socket(),
                     closed.map_or(PollFlags::IN, |_| PollFlags::empty()),
                 ),
                 PollFd::new(&*self.stopper.stop, PollFlags::IN),
@@ -188,7 +200,7 @@ impl Listener {
             // A failure for one front end, for want of descriptors for example, may not affect the
             // next.
             let served = self
-                .door
+                .acceptor
                 .accept()
                 .and_then(|stream| self.run_session(volume, stream, relief.as_ref()));
             match served {
@@ -205,7 +217,7 @@ impl Listener {
     fn patience(&self, closed: Option<Instant>) -> Option<Timespec> {
         match closed {
             Some(until) => Timespec::try_from(until.saturating_duration_since(Instant::now())).ok(),
-            None => self.door.has_next().then_some(Timespec { tv_sec: 0, tv_nsec: 0 }),
+            None => self.acceptor.has_next().then_some(Timespec { tv_sec: 0, tv_nsec: 0 }),
         }
     }
 
@@ -219,7 +231,7 @@ impl Listener {
         let session = Session::new(Arc::clone(volume))?;
         let current = Current { stream: Arc::new(stream.try_clone()?), session: session.handle() };
         *self.stopper.current() = Some(current);
-        session.run_at(stream, &self.stopper.stop, Some(&self.door), relief);
+        session.run_at(stream, &self.stopper.stop, Some(&self.acceptor), relief);
         *self.stopper.current() = None;
         Ok(())
     }
@@ -227,7 +239,7 @@ impl Listener {
     fn run_restored(&self, restored: Restored, relief: Option<&Relief<'_>>) -> io::Result<()> {
         let stream = Arc::new(restored.stream.try_clone()?);
         *self.stopper.current() = Some(Current { stream, session: restored.session.handle() });
-        restored.run(&self.stopper.stop, &self.door, relief);
+        restored.run(&self.stopper.stop, &self.acceptor, relief);
         *self.stopper.current() = None;
         Ok(())
     }
@@ -235,8 +247,8 @@ impl Listener {
     /// Accepts no more front ends: those that wait see a hang-up, those that come are refused.
     /// Otherwise they would wait for an answer until the process ends, which flushes first.
     fn refuse(&self) {
-        let _ = rustix::net::shutdown(self.door.socket(), rustix::net::Shutdown::Both);
-        while self.door.accept().is_ok() {}
+        let _ = rustix::net::shutdown(self.acceptor.socket(), rustix::net::Shutdown::Both);
+        while self.acceptor.accept().is_ok() {}
     }
 
     /// Removes the socket, if it still is this listener's own.

@@ -28,16 +28,16 @@ mod restore;
 mod tracking;
 mod unused;
 
+use crate::acceptor::{Acceptor, PATIENCE, Silence};
 use crate::arriving;
 use crate::config_change;
 use crate::config_space::ConfigSpace;
-use crate::door::{Door, PATIENCE, Silence};
 use crate::features;
 use crate::handover::{Relief, Talked};
 use crate::padded_table;
 use crate::report::Report;
-use crate::said::{self, Said, Sight};
 use crate::sched::SchedulerSession;
+use crate::session_report::{self, SessionReport, Sight};
 use crate::signal_fd::{Signals, Use};
 use crate::skip_drain;
 use crate::unused::Unused;
@@ -97,13 +97,13 @@ impl Session {
         self.run_at(stream, stop, None, None)
     }
 
-    /// As [`Session::run`]. A silent front end gives way to one that waits at `door`, and `relief`
+    /// As [`Session::run`]. A silent front end gives way to one that waits at `acceptor`, and `relief`
     /// takes over on request.
     pub(crate) fn run_at(
         &self,
         stream: UnixStream,
         stop: &OwnedFd,
-        door: Option<&Door>,
+        acceptor: Option<&Acceptor>,
         relief: Option<&Relief<'_>>,
     ) -> End {
         let number = self.volume.next_session();
@@ -111,7 +111,7 @@ impl Session {
         tracing::info!(
             "{}: session {number}: front end {} connected",
             self.volume.config.name,
-            said::process(peer)
+            session_report::process(peer)
         );
         let probed = u32::try_from(number).unwrap_or(u32::MAX);
         probes::session_connect(probed, peer.and_then(|pid| pid.try_into().ok()).unwrap_or(0));
@@ -123,7 +123,7 @@ impl Session {
                     messages,
                     &stream,
                     stop,
-                    door,
+                    acceptor,
                     relief,
                 )
             }
@@ -179,23 +179,23 @@ impl Session {
         mut messages: Messages,
         watched: &UnixStream,
         stop: &OwnedFd,
-        door: Option<&Door>,
+        acceptor: Option<&Acceptor>,
         relief: Option<&Relief<'_>>,
     ) -> End {
         let Standing { number, peer, mut refused } = standing;
         let mut link = SchedulerSession::new(&self.volume, peer);
         // A continued session has sent messages before.
-        let mut silence = door.filter(|_| !messages.is_continued()).map(Silence::new);
+        let mut silence = acceptor.filter(|_| !messages.is_continued()).map(Silence::new);
         if let Err(error) = watched.set_read_timeout(silence.is_some().then_some(PATIENCE)) {
             return End::Failed(Error::SocketError(error));
         }
-        let mut said = Said::new(number, &self.volume);
+        let mut report = SessionReport::new(number, &self.volume);
         let mut is_message = false;
         loop {
-            if said.turn(&self.volume, || self.lock().sight(), is_message) {
+            if report.turn(&self.volume, || self.lock().sight(), is_message) {
                 self.tell_unused(number, peer);
             }
-            let limit = said.timeout();
+            let limit = report.timeout();
             let waited = self.wait(watched, stop, relief, link.as_ref(), silence.as_ref(), limit);
             let ready = match waited {
                 Ok(ready) => ready,
@@ -297,7 +297,7 @@ impl Session {
             }
             // Refused, and said so to a front end that asked for an answer.
             Err(error @ (Error::ReqHandlerError(_) | Error::InvalidOperation(_))) => {
-                if !was_told(&error) {
+                if !was_reported(&error) {
                     tracing::warn!("{}: refused a message: {error}", self.volume.config.name);
                 }
                 *refused += 1;
@@ -345,7 +345,7 @@ impl Session {
                         "{name}: queue {index}: a request has a buffer at {hole:#x}, which is not \
                          in the memory that the front end shares ({shared}); this and similar \
                          requests are answered with an error, and only the first is logged. {}",
-                        said::PLUG
+                        session_report::PLUG
                     );
                 }
                 LaneEvent::Broken { index, reason } => {
@@ -355,7 +355,7 @@ impl Session {
                             let shared = self.lock().memory.to_string();
                             let text = format!(
                                 ", nor is the place for its status; shared are {shared}. {}",
-                                said::PLUG
+                                session_report::PLUG
                             );
                             ("its driver broke the rules, or memory is not shared: ", text)
                         }
@@ -458,14 +458,14 @@ struct State {
 /// A refusal that was reported already, in more words than these.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Told(&'static str);
+struct Reported(&'static str);
 
-fn refuse_told(what: &'static str) -> Error {
-    Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, Told(what)))
+fn refuse_reported(what: &'static str) -> Error {
+    Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, Reported(what)))
 }
 
-fn was_told(error: &Error) -> bool {
-    matches!(error, Error::ReqHandlerError(error) if error.get_ref().is_some_and(|inner| inner.is::<Told>()))
+fn was_reported(error: &Error) -> bool {
+    matches!(error, Error::ReqHandlerError(error) if error.get_ref().is_some_and(|inner| inner.is::<Reported>()))
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {

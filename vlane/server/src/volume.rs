@@ -16,7 +16,7 @@ use crate::recorded::Recording;
 use crate::schedulers::Schedulers;
 use crate::stall::{Stalls, Unanswered};
 use crate::unused::Unused;
-use crate::watch::Watch;
+use crate::watch::VolumeWatch;
 
 /// A volume's options, besides its engine.
 #[derive(Debug, Clone)]
@@ -106,7 +106,7 @@ pub struct Volume {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) pool: Pool,
     /// Goes after the pool: it tells of the last requests, too.
-    watch: Watch,
+    watch: VolumeWatch,
     pub(crate) counters: Vec<Arc<Counters>>,
     /// The lanes' counts by class, if there are classes.
     pub(crate) classes: Option<Arc<ClassBoard>>,
@@ -152,7 +152,7 @@ impl Volume {
         let counters: Vec<Arc<Counters>> = (0..config.topology.queues)
             .map(|_| Arc::new(Counters::with_alarm(Arc::clone(&alarm))))
             .collect();
-        let watch = Watch::start(&config.name, Arc::clone(&engine), counters.clone(), alarm)
+        let watch = VolumeWatch::start(&config.name, Arc::clone(&engine), counters.clone(), alarm)
             .map_err(system)?;
         let stalls =
             engine.can_hang().then(|| Stalls::start(&config.name)).transpose().map_err(system)?;

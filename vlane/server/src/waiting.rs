@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::door::Door;
-use crate::said;
+use crate::acceptor::Acceptor;
+use crate::session_report;
 use crate::volume::Volume;
 
 /// The time that a front end may wait before that is reported: one that only reads the
@@ -17,31 +17,31 @@ const LATER: Duration = Duration::from_secs(30);
 
 /// Says once, for each front end that keeps others waiting, that it does. A thread that sleeps
 /// until a front end comes; it ends with the process, or when the socket is shut down.
-pub(crate) fn watch(path: String, door: Arc<Door>, volume: Weak<Volume>) {
+pub(crate) fn watch(path: String, acceptor: Arc<Acceptor>, volume: Weak<Volume>) {
     let body = move || {
         let mut told = None;
-        while look(&door, true) == Seen::Somebody {
+        while look(&acceptor, true) == Seen::Somebody {
             std::thread::sleep(MOMENT);
             let Some(volume) = volume.upgrade() else { return };
             let Some(session) = volume.session() else { continue };
             drop(volume);
             if told == Some(session.number) {
                 std::thread::sleep(LATER);
-            } else if look(&door, false) == Seen::Somebody {
+            } else if look(&acceptor, false) == Seen::Somebody {
                 told = Some(session.number);
                 tracing::warn!(
                     "{path}: another front end is waiting until this one hangs up: session {}, {}",
                     session.number,
-                    said::process(session.pid)
+                    session_report::process(session.pid)
                 );
             }
         }
     };
     // Without the thread no wait is reported.
-    let _ = std::thread::Builder::new().name("door".to_owned()).spawn(body);
+    let _ = std::thread::Builder::new().name("acceptor".to_owned()).spawn(body);
 }
 
-/// The state of the door.
+/// The state of the acceptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Nobody,
@@ -51,14 +51,14 @@ enum Seen {
     Closed,
 }
 
-/// Looks for a front end at the door; may wait for one.
-fn look(door: &Door, waits: bool) -> Seen {
+/// Looks for a front end at the acceptor; may wait for one.
+fn look(acceptor: &Acceptor, waits: bool) -> Seen {
     loop {
-        let is_awaited = door.is_awaited();
+        let is_awaited = acceptor.is_awaited();
         let limit = (is_awaited || !waits).then_some(Timespec { tv_sec: 0, tv_nsec: 0 });
-        let let_in = door.let_in();
+        let admitted = acceptor.admitted();
         let mut fds =
-            [PollFd::new(door.socket(), PollFlags::IN), PollFd::new(&let_in, PollFlags::IN)];
+            [PollFd::new(acceptor.socket(), PollFlags::IN), PollFd::new(&admitted, PollFlags::IN)];
         match rustix::event::poll(&mut fds, limit.as_ref()) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => return Seen::Closed,
@@ -66,7 +66,7 @@ fn look(door: &Door, waits: bool) -> Seen {
         }
         let (knocks, came) = (fds[0].revents(), !fds[1].revents().is_empty());
         if came {
-            door.saw();
+            acceptor.saw();
         }
         match () {
             () if !knocks.difference(PollFlags::IN).is_empty() => return Seen::Closed,

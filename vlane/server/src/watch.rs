@@ -39,7 +39,7 @@ type OnLoss = Box<dyn Fn() + Send + Sync>;
 
 /// Watches over one volume until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct VolumeWatch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -63,14 +63,14 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-impl Watch {
+impl VolumeWatch {
     /// Starts the thread.
     pub(crate) fn start(
         name: &str,
         engine: Arc<dyn Engine>,
         counters: Vec<Arc<Counters>>,
         alarm: Arc<Alarm>,
-    ) -> io::Result<Watch> {
+    ) -> io::Result<VolumeWatch> {
         let shared = Arc::new(Shared {
             name: name.to_owned(),
             engine,
@@ -85,7 +85,7 @@ impl Watch {
         let thread = std::thread::Builder::new()
             .name("watch".to_owned())
             .spawn(move || own.run(INTERVAL))?;
-        Ok(Watch { shared, thread: Some(thread) })
+        Ok(VolumeWatch { shared, thread: Some(thread) })
     }
 
     /// Does this when writes were lost; at once, if they are already.
@@ -102,7 +102,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for VolumeWatch {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Release);
         self.shared.alarm.wake();

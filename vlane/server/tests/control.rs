@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
 use vlane_policy::express::Mode;
 use vlane_server::{Access, Control, ControlError, ListenError, Rights, Schedulers};
-use vlane_trace::{Entry, Kind, Reader};
+use vlane_trace::{Entry, Reader, RequestKind};
 
 /// A volume with a control socket. The socket goes before the volume does.
 struct Controlled {
@@ -359,7 +359,7 @@ fn trace_has_all_sessions_until_volume_end() {
         match entry.unwrap() {
             Entry::Start { lane: 0, in_flight: 0, .. } => starts += 1,
             Entry::Record(record) => {
-                assert_eq!((record.kind, record.sectors), (Kind::Read, 1));
+                assert_eq!((record.kind, record.sectors), (RequestKind::Read, 1));
                 assert_eq!(record.sector, u64::from(record.seq) * 8);
                 // One at a time: each was sent when all before it had been answered.
                 assert_eq!(record.after, record.seq);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use common::*;
 use rustix::fs::{MemfdFlags, memfd_create};
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind, Request};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 
 /// A dirty bitmap for the first 4 GiB plus 64 MiB, from a byte of its file on.
 struct Log(File, u64);
@@ -190,13 +190,13 @@ fn packed_ring_writes_are_marked() {
         (log.take(), queue.data(0).unwrap().addr())
     };
     let page = |at: u64| at & !4095;
-    let (marked, data) = pages(Kind::Read);
+    let (marked, data) = pages(RequestKind::Read);
     for (what, at) in
         [("ring", layout.desc), ("event", layout.device), ("data", data), ("its end", data + 8191)]
     {
         assert!(marked.contains(&page(at)), "{what} at {at:#x} is not in {marked:x?}");
     }
-    let (marked, _) = pages(Kind::Write);
+    let (marked, _) = pages(RequestKind::Write);
     assert!(!marked.contains(&page(data)) && marked.contains(&page(layout.desc)), "{marked:x?}");
 }
 

@@ -139,7 +139,7 @@ fn repeated_hang_ups_under_load_are_survived() {
         let (mut queues, _waker) = session.start().unwrap();
         for queue in &mut queues {
             for slot in 0..32 {
-                let kind = vlane_driver::ring::Kind::Read;
+                let kind = vlane_driver::ring::RequestKind::Read;
                 let request = vlane_driver::ring::Request { kind, sector: 0, len: 4096, ioprio: 0 };
                 queue.blk.submit(slot, request).unwrap();
             }

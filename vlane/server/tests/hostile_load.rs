@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use rustix::event::{PollFd, PollFlags};
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Buf, Format, Kind, Queue, Request, Segment};
+use vlane_driver::ring::{
+    Arena, BlkOptions, BlkQueue, Buf, Format, Queue, Request, RequestKind, Segment,
+};
 use vlane_engine::file::{FileEngine, FileOptions};
 use vlane_ring::limits::{MAX_RANGE_SECTORS, MAX_RANGES, MAX_REQUEST};
 use vlane_ring::{MAX_BUFFERS, SECTOR};
@@ -100,8 +102,8 @@ impl Flood {
     /// Makes the requests ask for `piece` bytes per buffer, or `sectors` sectors per range.
     fn set_size(&mut self, piece: u32, sectors: u32) {
         let (kind, unmap) = match self.load {
-            Load::Reads => (Kind::Read, false),
-            Load::Zeroes { unmap } => (Kind::WriteZeroes, unmap),
+            Load::Reads => (RequestKind::Read, false),
+            Load::Zeroes { unmap } => (RequestKind::WriteZeroes, unmap),
         };
         for request in 0..FLOOD {
             let at = request * Flood::HEADER;
@@ -242,7 +244,8 @@ impl Bystander {
     /// A request at the image's end, where the flood does not come; returns true if it was answered
     /// at all.
     fn is_served(&mut self, sectors: u64) -> bool {
-        let kind = if self.requests.is_multiple_of(2) { Kind::Read } else { Kind::Write };
+        let kind =
+            if self.requests.is_multiple_of(2) { RequestKind::Read } else { RequestKind::Write };
         let begin = Instant::now();
         self.queue.submit(0, Request { kind, sector: sectors - 8, len: 4096, ioprio: 0 }).unwrap();
         if self.queue.publish() {

@@ -53,7 +53,7 @@ fn idles(server: &Server, packed: Want, event_idx: Want, threads: usize) {
         for queue in &mut queues {
             for slot in 0..8 {
                 let request = vlane_driver::ring::Request {
-                    kind: vlane_driver::ring::Kind::Read,
+                    kind: vlane_driver::ring::RequestKind::Read,
                     sector: 0,
                     len: 4096,
                     ioprio: 0,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::*;
-use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Kind};
+use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, RequestKind};
 use vlane_engine::{
     Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
     Slot, Status,
@@ -267,8 +267,12 @@ impl Driven {
 
     fn submit(&mut self, slots: std::ops::Range<u16>, kick: bool) {
         for slot in slots {
-            let request =
-                vlane_driver::ring::Request { kind: Kind::Read, sector: 0, len: 4096, ioprio: 0 };
+            let request = vlane_driver::ring::Request {
+                kind: RequestKind::Read,
+                sector: 0,
+                len: 4096,
+                ioprio: 0,
+            };
             self.queue.submit(slot, request).unwrap();
         }
         if self.queue.publish() && kick {

@@ -37,7 +37,7 @@ impl Access {
 
 /// The kind of socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SocketKind {
     /// Bytes.
     Stream,
     /// Packets, in order.
@@ -50,7 +50,7 @@ pub struct Place<'a> {
     path: &'a Path,
     option: &'static str,
     what: &'static str,
-    kind: Kind,
+    kind: SocketKind,
     access: Access,
     directory: bool,
 }
@@ -60,11 +60,18 @@ impl<'a> Place<'a> {
     /// permissions. The parameter `what` names the kind of server at such sockets, for messages:
     /// "server".
     pub fn new(path: &'a Path, option: &'static str, what: &'static str) -> Self {
-        Self { path, option, what, kind: Kind::Stream, access: Access::Umask, directory: false }
+        Self {
+            path,
+            option,
+            what,
+            kind: SocketKind::Stream,
+            access: Access::Umask,
+            directory: false,
+        }
     }
 
     /// Of this kind.
-    pub const fn kind(self, kind: Kind) -> Self {
+    pub const fn kind(self, kind: SocketKind) -> Self {
         Self { kind, ..self }
     }
 
@@ -120,7 +127,7 @@ impl SocketFile {
     /// # Errors
     /// [`ListenError`].
     pub fn listen_stream(place: &Place<'_>) -> Result<(UnixListener, SocketFile), ListenError> {
-        let (socket, file) = Self::listen(&place.kind(Kind::Stream))?;
+        let (socket, file) = Self::listen(&place.kind(SocketKind::Stream))?;
         Ok((UnixListener::from(socket), file))
     }
 
@@ -190,10 +197,10 @@ fn raw(fd: &impl AsFd) -> i32 {
     fd.as_fd().as_raw_fd()
 }
 
-const fn socket_type(kind: Kind) -> SocketType {
+const fn socket_type(kind: SocketKind) -> SocketType {
     match kind {
-        Kind::Stream => SocketType::STREAM,
-        Kind::Packets => SocketType::SEQPACKET,
+        SocketKind::Stream => SocketType::STREAM,
+        SocketKind::Packets => SocketType::SEQPACKET,
     }
 }
 

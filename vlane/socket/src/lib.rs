@@ -17,7 +17,7 @@ mod silence;
 pub use changes::Changes;
 pub use command_line::command_line;
 pub use error::ListenError;
-pub use file::{Access, Kind, Place, SocketFile};
+pub use file::{Access, Place, SocketFile, SocketKind};
 pub use printable::{Printable, printable};
 pub use shortage::{Shortage, is_scarce, is_short, no_descriptor};
 pub use silence::unanswered;

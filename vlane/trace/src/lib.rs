@@ -28,7 +28,7 @@ pub use header::{Header, MAGIC, MAX_HEADER, OLDEST, RECORD, RECORD_WITH_HASH, VE
 pub use reader::Reader;
 pub(crate) use reader::fill;
 pub use record::{
-    BlockHead, Entry, Kind, LayoutPiece, Magic, Priority, PriorityClass, Record, Status,
+    BlockHead, Entry, LayoutPiece, Magic, Priority, PriorityClass, Record, RequestKind, Status,
 };
 pub use writer::Writer;
 

@@ -18,7 +18,7 @@ const UNMAP: u8 = 2;
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Kind {
+pub enum RequestKind {
     /// Read sectors.
     Read = 0,
     /// Write sectors.
@@ -35,34 +35,34 @@ pub enum Kind {
     Refused = 6,
 }
 
-impl Kind {
+impl RequestKind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Kind; 7] = [
-        Kind::Read,
-        Kind::Write,
-        Kind::Flush,
-        Kind::GetId,
-        Kind::Discard,
-        Kind::WriteZeroes,
-        Kind::Refused,
+    pub const ALL: [RequestKind; 7] = [
+        RequestKind::Read,
+        RequestKind::Write,
+        RequestKind::Flush,
+        RequestKind::GetId,
+        RequestKind::Discard,
+        RequestKind::WriteZeroes,
+        RequestKind::Refused,
     ];
 
     /// Its name: `read`, `write`, `flush`, `get-id`, `discard`, `write-zeroes`, `refused`.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Read => "read",
-            Kind::Write => "write",
-            Kind::Flush => "flush",
-            Kind::GetId => "get-id",
-            Kind::Discard => "discard",
-            Kind::WriteZeroes => "write-zeroes",
-            Kind::Refused => "refused",
+            RequestKind::Read => "read",
+            RequestKind::Write => "write",
+            RequestKind::Flush => "flush",
+            RequestKind::GetId => "get-id",
+            RequestKind::Discard => "discard",
+            RequestKind::WriteZeroes => "write-zeroes",
+            RequestKind::Refused => "refused",
         }
     }
 
     /// True if it changes the volume's content.
     pub fn changes_data(self) -> bool {
-        matches!(self, Kind::Write | Kind::Discard | Kind::WriteZeroes)
+        matches!(self, RequestKind::Write | RequestKind::Discard | RequestKind::WriteZeroes)
     }
 }
 
@@ -117,7 +117,7 @@ impl Priority {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
     /// The kind of the request.
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// How it ended.
     pub status: Status,
     /// The queue.
@@ -405,7 +405,7 @@ impl Entry {
             LAYOUT => return layout_piece(bytes).map(Entry::Layout).or_else(corrupt),
             LOST => return Ok(Entry::Lost { lane, time, count: number }),
             END => return Ok(Entry::End { entries: number }),
-            code => match Kind::ALL.get(usize::from(code)) {
+            code => match RequestKind::ALL.get(usize::from(code)) {
                 Some(kind) => *kind,
                 None => return corrupt(format!("a request of kind {code}")),
             },

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 use vlane_trace::{
-    BlockHead, Entry, ErrorKind, Header, Kind, LayoutPiece, Magic, Priority, Reader, Record,
+    BlockHead, Entry, ErrorKind, Header, LayoutPiece, Magic, Priority, Reader, Record, RequestKind,
     Status, Writer,
 };
 
@@ -24,7 +24,7 @@ fn record(hashes: bool) -> impl Strategy<Value = Entry> {
     );
     (what, numbers).prop_map(move |((kind, status, lane, priority, more, unmap), n)| {
         Entry::Record(Record {
-            kind: Kind::ALL[kind],
+            kind: RequestKind::ALL[kind],
             status: [Status::Ok, Status::IoErr, Status::Unsupported][status],
             lane,
             priority: Priority(priority),
@@ -162,7 +162,7 @@ fn trace_layout_matches_the_documentation() {
         name: "disk".into(),
     };
     let entry = Entry::Record(Record {
-        kind: Kind::WriteZeroes,
+        kind: RequestKind::WriteZeroes,
         status: Status::IoErr,
         lane: 3,
         priority: Priority(2 << 13 | 4),

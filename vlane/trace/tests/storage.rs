@@ -6,7 +6,7 @@
 use proptest::prelude::*;
 use vlane_trace::ErrorKind;
 use vlane_trace::storage::{
-    Clear, Data, Entry, Header, History, MAX_ENTRY, Reader, Reason, RequestKind, What, Writer,
+    Action, Clear, Data, Entry, Header, History, MAX_ENTRY, Purpose, Reader, Reason, Writer,
 };
 
 const HEADER: Header = Header { size: 64 << 20, in_memory: false };
@@ -18,7 +18,7 @@ fn written(entries: &[Entry]) -> Vec<u8> {
 }
 
 fn any_entry() -> impl Strategy<Value = Entry> {
-    use RequestKind::{Discard, Flush, Write, WriteZeroes};
+    use Purpose::{Discard, Flush, Write, WriteZeroes};
     let kind = prop_oneof![Just(Write), Just(Flush), Just(Discard), Just(WriteZeroes)];
     let data = prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..2000).prop_map(Data::Bytes),
@@ -26,10 +26,11 @@ fn any_entry() -> impl Strategy<Value = Entry> {
     ];
     let how = prop_oneof![Just(Clear::Punch), Just(Clear::Zero), Just(Clear::Discard)];
     let what = prop_oneof![
-        Just(What::Sync),
-        (any::<u8>(), 0u64..1 << 50, any::<bool>(), data)
-            .prop_map(|(file, offset, durable, data)| What::Write { file, offset, durable, data }),
-        (how, 0u64..1 << 50, 0u64..1 << 50).prop_map(|(how, offset, len)| What::Clear {
+        Just(Action::Sync),
+        (any::<u8>(), 0u64..1 << 50, any::<bool>(), data).prop_map(
+            |(file, offset, durable, data)| Action::Write { file, offset, durable, data }
+        ),
+        (how, 0u64..1 << 50, 0u64..1 << 50).prop_map(|(how, offset, len)| Action::Clear {
             how,
             offset,
             len
@@ -112,7 +113,7 @@ fn impossible_lengths_and_versions_are_refused() {
 
 // Records by hand. Requests and operations have numbers of the test's choice; data does not matter.
 
-fn request(request: u64, kind: RequestKind) -> Entry {
+fn request(request: u64, kind: Purpose) -> Entry {
     Entry::Request { request, lane: 0, kind, durable: false }
 }
 
@@ -120,7 +121,7 @@ fn answer(request: u64) -> Entry {
     Entry::Answer { request, status: 0 }
 }
 
-fn begin(operation: u64, request: u64, what: What) -> Entry {
+fn begin(operation: u64, request: u64, what: Action) -> Entry {
     Entry::Begin { operation, request, what }
 }
 
@@ -128,22 +129,22 @@ fn end(operation: u64, result: i64) -> Entry {
     Entry::End { operation, result }
 }
 
-fn bytes(durable: bool) -> What {
-    What::Write { file: 0, offset: 4096, durable, data: Data::Zeroes(4096) }
+fn bytes(durable: bool) -> Action {
+    Action::Write { file: 0, offset: 4096, durable, data: Data::Zeroes(4096) }
 }
 
-fn cleared(how: Clear) -> What {
-    What::Clear { how, offset: 8192, len: 512 }
+fn cleared(how: Clear) -> Action {
+    Action::Clear { how, offset: 8192, len: 512 }
 }
 
 /// The first flush, which every record needs: request 100, operation 100.
 fn opening() -> Vec<Entry> {
-    vec![request(100, RequestKind::Flush), begin(100, 100, What::Sync), end(100, 0), answer(100)]
+    vec![request(100, Purpose::Flush), begin(100, 100, Action::Sync), end(100, 0), answer(100)]
 }
 
 /// A write that is answered: request 1, operation 1.
 fn answered_write() -> Vec<Entry> {
-    vec![request(1, RequestKind::Write), begin(1, 1, bytes(false)), end(1, 4096), answer(1)]
+    vec![request(1, Purpose::Write), begin(1, 1, bytes(false)), end(1, 4096), answer(1)]
 }
 
 fn reasons(parts: &[&[Entry]]) -> Vec<Reason> {
@@ -161,38 +162,38 @@ fn reasons(parts: &[&[Entry]]) -> Vec<Reason> {
 
 #[test]
 fn flush_with_own_sync_is_right() {
-    let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, 0), answer(2)];
+    let flush = [request(2, Purpose::Flush), begin(2, 2, Action::Sync), end(2, 0), answer(2)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), []);
     // Nor does a write that is not answered belong to it, or one that failed.
-    let open = [request(3, RequestKind::Write), begin(3, 3, bytes(false)), end(3, 4096)];
-    let failed = [request(4, RequestKind::Write), begin(4, 4, bytes(false)), end(4, -5)];
+    let open = [request(3, Purpose::Write), begin(3, 3, bytes(false)), end(3, 4096)];
+    let failed = [request(4, Purpose::Write), begin(4, 4, bytes(false)), end(4, -5)];
     let failed = [&failed[..], &[Entry::Answer { request: 4, status: 1 }]].concat();
-    let flush = [request(2, RequestKind::Flush), answer(2)];
+    let flush = [request(2, Purpose::Flush), answer(2)];
     assert_eq!(reasons(&[&opening(), &open, &failed, &flush, &[answer(3)]]), []);
     // Nor one that was answered while the flush was under way.
-    let late = [request(2, RequestKind::Flush), begin(2, 2, What::Sync)];
+    let late = [request(2, Purpose::Flush), begin(2, 2, Action::Sync)];
     let end_of_it = [end(2, 0), answer(2)];
     assert_eq!(reasons(&[&opening(), &late, &answered_write(), &end_of_it]), []);
 }
 
 #[test]
 fn missing_sync_is_found() {
-    let flush = [request(2, RequestKind::Flush), answer(2)];
+    let flush = [request(2, Purpose::Flush), answer(2)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), [Reason::NoSync]);
     // And again by each flush that promises it.
-    let again = [request(3, RequestKind::Flush), answer(3)];
+    let again = [request(3, Purpose::Flush), answer(3)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush, &again]), [Reason::NoSync; 2]);
 }
 
 #[test]
 fn sync_begun_too_early_is_found() {
     let record = [
-        request(1, RequestKind::Write),
+        request(1, Purpose::Write),
         begin(1, 1, bytes(false)),
-        begin(5, 0, What::Sync),
+        begin(5, 0, Action::Sync),
         end(1, 4096),
         answer(1),
-        request(2, RequestKind::Flush),
+        request(2, Purpose::Flush),
         end(5, 0),
         answer(2),
     ];
@@ -201,26 +202,26 @@ fn sync_begun_too_early_is_found() {
 
 #[test]
 fn sync_ended_after_answer_is_found() {
-    let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), answer(2), end(2, 0)];
+    let flush = [request(2, Purpose::Flush), begin(2, 2, Action::Sync), answer(2), end(2, 0)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush]), [Reason::EndedTooLate]);
 }
 
 #[test]
 fn failed_sync_is_never_made_up() {
     let flush = |n: u64, result| {
-        [request(n, RequestKind::Flush), begin(n, n, What::Sync), end(n, result), answer(n)]
+        [request(n, Purpose::Flush), begin(n, n, Action::Sync), end(n, result), answer(n)]
     };
     assert_eq!(reasons(&[&opening(), &answered_write(), &flush(2, -5)]), [Reason::Failed]);
     // The system reports a failure once; then it reports success.
-    let refused = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, -5)];
+    let refused = [request(2, Purpose::Flush), begin(2, 2, Action::Sync), end(2, -5)];
     let refused = [&refused[..], &[Entry::Answer { request: 2, status: 1 }]].concat();
     assert_eq!(reasons(&[&opening(), &answered_write(), &refused, &flush(3, 0)]), [Reason::Failed]);
     // An interrupted one had no effect, and can be done again.
     let again = [
-        request(2, RequestKind::Flush),
-        begin(2, 2, What::Sync),
+        request(2, Purpose::Flush),
+        begin(2, 2, Action::Sync),
         end(2, -4),
-        begin(3, 2, What::Sync),
+        begin(3, 2, Action::Sync),
         end(3, 0),
         answer(2),
     ];
@@ -230,9 +231,9 @@ fn failed_sync_is_never_made_up() {
 /// One that was not durable is found.
 #[test]
 fn durable_write_needs_no_sync() {
-    let flush = [request(2, RequestKind::Flush), answer(2)];
+    let flush = [request(2, Purpose::Flush), answer(2)];
     let write = |durable, what| {
-        let request = Entry::Request { request: 1, lane: 0, kind: RequestKind::Write, durable };
+        let request = Entry::Request { request: 1, lane: 0, kind: Purpose::Write, durable };
         [request, begin(1, 1, what), end(1, 4096), answer(1)]
     };
     assert_eq!(reasons(&[&opening(), &write(true, bytes(true)), &flush]), []);
@@ -244,12 +245,12 @@ fn durable_write_needs_no_sync() {
 
 #[test]
 fn flush_covers_discards_and_zeroes() {
-    let flush = [request(2, RequestKind::Flush), answer(2)];
+    let flush = [request(2, Purpose::Flush), answer(2)];
     let ways = [
-        (RequestKind::Discard, Clear::Punch),
-        (RequestKind::Discard, Clear::Discard),
-        (RequestKind::WriteZeroes, Clear::Zero),
-        (RequestKind::WriteZeroes, Clear::Punch),
+        (Purpose::Discard, Clear::Punch),
+        (Purpose::Discard, Clear::Discard),
+        (Purpose::WriteZeroes, Clear::Zero),
+        (Purpose::WriteZeroes, Clear::Punch),
     ];
     for (kind, how) in ways {
         let clear = [request(1, kind), begin(1, 1, cleared(how)), end(1, 0), answer(1)];
@@ -260,8 +261,8 @@ fn flush_covers_discards_and_zeroes() {
 /// Skipping it is wrong if a write was answered since the last sync.
 #[test]
 fn skipped_flush_needs_no_new_answers() {
-    let sync = [begin(5, 0, What::Sync), end(5, 0)];
-    let skipped = [request(2, RequestKind::Flush), answer(2)];
+    let sync = [begin(5, 0, Action::Sync), end(5, 0)];
+    let skipped = [request(2, Purpose::Flush), answer(2)];
     assert_eq!(reasons(&[&opening(), &answered_write(), &sync, &skipped]), []);
     assert_eq!(reasons(&[&opening(), &sync, &answered_write(), &skipped]), [Reason::NoSync]);
     let history = [&opening()[..], &answered_write(), &sync, &skipped].concat();
@@ -275,9 +276,9 @@ fn skipped_flush_needs_no_new_answers() {
 #[test]
 fn flush_sharing_another_sync_is_right() {
     let record = [
-        request(2, RequestKind::Flush),
-        request(3, RequestKind::Flush),
-        begin(2, 2, What::Sync),
+        request(2, Purpose::Flush),
+        request(3, Purpose::Flush),
+        begin(2, 2, Action::Sync),
         end(2, 0),
         answer(3),
         answer(2),
@@ -287,15 +288,15 @@ fn flush_sharing_another_sync_is_right() {
 
 #[test]
 fn first_flush_is_never_skipped() {
-    let flush = [request(2, RequestKind::Flush), answer(2)];
+    let flush = [request(2, Purpose::Flush), answer(2)];
     assert_eq!(reasons(&[&flush]), [Reason::NoSync]);
-    let late = [request(2, RequestKind::Flush), answer(2), begin(5, 0, What::Sync), end(5, 0)];
+    let late = [request(2, Purpose::Flush), answer(2), begin(5, 0, Action::Sync), end(5, 0)];
     assert_eq!(reasons(&[&late]), [Reason::EndedTooLate]);
 }
 
 #[test]
 fn broken_sync_breaks_all_its_promises() {
-    let flush = [request(2, RequestKind::Flush), begin(2, 2, What::Sync), end(2, 0), answer(2)];
+    let flush = [request(2, Purpose::Flush), begin(2, 2, Action::Sync), end(2, 0), answer(2)];
     let record = [&opening()[..], &answered_write(), &flush].concat();
     let history = History::new(record.into_iter().map(Ok)).unwrap();
     assert_eq!(history.flushes().violations, []);
@@ -304,9 +305,8 @@ fn broken_sync_breaks_all_its_promises() {
     // Without the first one, too, the first flush had none.
     assert_eq!(history.clone().with_broken_syncs(|_| true).flushes().violations.len(), 3);
     // A durable write is none any more, either.
-    let durable =
-        [request(1, RequestKind::Write), begin(1, 1, bytes(true)), end(1, 4096), answer(1)];
-    let skipped = [request(2, RequestKind::Flush), answer(2)];
+    let durable = [request(1, Purpose::Write), begin(1, 1, bytes(true)), end(1, 4096), answer(1)];
+    let skipped = [request(2, Purpose::Flush), answer(2)];
     let record = [&opening()[..], &durable, &skipped].concat();
     let history = History::new(record.into_iter().map(Ok)).unwrap();
     assert_eq!(history.flushes().violations, []);

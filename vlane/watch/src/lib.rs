@@ -35,7 +35,7 @@ pub fn open(boost_ns: u64) -> Result<(Box<dyn Source>, Box<dyn Silence>)> {
     probe()?;
     #[cfg(feature = "bpf")]
     {
-        let watch = source::Watch::load(boost_ns)?;
+        let watch = source::EventfdWatch::load(boost_ns)?;
         let silencer = watch.silencer()?;
         Ok((Box::new(watch), Box::new(silencer)))
     }

@@ -39,7 +39,7 @@ const WITH_KVM: &str = "raised";
 
 /// The programs' reports on a vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum VcpuReport {
     Event { token: u64 },
     Served { token: u64, response_ns: u64 },
 }
@@ -56,7 +56,7 @@ pub(crate) struct Program {
     // The order matters when it is dropped: what is attached goes first.
     _links: Vec<Link>,
     ring: RingBuffer<'static>,
-    taken: Arc<Mutex<Vec<Told>>>,
+    taken: Arc<Mutex<Vec<VcpuReport>>>,
     marks: MapHandle,
     machines: MapHandle,
     threads: MapHandle,
@@ -133,7 +133,7 @@ impl Program {
     }
 
     /// Takes the reports since the last time.
-    pub(crate) fn take(&self, told: &mut Vec<Told>) -> Result<()> {
+    pub(crate) fn take(&self, told: &mut Vec<VcpuReport>) -> Result<()> {
         self.ring.consume().map_err(failed("the programs' reports cannot be read"))?;
         told.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
         Ok(())
@@ -227,14 +227,14 @@ fn machine(vcpus: &[Vcpu]) -> Vec<u8> {
 }
 
 /// Reads a `struct mark`; `None` for an unknown one.
-fn mark(bytes: &[u8]) -> Option<Told> {
+fn mark(bytes: &[u8]) -> Option<VcpuReport> {
     let bytes: &[u8; MARK] = bytes.first_chunk()?;
     let (words, _) = bytes.as_chunks();
     let [token, response_ns, what] = words else { return None };
     let [token, response_ns] = [token, response_ns].map(|word| u64::from_ne_bytes(*word));
     match u32::from_ne_bytes([what[0], what[1], what[2], what[3]]) {
-        1 => Some(Told::Event { token }),
-        2 => Some(Told::Served { token, response_ns }),
+        1 => Some(VcpuReport::Event { token }),
+        2 => Some(VcpuReport::Served { token, response_ns }),
         _ => None,
     }
 }
@@ -330,8 +330,8 @@ mod tests {
     fn malformed_marks_are_skipped() {
         let of = |token: u64, ns: u64, what: u64| [token, ns, what].map(u64::to_le_bytes).concat();
         if cfg!(target_endian = "little") {
-            assert_eq!(mark(&of(5, 0, 1)), Some(Told::Event { token: 5 }));
-            assert_eq!(mark(&of(5, 9, 2)), Some(Told::Served { token: 5, response_ns: 9 }));
+            assert_eq!(mark(&of(5, 0, 1)), Some(VcpuReport::Event { token: 5 }));
+            assert_eq!(mark(&of(5, 9, 2)), Some(VcpuReport::Served { token: 5, response_ns: 9 }));
             assert_eq!(mark(&of(5, 9, 3)), None);
         }
         assert_eq!(mark(&[1; 23]), None);

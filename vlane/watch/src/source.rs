@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
-use super::program::{MAX_VCPUS, Program, Silencer, Told, Vcpu};
+use super::program::{MAX_VCPUS, Program, Silencer, Vcpu, VcpuReport};
 use super::scan::{Order, scan};
 use vlane_sched::live::source::{Mark, Source};
 use vlane_sched::realtime::describe;
@@ -16,7 +16,7 @@ use vlane_sched::{Error, ErrorKind, Result};
 
 /// Watches the eventfds of all machines that the daemon schedules.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct EventfdWatch {
     program: Program,
     /// Ends when this does.
     scanner: Sender<Order>,
@@ -25,10 +25,10 @@ pub(crate) struct Watch {
     /// The machine of each token.
     tokens: HashMap<u64, u32>,
     next: u64,
-    told: Vec<Told>,
+    told: Vec<VcpuReport>,
 }
 
-impl Watch {
+impl EventfdWatch {
     pub(crate) fn load(boost_ns: u64) -> Result<Self> {
         let program = Program::load(boost_ns)?;
         let (eventfds, unseen) = (program.eventfds()?, program.unseen()?);
@@ -61,7 +61,7 @@ impl Watch {
     }
 }
 
-impl Source for Watch {
+impl Source for EventfdWatch {
     fn name(&self) -> &'static str {
         "the machines' eventfds"
     }
@@ -78,8 +78,8 @@ impl Source for Watch {
     fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
         self.program.take(&mut self.told)?;
         marks.extend(self.told.drain(..).map(|told| match told {
-            Told::Event { token } => Mark::Event { token },
-            Told::Served { token, response_ns } => Mark::Served { token, response_ns },
+            VcpuReport::Event { token } => Mark::Event { token },
+            VcpuReport::Served { token, response_ns } => Mark::Served { token, response_ns },
         }));
         Ok(())
     }

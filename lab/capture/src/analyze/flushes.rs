@@ -1,7 +1,7 @@
 //! Flushes: how often, after how much, how long.
 
 use vlane_error::counted;
-use vlane_trace::{Kind, Record};
+use vlane_trace::{Record, RequestKind};
 
 use super::super::Trace;
 use super::build::{number, percentile_columns, percentiles, text, us};
@@ -15,7 +15,7 @@ pub(super) fn section(trace: &Trace) -> Section {
     for at in trace.by_submission() {
         let record: &Record = &trace.requests[at].record;
         match record.kind {
-            Kind::Flush => {
+            RequestKind::Flush => {
                 if let Some(last) = last.replace(record.submit) {
                     intervals.push(record.submit - last);
                 }

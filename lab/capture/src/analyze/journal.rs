@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use vlane_policy::journal::{Journal, Map, Way};
-use vlane_trace::{Kind, SECTOR};
+use vlane_policy::journal::{Evidence, Journal, Map};
+use vlane_trace::{RequestKind, SECTOR};
 
 use super::super::Trace;
 use super::super::detection::{Found, Score, evaluate, layout_of, overlap};
@@ -44,11 +44,11 @@ pub(crate) fn part(trace: &Trace, journals: &[Journal]) -> Part {
     for request in &trace.requests {
         let record = &request.record;
         match record.kind {
-            Kind::Read | Kind::Write => {
+            RequestKind::Read | RequestKind::Write => {
                 let range = range(record);
                 part.moved += record.bytes();
                 blocks.extend(range.start / BLOCK..range.end.div_ceil(BLOCK));
-                if record.kind == Kind::Write {
+                if record.kind == RequestKind::Write {
                     let own = overlap(&map, &range);
                     part.written.0 += record.bytes();
                     part.written.1 += own;
@@ -57,7 +57,7 @@ pub(crate) fn part(trace: &Trace, journals: &[Journal]) -> Part {
                     }
                 }
             }
-            Kind::Flush => flushes.push(record.submit),
+            RequestKind::Flush => flushes.push(record.submit),
             _ => {}
         }
     }
@@ -76,11 +76,11 @@ pub(crate) fn part(trace: &Trace, journals: &[Journal]) -> Part {
     part
 }
 
-pub(super) fn way(way: Way) -> &'static str {
+pub(super) fn way(way: Evidence) -> &'static str {
     match way {
-        Way::Layout => "layout",
-        Way::Content => "content",
-        Way::Pattern => "pattern",
+        Evidence::Layout => "layout",
+        Evidence::Content => "content",
+        Evidence::Pattern => "pattern",
     }
 }
 
@@ -95,7 +95,7 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
         return Section::new("journal", "The journal", vec![words.to_owned()], Vec::new());
     };
     let (best, journals) = best;
-    if best != Way::Layout {
+    if best != Evidence::Layout {
         found = evaluate(trace, &journals);
     }
     let part = part(trace, &journals);
@@ -105,7 +105,7 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
         way(best)
     )];
     let mut blocks = vec![shares(&part), ranges(&found)];
-    if best != Way::Pattern {
+    if best != Evidence::Pattern {
         blocks.push(scores(&found));
         words.push(
             "Precision: of the written bytes that a way took for the journal's, those that went \
@@ -190,14 +190,15 @@ pub(crate) fn over_time(trace: &Trace, begin: u64, journals: &[Journal], found: 
     let seconds = |ns: u64| number(ns) / 1e9;
     let order = trace.by_submission();
     let own = order.iter().map(|at| &trace.requests[*at].record);
-    let own = own.filter(|record| record.kind == Kind::Write && overlap(&map, &range(record)) > 0);
+    let own =
+        own.filter(|record| record.kind == RequestKind::Write && overlap(&map, &range(record)) > 0);
     let writes: Vec<(f64, f64)> =
         own.map(|record| (seconds(record.submit - begin), mib(record.sector * SECTOR))).collect();
     let writes: Vec<_> =
         writes.iter().step_by(writes.len().div_ceil(DRAWN).max(1)).copied().collect();
     let mut series = vec![("written".to_owned(), writes)];
     for found in found {
-        let name = if found.way == Way::Layout { "true journal" } else { way(found.way) };
+        let name = if found.way == Evidence::Layout { "true journal" } else { way(found.way) };
         let line = |end: &dyn Fn(&Range<u64>) -> u64| -> Vec<(f64, f64)> {
             let known =
                 found.over_time.iter().filter_map(|(time, range)| Some((*time, range.as_ref()?)));

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use vlane_trace::{Kind, Record};
+use vlane_trace::{Record, RequestKind};
 
 use super::super::Trace;
 use super::build::{lines, number, share, text};
@@ -21,7 +21,7 @@ const STREAMS: usize = 16;
 const SLICES: usize = 6;
 const PLACES: usize = 64;
 /// The kinds whose places are looked at.
-const KINDS: [Kind; 2] = [Kind::Read, Kind::Write];
+const KINDS: [RequestKind; 2] = [RequestKind::Read, RequestKind::Write];
 
 #[derive(Default)]
 struct Of {
@@ -35,7 +35,7 @@ struct Of {
 pub(super) fn section(trace: &Trace, first: u64, span: u64) -> (Section, String) {
     let mut of: [Of; 2] = Default::default();
     let mut all: HashMap<u64, ()> = HashMap::new();
-    let mut ends: HashMap<(u16, Kind), VecDeque<u64>> = HashMap::new();
+    let mut ends: HashMap<(u16, RequestKind), VecDeque<u64>> = HashMap::new();
     for at in trace.by_submission() {
         let record = &trace.requests[at].record;
         let Some(place) = KINDS.iter().position(|kind| *kind == record.kind) else { continue };
@@ -126,8 +126,9 @@ fn blocks(record: &Record) -> impl Iterator<Item = u64> + use<> {
 /// How much of the data of each slice of time went to which part of the volume: a line for each
 /// slice.
 fn heat(trace: &Trace, first: u64, span: u64) -> vlane_report::Block {
-    let moved =
-        |record: &Record| matches!(record.kind, Kind::Read | Kind::Write) && record.sectors > 0;
+    let moved = |record: &Record| {
+        matches!(record.kind, RequestKind::Read | RequestKind::Write) && record.sectors > 0
+    };
     let records: Vec<&Record> =
         trace.requests.iter().map(|request| &request.record).filter(|r| moved(r)).collect();
     let reach =

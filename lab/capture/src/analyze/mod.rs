@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use vlane_error::counted;
-use vlane_trace::{Kind, PriorityClass, Record, Status};
+use vlane_trace::{PriorityClass, Record, RequestKind, Status};
 
 use super::{Request, Trace};
 use build::{bars, cdf, number, percentiles, share, text, us};
@@ -80,7 +80,7 @@ fn count(records: &[&Record]) -> u64 {
 }
 
 fn headline(trace: &Trace, span: u64) -> String {
-    let all: u64 = Kind::ALL.iter().map(|kind| trace.count(*kind)).sum();
+    let all: u64 = RequestKind::ALL.iter().map(|kind| trace.count(*kind)).sum();
     let part = |kind| match all {
         0 => 0.0,
         all => number(trace.count(kind)) * 100.0 / number(all),
@@ -88,9 +88,9 @@ fn headline(trace: &Trace, span: u64) -> String {
     format!(
         "{all} requests in {:.1} s: {:.1} % reads, {:.1} % writes, {:.2} % flushes.",
         number(span) / 1e9,
-        part(Kind::Read),
-        part(Kind::Write),
-        part(Kind::Flush)
+        part(RequestKind::Read),
+        part(RequestKind::Write),
+        part(RequestKind::Flush)
     )
 }
 
@@ -117,7 +117,7 @@ fn kinds(records: &[&Record]) -> Section {
     let all = count(records);
     let all_bytes: u64 = records.iter().map(|record| record.bytes()).sum();
     let mut rows = Vec::new();
-    for kind in Kind::ALL {
+    for kind in RequestKind::ALL {
         let of: Vec<_> = records.iter().copied().filter(|record| record.kind == kind).collect();
         if of.is_empty() {
             continue;
@@ -150,7 +150,8 @@ fn kinds(records: &[&Record]) -> Section {
 fn sizes(records: &[&Record]) -> Section {
     // By power of two, in sectors; 513 sectors are among those up to 1024.
     let class = |record: &Record| u64::from(record.sectors).next_power_of_two().ilog2();
-    let kinds = [Kind::Read, Kind::Write, Kind::Discard, Kind::WriteZeroes];
+    let kinds =
+        [RequestKind::Read, RequestKind::Write, RequestKind::Discard, RequestKind::WriteZeroes];
     let mut counts: BTreeMap<u32, [u64; 4]> = BTreeMap::new();
     for record in records.iter().filter(|record| record.sectors > 0) {
         if let Some(place) = kinds.iter().position(|kind| *kind == record.kind) {
@@ -195,7 +196,7 @@ fn sizes(records: &[&Record]) -> Section {
 fn latency(records: &[&Record]) -> Section {
     let mut rows = Vec::new();
     let mut series = Vec::new();
-    for kind in Kind::ALL {
+    for kind in RequestKind::ALL {
         let of = records.iter().filter(|r| r.kind == kind && !r.more);
         let mut times: Vec<u64> = of.map(|record| record.service).collect();
         if times.is_empty() {
@@ -278,9 +279,9 @@ fn lanes(trace: &Trace, span: u64) -> Section {
         let figures = [
             number(n),
             number(n) / (number(span) / 1e9).max(1e-9),
-            number(of(Kind::Read)),
-            number(of(Kind::Write)),
-            number(of(Kind::Flush)),
+            number(of(RequestKind::Read)),
+            number(of(RequestKind::Write)),
+            number(of(RequestKind::Flush)),
             number(bytes) / 1e6,
             deep.unwrap_or(0).into(),
             runs.into(),

@@ -1,12 +1,12 @@
 #![allow(clippy::unwrap_used)]
 
-use vlane_trace::{Header, Kind, Priority, Record, Status};
+use vlane_trace::{Header, Priority, Record, RequestKind, Status};
 
 use super::super::Trace;
 use super::analyze;
 use vlane_report::{Block, Cell, Report};
 
-fn record(kind: Kind, submit: u64, service: u64, sector: u64, priority: u32) -> Record {
+fn record(kind: RequestKind, submit: u64, service: u64, sector: u64, priority: u32) -> Record {
     Record {
         kind,
         status: Status::Ok,
@@ -15,7 +15,7 @@ fn record(kind: Kind, submit: u64, service: u64, sector: u64, priority: u32) -> 
         submit,
         service,
         sector,
-        sectors: if kind == Kind::Flush { 0 } else { 8 },
+        sectors: if kind == RequestKind::Flush { 0 } else { 8 },
         seq: 0,
         after: 0,
         more: false,
@@ -49,13 +49,13 @@ fn cell(report: &Report, section: &str, row: &str, column: &str) -> f64 {
 fn small_trace_matches_manual_count() {
     let best_effort = 2 << 13 | 4;
     let mut records: Vec<_> =
-        (0..4).map(|i| record(Kind::Write, i * 10_000, 5_000, 8 * i, best_effort)).collect();
-    records.push(record(Kind::Flush, 50_000, 40_000, 0, 0));
+        (0..4).map(|i| record(RequestKind::Write, i * 10_000, 5_000, 8 * i, best_effort)).collect();
+    records.push(record(RequestKind::Flush, 50_000, 40_000, 0, 0));
     records.extend([
-        record(Kind::Read, 100_000, 10_000, 0, 0),
-        record(Kind::Read, 105_000, 15_000, 0, 0),
+        record(RequestKind::Read, 100_000, 10_000, 0, 0),
+        record(RequestKind::Read, 105_000, 15_000, 0, 0),
     ]);
-    records.push(record(Kind::Flush, 130_000, 20_000, 0, 0));
+    records.push(record(RequestKind::Flush, 130_000, 20_000, 0, 0));
     let trace =
         Trace::from_records(Header { sectors: 1024, lanes: 1, ..Header::default() }, records);
     let report = analyze(&trace, "vlane-lab trace analyze x");

@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use vlane_trace::{Header, Kind, Priority, Record, Status};
+use vlane_trace::{Header, Priority, Record, RequestKind, Status};
 
 use super::{CGROUP, COMPLETE, Event, ISSUE, QUEUE, category};
 use crate::{Imported, Trace};
@@ -32,7 +32,7 @@ struct Open {
 }
 
 /// Requests by their kind and the sector at which their next completion is.
-type Opens = HashMap<(Kind, u64), VecDeque<Open>>;
+type Opens = HashMap<(RequestKind, u64), VecDeque<Open>>;
 
 /// Events that are no request of the trace, counted for people.
 #[derive(Debug, Default)]
@@ -104,14 +104,14 @@ fn act(event: &Event) -> u32 {
     event.action & 0xffff & !CGROUP
 }
 
-fn kind(event: &Event) -> Option<Kind> {
+fn kind(event: &Event) -> Option<RequestKind> {
     let is = |category: u32| event.action & category != 0;
     Some(match () {
-        () if is(category::DISCARD) => Kind::Discard,
-        () if event.bytes == 0 && is(category::FLUSH) => Kind::Flush,
-        () if is(category::WRITE) && event.bytes > LONGEST_WRITE => Kind::WriteZeroes,
-        () if is(category::WRITE) => Kind::Write,
-        () if event.bytes > 0 => Kind::Read,
+        () if is(category::DISCARD) => RequestKind::Discard,
+        () if event.bytes == 0 && is(category::FLUSH) => RequestKind::Flush,
+        () if is(category::WRITE) && event.bytes > LONGEST_WRITE => RequestKind::WriteZeroes,
+        () if is(category::WRITE) => RequestKind::Write,
+        () if event.bytes > 0 => RequestKind::Read,
         () => return None,
     })
 }
@@ -124,7 +124,7 @@ struct Pairing<'a> {
     records: Vec<Record>,
     open: Opens,
     /// Requests that wait for their second issue, by kind, sector and length.
-    requeued: HashMap<(Kind, u64, u32), VecDeque<Open>>,
+    requeued: HashMap<(RequestKind, u64, u32), VecDeque<Open>>,
     lanes: u16,
     counts: Counts,
 }
@@ -147,7 +147,7 @@ impl Pairing<'_> {
         }
     }
 
-    fn begin(&mut self, event: &Event, kind: Kind) {
+    fn begin(&mut self, event: &Event, kind: RequestKind) {
         let has = |category: u32| event.action & category != 0;
         let key = (kind, event.sector, event.bytes);
         if let Some(open) = self.requeued.get_mut(&key).and_then(VecDeque::pop_front) {
@@ -155,18 +155,18 @@ impl Pairing<'_> {
             self.open.entry(place(kind, event.sector)).or_default().push_back(open);
             return;
         }
-        if event.bytes == 0 && kind != Kind::Flush {
+        if event.bytes == 0 && kind != RequestKind::Flush {
             self.counts.empty += 1;
             return;
         }
         // A queued bio may ask for a flush before its data, which has no events of its own.
         if has(category::FLUSH) && event.bytes > 0 {
-            self.record(event, Kind::Flush);
+            self.record(event, RequestKind::Flush);
         }
-        self.counts.fua += u64::from(has(category::FUA) && kind == Kind::Write);
-        if kind == Kind::WriteZeroes {
+        self.counts.fua += u64::from(has(category::FUA) && kind == RequestKind::Write);
+        if kind == RequestKind::WriteZeroes {
             self.counts.zeroing += 1;
-        } else if kind == Kind::Write && event.bytes > LONG_WRITE {
+        } else if kind == RequestKind::Write && event.bytes > LONG_WRITE {
             self.counts.long_writes += 1;
             self.counts.long_bytes += u64::from(event.bytes);
         }
@@ -175,12 +175,12 @@ impl Pairing<'_> {
         self.open.entry(place(kind, event.sector)).or_default().push_back(open);
     }
 
-    fn record(&mut self, event: &Event, kind: Kind) {
+    fn record(&mut self, event: &Event, kind: RequestKind) {
         let cpu = u16::try_from(event.cpu).unwrap_or(0);
         let lane = self.names.get(&event.pid).copied().unwrap_or(cpu);
         self.lanes = self.lanes.max(lane.saturating_add(1));
         let (sector, bytes) =
-            if kind == Kind::Flush { (0, 0) } else { (event.sector, event.bytes) };
+            if kind == RequestKind::Flush { (0, 0) } else { (event.sector, event.bytes) };
         self.records.push(Record {
             kind,
             status: Status::Ok,
@@ -198,14 +198,14 @@ impl Pairing<'_> {
         });
     }
 
-    fn requeue(&mut self, event: &Event, kind: Kind) {
+    fn requeue(&mut self, event: &Event, kind: RequestKind) {
         if let Some(open) = self.oldest(kind, event.sector, event.bytes) {
             self.requeued.entry((kind, event.sector, event.bytes)).or_default().push_back(open);
         }
     }
 
     /// Takes out the oldest request at a place; one of the same length comes first.
-    fn oldest(&mut self, kind: Kind, sector: u64, bytes: u32) -> Option<Open> {
+    fn oldest(&mut self, kind: RequestKind, sector: u64, bytes: u32) -> Option<Open> {
         let queue = self.open.get_mut(&place(kind, sector))?;
         let index = queue.iter().position(|open| open.left == bytes).unwrap_or(0);
         let open = queue.remove(index);
@@ -215,7 +215,7 @@ impl Pairing<'_> {
         open
     }
 
-    fn complete(&mut self, event: &Event, kind: Kind) {
+    fn complete(&mut self, event: &Event, kind: RequestKind) {
         let (mut sector, mut bytes) = (event.sector, event.bytes);
         let mut found = false;
         while let Some(mut open) = self.oldest(kind, sector, bytes) {
@@ -249,6 +249,6 @@ impl Pairing<'_> {
 }
 
 /// The key of [`Opens`]: only its place identifies a part of a long write.
-fn place(kind: Kind, sector: u64) -> (Kind, u64) {
-    (if kind == Kind::WriteZeroes { Kind::Write } else { kind }, sector)
+fn place(kind: RequestKind, sector: u64) -> (RequestKind, u64) {
+    (if kind == RequestKind::WriteZeroes { RequestKind::Write } else { kind }, sector)
 }

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 use proptest::prelude::*;
-use vlane_trace::{Header, Kind, Priority, Record};
+use vlane_trace::{Header, Priority, Record, RequestKind};
 
 use super::*;
 
@@ -24,15 +24,15 @@ fn import(events: &[Event]) -> Imported {
     read(&file(events)[..], None).unwrap()
 }
 
-/// Kind, sector, sectors and service time of each request.
-fn told(read: &Imported) -> Vec<(Kind, u64, u32, u64)> {
+/// RequestKind, sector, sectors and service time of each request.
+fn told(read: &Imported) -> Vec<(RequestKind, u64, u32, u64)> {
     let of =
         |r: &crate::Request| (r.record.kind, r.record.sector, r.record.sectors, r.record.service);
     read.trace.requests.iter().map(of).collect()
 }
 
-fn record(kind: Kind, lane: u16, submit: u64, sector: u64) -> Record {
-    let sectors = if kind == Kind::Flush { 0 } else { 8 };
+fn record(kind: RequestKind, lane: u16, submit: u64, sector: u64) -> Record {
+    let sectors = if kind == RequestKind::Flush { 0 } else { 8 };
     Record {
         kind,
         status: Status::Ok,
@@ -52,11 +52,22 @@ fn record(kind: Kind, lane: u16, submit: u64, sector: u64) -> Record {
 
 #[test]
 fn own_trace_survives_blktraces_format() {
-    let kinds = [Kind::Write, Kind::Read, Kind::Flush, Kind::Discard, Kind::Read];
+    let kinds = [
+        RequestKind::Write,
+        RequestKind::Read,
+        RequestKind::Flush,
+        RequestKind::Discard,
+        RequestKind::Read,
+    ];
     let records: Vec<_> = (0_u64..)
         .zip(kinds)
         .map(|(i, kind)| {
-            record(kind, (i % 2) as u16, i * 300, if kind == Kind::Flush { 0 } else { 64 * i })
+            record(
+                kind,
+                (i % 2) as u16,
+                i * 300,
+                if kind == RequestKind::Flush { 0 } else { 64 * i },
+            )
         })
         .collect();
     let trace = Trace::from_records(
@@ -77,7 +88,7 @@ fn cut_file_gives_the_events_before() {
         file(&[event(1, D | category::WRITE, 8, 4096), event(5, C | category::WRITE, 8, 4096)]);
     for cut in EVENT + 1..bytes.len() {
         let read = read(&bytes[..cut], None).unwrap();
-        assert_eq!(told(&read), [(Kind::Write, 8, 8, 0)]);
+        assert_eq!(told(&read), [(RequestKind::Write, 8, 8, 0)]);
         assert!(read.trace.damage.unwrap().contains("byte 48: it ends in the middle of an event"));
         assert!(read.notes[0].contains("1 request without a completion"), "{:?}", read.notes);
     }
@@ -91,7 +102,7 @@ fn several_devices_need_a_choice() {
     let bytes = file(&[event(1, D | category::WRITE, 8, 4096), other]);
     let error = read(&bytes[..], None).unwrap_err().to_string();
     assert!(error.contains("8:0 (1 event), 8:16 (1 event)"), "{error}");
-    assert_eq!(told(&read(&bytes[..], Some("8:16")).unwrap()), [(Kind::Read, 16, 1, 0)]);
+    assert_eq!(told(&read(&bytes[..], Some("8:16")).unwrap()), [(RequestKind::Read, 16, 1, 0)]);
     assert!(read(&bytes[..], Some("9:9")).is_err());
 }
 
@@ -103,7 +114,7 @@ fn passthrough_commands_are_left_out() {
         event(3, D | category::READ, 100, 4096),
         event(4, C | category::READ, 100, 4096),
     ]);
-    assert_eq!(told(&read), [(Kind::Read, 100, 8, 1)]);
+    assert_eq!(told(&read), [(RequestKind::Read, 100, 8, 1)]);
     assert_eq!(read.notes.len(), 1, "{:?}", read.notes);
     assert!(read.notes[0].contains("1 passthrough command"), "{:?}", read.notes);
 }
@@ -117,7 +128,10 @@ fn long_writes_become_write_zeroes() {
         event(3, D | category::WRITE, 0, 8 << 20),
         event(4, C | category::WRITE, 0, 8 << 20),
     ]);
-    assert_eq!(told(&read), [(Kind::WriteZeroes, 0, long / 512, 1), (Kind::Write, 0, 16384, 1)]);
+    assert_eq!(
+        told(&read),
+        [(RequestKind::WriteZeroes, 0, long / 512, 1), (RequestKind::Write, 0, 16384, 1)]
+    );
     assert!(read.notes[0].contains("1 write of more than 32 MiB"), "{:?}", read.notes);
     assert!(read.notes[1].contains("8388608 bytes in all"), "{:?}", read.notes);
 }
@@ -126,7 +140,7 @@ fn long_writes_become_write_zeroes() {
 fn preflush_of_a_queued_write_is_a_flush() {
     let what = category::WRITE | category::FLUSH | category::FUA;
     let read = import(&[event(1, Q | what, 8, 4096), event(4, C | what, 8, 4096)]);
-    assert_eq!(told(&read), [(Kind::Flush, 0, 0, 0), (Kind::Write, 8, 8, 3)]);
+    assert_eq!(told(&read), [(RequestKind::Flush, 0, 0, 0), (RequestKind::Write, 8, 8, 3)]);
     assert!(read.notes[0].contains("1 write with FUA"), "{:?}", read.notes);
 }
 
@@ -222,7 +236,7 @@ proptest! {
                 let (begin, place) = begun[at].unwrap();
                 at_place.remove(&place);
                 let request = &requests[at];
-                let kind = if request.is_write { Kind::Write } else { Kind::Read };
+                let kind = if request.is_write { RequestKind::Write } else { RequestKind::Read };
                 let status = if request.fails { Status::IoErr } else { Status::Ok };
                 wanted.push((kind, place.0, request.parts.iter().sum::<u32>(), begin, time - begin, status));
             }

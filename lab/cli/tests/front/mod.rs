@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use vlane_driver::ring::{Completion, Kind, Request};
+use vlane_driver::ring::{Completion, Request, RequestKind};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
 
 use crate::served::LIMIT;
@@ -42,15 +42,15 @@ impl Front {
 
     /// Submits a request of [`LEN`] bytes in a slot and does not wait. Each byte of a write has
     /// this value.
-    pub fn begin(&mut self, slot: u16, kind: Kind, sector: u64, byte: u8) {
+    pub fn begin(&mut self, slot: u16, kind: RequestKind, sector: u64, byte: u8) {
         self.begin_of(LEN, slot, kind, sector, byte);
     }
 
-    fn begin_of(&mut self, len: u32, slot: u16, kind: Kind, sector: u64, byte: u8) {
-        if kind == Kind::Write {
+    fn begin_of(&mut self, len: u32, slot: u16, kind: RequestKind, sector: u64, byte: u8) {
+        if kind == RequestKind::Write {
             self.queue.blk.data_mut(slot).unwrap().fill(byte);
         }
-        let len = if matches!(kind, Kind::Flush) { 0 } else { len };
+        let len = if matches!(kind, RequestKind::Flush) { 0 } else { len };
         self.queue.blk.submit(slot, Request { kind, sector, len, ioprio: 0 }).unwrap();
         self.queue.blk.publish();
         self.queue.kick().unwrap();
@@ -76,13 +76,13 @@ impl Front {
     }
 
     pub fn write(&mut self, sector: u64, byte: u8) -> u8 {
-        self.begin(0, Kind::Write, sector, byte);
+        self.begin(0, RequestKind::Write, sector, byte);
         self.status(0)
     }
 
     /// A write of [`LARGE`] bytes.
     pub fn write_large(&mut self, sector: u64, byte: u8) -> u8 {
-        self.begin_of(LARGE, 0, Kind::Write, sector, byte);
+        self.begin_of(LARGE, 0, RequestKind::Write, sector, byte);
         self.status(0)
     }
 
@@ -92,7 +92,7 @@ impl Front {
     }
 
     pub fn flush(&mut self) -> u8 {
-        self.begin(0, Kind::Flush, 0, 0);
+        self.begin(0, RequestKind::Flush, 0, 0);
         self.status(0)
     }
 
@@ -102,7 +102,7 @@ impl Front {
     }
 
     fn read_of(&mut self, len: u32, sector: u64) -> Result<Vec<u8>, u8> {
-        self.begin_of(len, 0, Kind::Read, sector, 0);
+        self.begin_of(len, 0, RequestKind::Read, sector, 0);
         match self.status(0) {
             0 => {
                 let mut bytes = vec![0; len as usize];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::ring::{Completion, Kind, Request};
+use crate::ring::{Completion, Request, RequestKind};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use vlane_error::counted;
@@ -409,8 +409,8 @@ impl<'a> Replay<'a> {
             self.stats.late.saturating_record(late);
         }
         let (kind, sector, len) = match request.kind {
-            ReplayKind::Read => (Kind::Read, request.sector, request.sectors * 512),
-            ReplayKind::Flush => (Kind::Flush, 0, 0),
+            ReplayKind::Read => (RequestKind::Read, request.sector, request.sectors * 512),
+            ReplayKind::Flush => (RequestKind::Flush, 0, 0),
             ReplayKind::Write => {
                 self.written += 1;
                 // Odd multipliers spread neighbouring places over all seeds.
@@ -419,7 +419,7 @@ impl<'a> Replay<'a> {
                 if let Some(data) = lane.queue.blk.data_mut(slot) {
                     data.fill_pattern_to(seed, request.sectors as usize * 512);
                 }
-                (Kind::Write, request.sector, request.sectors * 512)
+                (RequestKind::Write, request.sector, request.sectors * 512)
             }
             ReplayKind::Discard | ReplayKind::WriteZeroes => {
                 let mut range = [0; 16];
@@ -429,9 +429,9 @@ impl<'a> Replay<'a> {
                     data.copy_in(0, &range)?;
                 }
                 let kind = if request.kind == ReplayKind::Discard {
-                    Kind::Discard
+                    RequestKind::Discard
                 } else {
-                    Kind::WriteZeroes
+                    RequestKind::WriteZeroes
                 };
                 (kind, 0, 16)
             }

@@ -24,7 +24,7 @@ pub const STATUS_NONE: u8 = 0xff;
 
 /// The kind of a request (virtio 1.2, 5.2.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum RequestKind {
     /// VIRTIO_BLK_T_IN: read.
     Read,
     /// VIRTIO_BLK_T_OUT: write.
@@ -42,7 +42,7 @@ pub enum Kind {
     Other(u32),
 }
 
-impl Kind {
+impl RequestKind {
     /// The type field of the request's header.
     pub fn code(self) -> u32 {
         match self {
@@ -66,7 +66,7 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// The request's kind.
-    pub kind: Kind,
+    pub kind: RequestKind,
     /// Its address, in sectors of 512 bytes; 0 where it has no meaning.
     pub sector: u64,
     /// Bytes of data, from the start of the slot's buffer; 0 for a flush.

@@ -26,7 +26,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-pub use blk::{BlkOptions, BlkQueue, Completion, Kind, Request, STATUS_NONE};
+pub use blk::{BlkOptions, BlkQueue, Completion, Request, RequestKind, STATUS_NONE};
 pub use error::{Error, Violation};
 pub use layout::{Format, Layout, Segment, Used};
 pub use memory::{Arena, Buf};

@@ -391,17 +391,17 @@ fn block_requests_have_right_descriptors() {
             let mut device = Device::new(&arena, queue.layout());
             let mut back = Vec::new();
             for (kind, len) in [
-                (Kind::Read, 8192),
-                (Kind::Write, 4096),
-                (Kind::Flush, 0),
-                (Kind::GetId, 20),
-                (Kind::Read, 512),
+                (RequestKind::Read, 8192),
+                (RequestKind::Write, 4096),
+                (RequestKind::Flush, 0),
+                (RequestKind::GetId, 20),
+                (RequestKind::Read, 512),
             ] {
                 let request = Request { kind, sector: 77, len, ioprio: 16388 };
                 queue.submit(1, request).unwrap();
                 assert!(matches!(queue.submit(1, request), Err(Error::NotIdle(_))));
                 assert!(matches!(
-                    queue.submit(1, Request { kind: Kind::Write, len: 1024, ..request }),
+                    queue.submit(1, Request { kind: RequestKind::Write, len: 1024, ..request }),
                     Err(Error::NotIdle(_))
                 ));
                 queue.publish();
@@ -428,7 +428,7 @@ fn block_requests_have_right_descriptors() {
                 queue.reap(&mut back).unwrap();
                 assert_eq!(back.pop(), Some(Completion { slot: 1, status: 2, len: len + 1 }));
             }
-            let long = Request { kind: Kind::Read, sector: 0, len: 8704, ioprio: 0 };
+            let long = Request { kind: RequestKind::Read, sector: 0, len: 8704, ioprio: 0 };
             assert!(matches!(queue.submit(0, long), Err(Error::RequestSize { .. })));
         }
     }

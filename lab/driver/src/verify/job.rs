@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::ring::{Completion, Kind, Request};
+use crate::ring::{Completion, Request, RequestKind};
 use vlane_error::counted;
 
 use super::model::{Block, Mismatch};
@@ -189,8 +189,12 @@ impl<'a> VerifyJob<'a> {
     }
 
     fn begin_read(&mut self, slot: u16, index: usize) -> Result<(), Error> {
-        let request =
-            Request { kind: Kind::Read, sector: self.sector(index), len: self.block, ioprio: 0 };
+        let request = Request {
+            kind: RequestKind::Read,
+            sector: self.sector(index),
+            len: self.block,
+            ioprio: 0,
+        };
         self.queue.blk.submit(slot, request)?;
         self.busy[index] = true;
         self.out[usize::from(slot)] = Out::Read(index);
@@ -206,7 +210,8 @@ impl<'a> VerifyJob<'a> {
         if let Some(data) = self.queue.blk.data_mut(slot) {
             data.copy_in(0, &self.buffer)?;
         }
-        let request = Request { kind: Kind::Write, sector: first, len: self.block, ioprio: 0 };
+        let request =
+            Request { kind: RequestKind::Write, sector: first, len: self.block, ioprio: 0 };
         self.queue.blk.submit(slot, request)?;
         self.busy[index] = true;
         self.writes_since += 1;
@@ -215,7 +220,7 @@ impl<'a> VerifyJob<'a> {
     }
 
     fn begin_flush(&mut self, slot: u16) -> Result<(), Error> {
-        let request = Request { kind: Kind::Flush, sector: 0, len: 0, ioprio: 0 };
+        let request = Request { kind: RequestKind::Flush, sector: 0, len: 0, ioprio: 0 };
         self.queue.blk.submit(slot, request)?;
         let blocks = &self.blocks;
         let covered = self.dirty.drain(..).map(|index| (index, blocks[index].acked)).collect();

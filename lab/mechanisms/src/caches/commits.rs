@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vlane_driver::ring::{Completion, Kind, Request};
+use vlane_driver::ring::{Completion, Request, RequestKind};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
 
 use vlane_testbed::error::{Error, ErrorKind, Result};
@@ -109,7 +109,7 @@ impl Writer {
             }
             self.write()?;
             if number.is_multiple_of(FIRST_ROUND_FLUSH) || number == self.places.len() {
-                self.request(Kind::Flush, 0, 0)?;
+                self.request(RequestKind::Flush, 0, 0)?;
             }
         }
         Ok(())
@@ -125,7 +125,7 @@ impl Writer {
         let mut begin = Instant::now();
         while begin < until && !stop.load(Ordering::Relaxed) {
             self.write()?;
-            self.request(Kind::Flush, 0, 0)?;
+            self.request(RequestKind::Flush, 0, 0)?;
             let end = Instant::now();
             if end >= from && end < until {
                 committed.ns.push(u64::try_from((end - begin).as_nanos()).unwrap_or(u64::MAX));
@@ -157,10 +157,10 @@ impl Writer {
             }
         }
         self.sequence = self.sequence.wrapping_add(1);
-        self.request(Kind::Write, offset / 512, COMMIT)
+        self.request(RequestKind::Write, offset / 512, COMMIT)
     }
 
-    fn request(&mut self, kind: Kind, sector: u64, len: u32) -> Result<()> {
+    fn request(&mut self, kind: RequestKind, sector: u64, len: u32) -> Result<()> {
         let blk = &mut self.queue.blk;
         blk.submit(0, Request { kind, sector, len, ioprio: 0 })
             .map_err(vlane_driver::Error::from)?;

@@ -241,13 +241,13 @@ fn about(options: &Options, guests: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use vlane_trace::{Header, Kind, Priority, Record, Status};
+    use vlane_trace::{Header, Priority, Record, RequestKind, Status};
 
     use super::*;
 
     fn record(submit: u64, service: u64, sector: u64, priority: u32) -> Record {
         Record {
-            kind: Kind::Read,
+            kind: RequestKind::Read,
             status: Status::Ok,
             lane: 0,
             priority: Priority(priority),

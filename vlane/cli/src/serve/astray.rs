@@ -16,13 +16,13 @@ const MOMENT: Duration = Duration::from_secs(1);
 /// Watches a volume's image until this is dropped. `None` without inotify: then only the end
 /// reports it.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct ImageWatch {
     _changes: Option<Changes>,
 }
 
-impl Watch {
-    pub(super) fn begin(name: &str, image: Option<&Arc<FileEngine>>) -> Watch {
-        let Some(image) = image else { return Watch { _changes: None } };
+impl ImageWatch {
+    pub(super) fn begin(name: &str, image: Option<&Arc<FileEngine>>) -> ImageWatch {
+        let Some(image) = image else { return ImageWatch { _changes: None } };
         let (name, watched) = (name.to_owned(), Arc::downgrade(image));
         let told = Mutex::new(None);
         let look = Arc::new(move || {
@@ -43,7 +43,7 @@ impl Watch {
         let changes = Changes::tell(move |_: Option<&std::ffi::OsStr>| look()).ok().filter(watch);
         // For events since the image was opened.
         first();
-        Watch { _changes: changes }
+        ImageWatch { _changes: changes }
     }
 }
 

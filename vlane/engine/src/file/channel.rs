@@ -10,7 +10,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-use vlane_ring::Kind;
+use vlane_ring::RequestKind;
 
 use super::bounce::Pool;
 use super::discard::Results;
@@ -171,7 +171,7 @@ impl FileChannel {
         decisions: Decisions,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let write = request.kind() == Kind::Out;
+        let write = request.kind() == RequestKind::Out;
         let len = request.len();
         let Some((offset, _)) = span(request.sector(), len) else {
             return Outcome::Done(Status::IoErr);
@@ -237,7 +237,7 @@ impl FileChannel {
         let (file, align) = self.way_in(decisions.placement);
         // It was one when the request was begun.
         let offset = span(request.sector(), request.len()).map_or(0, |(offset, _)| offset);
-        let write = request.kind() == Kind::Out;
+        let write = request.kind() == RequestKind::Out;
         Extent { data: Data::Request(0), write, file, offset, len: request.len(), align }
     }
 
@@ -362,14 +362,14 @@ impl FileChannel {
         request: &Request,
         decisions: Decisions,
     ) -> Outcome {
-        if request.kind() == Kind::In {
+        if request.kind() == RequestKind::In {
             return self.answer(slot, Status::Ok);
         }
         let is_durable = decisions.durable && self.at(slot).durable;
         if !is_durable {
             self.flusher.count();
         }
-        if !decisions.durable || request.kind() == Kind::Discard {
+        if !decisions.durable || request.kind() == RequestKind::Discard {
             return self.answer(slot, Status::Ok);
         }
         if self.debt || !is_durable {
@@ -511,13 +511,13 @@ impl FileChannel {
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         match request.kind() {
-            Kind::In => self.begin_transfer(slot, request, decisions, operations),
-            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => {
+            RequestKind::In => self.begin_transfer(slot, request, decisions, operations),
+            RequestKind::GetId | RequestKind::Refused(_) | RequestKind::Unreachable => {
                 Outcome::Done(Status::Unsupported)
             }
-            Kind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
+            RequestKind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
-            Kind::Out => {
+            RequestKind::Out => {
                 self.notice(request, decisions);
                 self.begin_transfer(slot, request, decisions, operations)
             }
@@ -525,11 +525,11 @@ impl FileChannel {
             //# If the device is backed by persistent storage, the device MUST ensure that stable
             //# writes are committed to it, before reporting completion of the write (cases 1 and 2)
             //# or the flush (case 3).
-            Kind::Flush => self.flush(slot, Writeback::Flush),
+            RequestKind::Flush => self.flush(slot, Writeback::Flush),
             //= virtio 5.2.6.2
             //# After a write zeroes command is completed, reads of the specified ranges of sectors
             //# MUST return zeroes.
-            Kind::Discard | Kind::WriteZeroes => {
+            RequestKind::Discard | RequestKind::WriteZeroes => {
                 self.notice(request, decisions);
                 self.at(slot).stage = Stage::Range;
                 self.next_range(slot, request, decisions, operations)
@@ -553,7 +553,7 @@ impl FileChannel {
             return self.finished_in_parts(slot, request, decisions, completion, operations);
         }
         // The usual end, without touching the rest of the state.
-        if request.kind() == Kind::In {
+        if request.kind() == RequestKind::In {
             return Outcome::Done(Status::Ok);
         }
         if let Some(holder) = &mut self.holder

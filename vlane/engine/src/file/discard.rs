@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use vlane_trace::storage::{Clear, What};
+use vlane_trace::storage::{Action, Clear};
 
 use super::Shared;
 use crate::sync::{Waker, wake};
@@ -104,7 +104,7 @@ impl Discarder {
                 Err(_) => {}
             }
         }
-        let discard = What::Clear { how: Clear::Discard, offset, len };
+        let discard = Action::Clear { how: Clear::Discard, offset, len };
         state.jobs.push_back(Job {
             told: shared.recorder.as_ref().map(|recorder| recorder.submitted(discard)),
             shared: Arc::clone(shared),

@@ -1,7 +1,7 @@
 //! Failed requests of a channel: their log lines, their counts, and the losses that they mean for
 //! writes that were already answered.
 
-use vlane_ring::Kind;
+use vlane_ring::RequestKind;
 
 use super::channel::{FileChannel, Progress, Stage};
 use super::transfer::Failure;
@@ -18,7 +18,7 @@ impl FileChannel {
         decisions: Decisions,
         failure: Failure,
     ) -> Outcome {
-        if !matches!(request.kind(), Kind::In | Kind::Flush) {
+        if !matches!(request.kind(), RequestKind::In | RequestKind::Flush) {
             // Part of it may be done.
             self.flusher.count();
         }
@@ -27,7 +27,7 @@ impl FileChannel {
             // The guest's memory is gone, which is not the storage's failure: the queue is going to
             // stop for it.
             Failure::MemoryLost => tracing::debug!("{path}: {request:?}: its memory is lost"),
-            Failure::System(libc::EFAULT) if request.kind() != Kind::Flush => {
+            Failure::System(libc::EFAULT) if request.kind() != RequestKind::Flush => {
                 tracing::debug!("{path}: {request:?}: its memory is lost");
             }
             Failure::Short => {
@@ -72,11 +72,11 @@ impl FileChannel {
             Stage::Sync => {}
             // Its own transfer, or the writeback after it, which may be that of any page: the
             // system does not say which.
-            _ if durable && request.kind() != Kind::In && kind == IoErrorKind::Device => {
+            _ if durable && request.kind() != RequestKind::In && kind == IoErrorKind::Device => {
                 durability.fail(errno, Writeback::Write);
             }
             // Most likely there was no place for this one; the witness knows of others.
-            _ if decisions.durable && request.kind() != Kind::In => {
+            _ if decisions.durable && request.kind() != RequestKind::In => {
                 durability.ask(Writeback::Write);
             }
             _ => {}

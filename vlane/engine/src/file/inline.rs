@@ -63,7 +63,7 @@ const MOST_REFUSED: u8 = 32;
 #[derive(Debug)]
 pub(super) struct Pace {
     epoch: Instant,
-    said: Said,
+    hints: Hints,
     gates: Box<[Gate]>,
     channels: AtomicUsize,
 }
@@ -71,7 +71,7 @@ pub(super) struct Pace {
 /// Read for each write, and seldom written. Relaxed: hints, on which no other state depends.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Said {
+struct Hints {
     /// Until then writes leave their threads.
     leave_until: AtomicU64,
     nowait: AtomicU8,
@@ -87,7 +87,7 @@ impl Pace {
     pub(super) fn new() -> Arc<Pace> {
         Arc::new(Pace {
             epoch: Instant::now(),
-            said: Said::default(),
+            hints: Hints::default(),
             gates: (0..GATES).map(|_| Gate::default()).collect(),
             channels: AtomicUsize::new(0),
         })
@@ -101,7 +101,7 @@ impl Pace {
     #[cold]
     fn took(&self, time: Nanos, now: Nanos) {
         let pause = time.saturating_mul(SHARE).clamp(SHORTEST, LONGEST);
-        self.said.leave_until.fetch_max(now + pause, Ordering::Relaxed);
+        self.hints.leave_until.fetch_max(now + pause, Ordering::Relaxed);
     }
 
     /// True if a write of any lane has not ended for long.
@@ -153,7 +153,7 @@ impl Writes {
         offset: u64,
     ) -> Attempt {
         let begin = self.pace.now();
-        if begin < self.pace.said.leave_until.load(Ordering::Relaxed) {
+        if begin < self.pace.hints.leave_until.load(Ordering::Relaxed) {
             return Attempt::Leaves;
         }
         if begin.saturating_sub(self.looked) >= LOOK {
@@ -179,7 +179,7 @@ impl Writes {
     unsafe fn write(&self, fd: RawFd, buffers: &[libc::iovec], offset: u64) -> Attempt {
         let count = i32::try_from(buffers.len().min(1024)).unwrap_or(1024);
         let Ok(offset) = i64::try_from(offset) else { return Attempt::Took(0) };
-        let nowait = &self.pace.said.nowait;
+        let nowait = &self.pace.hints.nowait;
         let known = nowait.load(Ordering::Relaxed);
         let flags = if known == CANNOT { 0 } else { libc::RWF_NOWAIT };
         // SAFETY: at least `count` buffers, mapped as the caller promises.
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn slow_write_moves_all_writes_for_a_while() {
         let pace = Pace::new();
-        let until = || pace.said.leave_until.load(Ordering::Relaxed);
+        let until = || pace.hints.leave_until.load(Ordering::Relaxed);
         for (took, pause) in
             [(0, SHORTEST), (SLOW, SHORTEST), (10_000_000, 200_000_000), (1 << 40, LONGEST)]
         {
@@ -269,7 +269,7 @@ mod tests {
     fn writes_ending_in_turn_are_not_slow() {
         let pace = Pace::new();
         let mut writes = Writes::new(&pace);
-        let until = || pace.said.leave_until.load(Ordering::Relaxed);
+        let until = || pace.hints.leave_until.load(Ordering::Relaxed);
         (0..10).for_each(|_| writes.leaves());
         std::thread::sleep(std::time::Duration::from_nanos(2 * SLOW_ELSEWHERE));
         // They left long ago, and one has just ended. A slow machine gets an hour for the next

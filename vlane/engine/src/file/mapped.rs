@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use rustix::fs::FallocateFlags;
-use vlane_ring::{Kind, SECTOR};
+use vlane_ring::{RequestKind, SECTOR};
 use vlane_trace::storage::Clear;
 
 use super::{Discard, Shared, span};
@@ -145,9 +145,9 @@ impl MappedChannel {
     /// The next part of a request; its status, if that is not the end.
     fn next_part(&mut self, request: &Request, done: u64) -> (u64, Status) {
         let write = match request.kind() {
-            Kind::In => false,
-            Kind::Out if request.is_memory_lost() => return (0, Status::IoErr),
-            Kind::Out => true,
+            RequestKind::In => false,
+            RequestKind::Out if request.is_memory_lost() => return (0, Status::IoErr),
+            RequestKind::Out => true,
             _ => return self.next_zeroes(request, done),
         };
         let Some((start, _)) = span(request.sector(), request.len()) else {
@@ -196,7 +196,7 @@ impl MappedChannel {
 
     /// Makes a range read as zeroes. Deallocates the parts that need not stay allocated.
     fn zero(&mut self, request: &Request, unmap: bool, offset: u64, len: u64) -> Status {
-        let is_discard = request.kind() == Kind::Discard;
+        let is_discard = request.kind() == RequestKind::Discard;
         if is_discard && self.shared.discard == Discard::Off {
             return Status::Ok;
         }
@@ -255,13 +255,17 @@ impl Channel for MappedChannel {
     ) -> Outcome {
         self.stats.inline += 1;
         Outcome::Done(match request.kind() {
-            Kind::In | Kind::Out if request.len() > PART => return self.begin_in_parts(slot),
-            Kind::In => self.read(request),
-            Kind::Out => self.write(request),
+            RequestKind::In | RequestKind::Out if request.len() > PART => {
+                return self.begin_in_parts(slot);
+            }
+            RequestKind::In => self.read(request),
+            RequestKind::Out => self.write(request),
             // Memory is as durable as it gets.
-            Kind::Flush => Status::Ok,
-            Kind::Discard | Kind::WriteZeroes => return self.zero_all(slot, request),
-            Kind::GetId | Kind::Refused(_) | Kind::Unreachable => Status::Unsupported,
+            RequestKind::Flush => Status::Ok,
+            RequestKind::Discard | RequestKind::WriteZeroes => return self.zero_all(slot, request),
+            RequestKind::GetId | RequestKind::Refused(_) | RequestKind::Unreachable => {
+                Status::Unsupported
+            }
         })
     }
 
@@ -279,7 +283,7 @@ impl Channel for MappedChannel {
             return Outcome::Done(status);
         }
         let total = match request.kind() {
-            Kind::In | Kind::Out => request.len(),
+            RequestKind::In | RequestKind::Out => request.len(),
             _ => ranges_len(request),
         };
         if len == 0 || done + len >= total {

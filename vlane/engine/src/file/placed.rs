@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use vlane_ring::{Kind, SECTOR};
+use vlane_ring::{RequestKind, SECTOR};
 
 use super::channel::{FileChannel, Stage};
 use super::placements::Begun;
@@ -31,7 +31,7 @@ impl FileChannel {
         };
         let outcome = match placer.begin(slot, range) {
             Begun::Held => return Outcome::Pending,
-            Begun::Mixed if matches!(request.kind(), Kind::In | Kind::Out) => {
+            Begun::Mixed if matches!(request.kind(), RequestKind::In | RequestKind::Out) => {
                 self.begin_mixed(slot, request, decisions, operations)
             }
             _ => {
@@ -99,7 +99,7 @@ impl FileChannel {
         if span(request.sector(), request.len()).is_none() {
             return Outcome::Done(Status::IoErr);
         }
-        if request.kind() == Kind::Out {
+        if request.kind() == RequestKind::Out {
             if self.shared.durability.is_lost() {
                 return Outcome::Done(self.lost());
             }
@@ -146,7 +146,7 @@ impl FileChannel {
         let decisions = Decisions { placement: placement(is_direct), ..decisions };
         let (file, align) = self.way_in(decisions.placement);
         let len = (request.len() - done).min(border - offset);
-        let write = request.kind() == Kind::Out;
+        let write = request.kind() == RequestKind::Out;
         self.at(slot).transfer =
             Transfer::new(Extent { data: Data::Request(done), write, file, offset, len, align }, 0);
         self.proceed(slot, request, decisions, None, operations)
@@ -185,11 +185,11 @@ fn placement(is_direct: bool) -> Placement {
 /// place.
 fn touched(request: &Request) -> Option<Range<u64>> {
     match request.kind() {
-        Kind::In | Kind::Out => {
+        RequestKind::In | RequestKind::Out => {
             let begin = request.sector().saturating_mul(SECTOR);
             Some(begin..begin.saturating_add(request.len()))
         }
-        Kind::Discard | Kind::WriteZeroes => {
+        RequestKind::Discard | RequestKind::WriteZeroes => {
             let ranges = request.ranges().iter().map(|range| {
                 let begin = range.sector.saturating_mul(SECTOR);
                 begin..begin.saturating_add(u64::from(range.sectors) * SECTOR)
@@ -199,6 +199,9 @@ fn touched(request: &Request) -> Option<Range<u64>> {
                 .filter(|range| !range.is_empty())
                 .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
         }
-        Kind::Flush | Kind::GetId | Kind::Refused(_) | Kind::Unreachable => None,
+        RequestKind::Flush
+        | RequestKind::GetId
+        | RequestKind::Refused(_)
+        | RequestKind::Unreachable => None,
     }
 }

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::Ordering;
 
-use vlane_ring::{Kind, Range, SECTOR};
+use vlane_ring::{Range, RequestKind, SECTOR};
 
 use super::channel::{FileChannel, Stage};
 use super::transfer::{self, Data, Extent, Failure, Transfer};
@@ -81,14 +81,14 @@ impl ClearMethod {
 impl FileChannel {
     /// The ways for a range, the best one first. A WRITE_ZEROES without "unmap" must not deallocate
     /// (virtio 1.2, 5.2.6.2).
-    fn ways(&self, kind: Kind, range: &Range) -> &'static [ClearMethod] {
+    fn ways(&self, kind: RequestKind, range: &Range) -> &'static [ClearMethod] {
         match (kind, self.shared.discard) {
-            (Kind::Discard, Discard::On) if self.shared.is_device => {
+            (RequestKind::Discard, Discard::On) if self.shared.is_device => {
                 &[ClearMethod::Discard, ClearMethod::Device]
             }
-            (Kind::Discard, Discard::On) => &[ClearMethod::Punch],
-            (Kind::Discard, Discard::Keep) if !self.shared.is_device => &[ClearMethod::Zero],
-            (Kind::Discard, _) => &[],
+            (RequestKind::Discard, Discard::On) => &[ClearMethod::Punch],
+            (RequestKind::Discard, Discard::Keep) if !self.shared.is_device => &[ClearMethod::Zero],
+            (RequestKind::Discard, _) => &[],
             (_, Discard::On) if range.unmap => {
                 &[ClearMethod::Punch, ClearMethod::Zero, ClearMethod::Write]
             }
@@ -130,7 +130,7 @@ impl FileChannel {
             let pieces = self.shared.pieces;
             let progress = self.at(slot);
             progress.part = len;
-            if is_part && request.kind() == Kind::Discard {
+            if is_part && request.kind() == RequestKind::Discard {
                 // A discard is advice.
                 progress.done += len;
                 continue;

@@ -9,8 +9,8 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use vlane_ring::Kind;
-use vlane_trace::storage::{Clear, Data, What as Change};
+use vlane_ring::RequestKind;
+use vlane_trace::storage::{Action as Change, Clear, Data};
 
 use super::span;
 use crate::recorder::{self, StorageRecorder};
@@ -59,7 +59,7 @@ impl Recorded {
                     self.recorder.answer(number, status);
                 }
             }
-            Outcome::Whole(file) if request.kind() == Kind::Out => {
+            Outcome::Whole(file) if request.kind() == RequestKind::Out => {
                 let offset = span(request.sector(), request.len()).map_or(0, |(offset, _)| offset);
                 let data = recorder::data(request, 0, request.len());
                 let durable = decisions.durable;

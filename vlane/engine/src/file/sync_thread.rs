@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vlane_policy::journal::{Kind, Map};
+use vlane_policy::journal::{LogKind, Map};
 
 use super::flushes::{End, Flushes, Syncer};
 use super::{Shared, transfer};
@@ -142,7 +142,7 @@ pub(super) fn settle(shared: &Shared, asks: Writeback, errno: i32) -> End {
 
 /// The places of the journals; none if no journal is known, or there are too many.
 fn pieces(map: &Map) -> Option<Vec<Range<u64>>> {
-    let pieces = map.pieces().iter().filter(|piece| piece.verdict.kind == Kind::Journal);
+    let pieces = map.pieces().iter().filter(|piece| piece.verdict.kind == LogKind::Journal);
     let pieces: Vec<_> = pieces.map(|piece| piece.range.clone()).take(MOST_PIECES + 1).collect();
     (1..=MOST_PIECES).contains(&pieces.len()).then_some(pieces)
 }
@@ -150,19 +150,23 @@ fn pieces(map: &Map) -> Option<Vec<Range<u64>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vlane_policy::journal::{FileSystem, Journal, Way};
+    use vlane_policy::journal::{Evidence, FileSystem, Journal};
 
     #[test]
     fn journal_of_few_pieces_is_written_alone() {
-        let journal =
-            |kind, ranges| Journal { filesystem: FileSystem::Ext4, kind, way: Way::Layout, ranges };
+        let journal = |kind, ranges| Journal {
+            filesystem: FileSystem::Ext4,
+            kind,
+            way: Evidence::Layout,
+            ranges,
+        };
         let of = |kind, ranges| pieces(&Map::new(&[journal(kind, ranges)]));
         let two = vec![4096..8192, 16384..20480];
-        assert_eq!(of(Kind::Journal, two.clone()), Some(two));
-        assert_eq!(of(Kind::Log, vec![Range { start: 4096, end: 8192 }]), None, "no journal");
+        assert_eq!(of(LogKind::Journal, two.clone()), Some(two));
+        assert_eq!(of(LogKind::Log, vec![Range { start: 4096, end: 8192 }]), None, "no journal");
         assert_eq!(pieces(&Map::default()), None);
         let many = |count: u64| (0..count).map(|at| at * 8192..at * 8192 + 4096).collect();
-        assert!(of(Kind::Journal, many(64)).is_some());
-        assert_eq!(of(Kind::Journal, many(65)), None);
+        assert!(of(LogKind::Journal, many(64)).is_some());
+        assert_eq!(of(LogKind::Journal, many(65)), None);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use vlane_ring::Kind;
+use vlane_ring::RequestKind;
 
 use crate::model::{DeviceQueues, Model, ModelConfig, Port};
 use crate::{
@@ -120,7 +120,7 @@ impl Channel for Modelled {
         decisions: Decisions,
         _: &mut Vec<Operation>,
     ) -> Outcome {
-        if request.kind() == Kind::Flush {
+        if request.kind() == RequestKind::Flush {
             return Outcome::Done(Status::Ok);
         }
         self.0.submit(slot, decisions);

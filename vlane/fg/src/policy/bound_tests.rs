@@ -60,14 +60,14 @@ proptest! {
                 pid += 1000;
                 all.push(seen(pid, 1000, 34816 + terminal, *threads));
             }
-            policy.decide(&all, 100 + tick as u64, Way::Look);
+            policy.decide(&all, 100 + tick as u64, LookReason::Look);
             let (threads, terminals) = raised(&policy, "1000");
             prop_assert!(threads <= THREADS && terminals <= TERMINALS, "{} in {}", threads, terminals);
             prop_assert!(threads > 0);
         }
         for (user, name) in [(0, "0"), (1001, "1001")] {
             pid += 1000;
-            policy.decide(&[seen(pid, user, 40_000 + pid, 9)], 200, Way::Look);
+            policy.decide(&[seen(pid, user, 40_000 + pid, 9)], 200, LookReason::Look);
             prop_assert_eq!(raised(&policy, name).0, 9);
         }
     }
@@ -77,17 +77,17 @@ proptest! {
 fn ended_process_frees_its_room() {
     let mut policy = Policy::new(RAISE);
     let full = seen(10_000, 1000, 34816, THREADS);
-    assert_eq!(policy.decide(std::slice::from_ref(&full), 100, Way::Look).len(), THREADS);
+    assert_eq!(policy.decide(std::slice::from_ref(&full), 100, LookReason::Look).len(), THREADS);
     let next = seen(20_000, 1000, 34816, 1);
-    assert!(policy.decide(std::slice::from_ref(&next), 101, Way::Look).is_empty());
+    assert!(policy.decide(std::slice::from_ref(&next), 101, LookReason::Look).is_empty());
     // A process that was raised and grows beyond its user's limit is restored.
     assert!(
         policy
-            .decide(&[seen(10_000, 1000, 34816, THREADS + 1)], 102, Way::Look)
+            .decide(&[seen(10_000, 1000, 34816, THREADS + 1)], 102, LookReason::Look)
             .iter()
             .all(|c| !c.raise)
     );
     assert_eq!(raised(&policy, "1000").0, 0);
     policy.gone(10_000, 103);
-    assert_eq!(policy.decide(&[next], 104, Way::Look).len(), 1);
+    assert_eq!(policy.decide(&[next], 104, LookReason::Look).len(), 1);
 }

@@ -36,7 +36,7 @@ const LINEAGE: usize = 4096;
 /// The reason for a look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum LookReason {
     /// The shell's hook.
     Hook,
     /// The kernel's process events.
@@ -72,7 +72,7 @@ pub struct Entry {
     /// The program that it ran when it was last seen with what was set.
     seen: Option<Image>,
     /// The event that woke this program then.
-    pub way: Way,
+    pub way: LookReason,
     /// The reason why it could not be restored.
     pub stuck: Option<String>,
 }
@@ -326,7 +326,7 @@ impl Policy {
     }
 
     /// Decides on these processes, parents before their children. `now` was read before they were.
-    pub fn decide(&mut self, seen: &[Seen], now: u64, way: Way) -> Vec<Change> {
+    pub fn decide(&mut self, seen: &[Seen], now: u64, way: LookReason) -> Vec<Change> {
         self.ghosts.retain(|ghost| ghost.died + REMEMBERED > now);
         let mut changes = Vec::new();
         let mut raised = bound::Raised::of(&self.known);
@@ -352,7 +352,7 @@ impl Policy {
         &mut self,
         seen: &Seen,
         foreground: bool,
-        when: (u64, Way),
+        when: (u64, LookReason),
         changes: &mut Vec<Change>,
     ) {
         let (now, way) = when;
@@ -422,7 +422,7 @@ impl Policy {
         thread: &Thread,
         remembered: Option<&KnownThread>,
         own_spans: Option<&[Span]>,
-        way: Way,
+        way: LookReason,
     ) -> Option<Entry> {
         match (remembered.filter(|known| known.start == thread.start), own_spans) {
             (Some(known), _) => known.entry.clone(),
@@ -467,7 +467,7 @@ impl Policy {
         entry: &mut Option<Entry>,
         thread: &Thread,
         now: u64,
-        way: Way,
+        way: LookReason,
         image: &Image,
     ) -> Values {
         let own = thread.values;
@@ -523,7 +523,7 @@ impl Policy {
 }
 
 /// A thread that has inherited what another one was given, and has it since.
-fn born_raised(old: Values, thread: &Thread, since: u64, way: Way) -> Entry {
+fn born_raised(old: Values, thread: &Thread, since: u64, way: LookReason) -> Entry {
     Entry {
         old,
         set: thread.values,

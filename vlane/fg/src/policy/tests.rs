@@ -174,7 +174,7 @@ impl World {
             at += 1;
         }
         let seen: Vec<Seen> = pids.into_iter().map(|pid| self.seen(pid)).collect();
-        self.policy.decide(&seen, self.now, Way::Look)
+        self.policy.decide(&seen, self.now, LookReason::Look)
     }
 
     fn apply(&mut self, changes: &[Change]) {

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use vlane_engine::Class;
 use vlane_io::Uring;
-use vlane_policy::express::window::{Nanos, Told, Turn};
+use vlane_policy::express::window::{LaneMessage, Nanos, Turn};
 use vlane_policy::express::{Each, Express, Ioprio, Turns, Window};
-use vlane_ring::{Kind, Slot};
+use vlane_ring::{RequestKind, Slot};
 
 use super::{Draining, Lane, Load, MOST_AHEAD};
 use crate::classes::{ClassBoard, kind};
@@ -229,7 +229,7 @@ impl LaneClasses {
         let at_device = if self.is_mixed { self.at_device[0] + self.at_device[1] } else { there };
         if !self.orders() {
             if let Some(lane) = self.board.lane(self.index) {
-                lane.tell(Told::unbounded(at_device), 0, at_device);
+                lane.tell(LaneMessage::unbounded(at_device), 0, at_device);
             }
             return;
         }
@@ -240,7 +240,7 @@ impl LaneClasses {
             board.probe(probe);
         }
         if let Some(lane) = board.lane(*index) {
-            lane.tell(window.told(turn), window.size(), at_device);
+            lane.tell(window.message(turn), window.size(), at_device);
         }
         // Also a lane that only answers notices that the others are gone.
         board.mixes(now);
@@ -251,7 +251,7 @@ impl Drop for LaneClasses {
     fn drop(&mut self) {
         self.tell_turns(0, false);
         if let Some(lane) = self.board.lane(self.index) {
-            lane.tell(Told::default(), 0, 0);
+            lane.tell(LaneMessage::default(), 0, 0);
         }
     }
 }
@@ -362,7 +362,7 @@ impl Lane {
         let mut now = classes.now() & !COUNTED;
         if classes.is_mixed {
             now |= COUNTED;
-            if matches!(self.queue.request(slot).kind(), Kind::In | Kind::Out) {
+            if matches!(self.queue.request(slot).kind(), RequestKind::In | RequestKind::Out) {
                 classes.at_device[usize::from(class != Class::Express)] += 1;
                 classes.begun += 1;
             }
@@ -381,7 +381,7 @@ impl Lane {
         if classes.is_mixed {
             classes.answered += 1;
             let is_counted = begun & COUNTED != 0;
-            if matches!(request.kind(), Kind::In | Kind::Out) {
+            if matches!(request.kind(), RequestKind::In | RequestKind::Out) {
                 let others = usize::from(!is_counted || class != Class::Express);
                 classes.at_device[others] -= 1;
             }
@@ -395,7 +395,7 @@ impl Lane {
         if !is_answered {
             return;
         }
-        if classes.orders() && matches!(request.kind(), Kind::In | Kind::Out) {
+        if classes.orders() && matches!(request.kind(), RequestKind::In | RequestKind::Out) {
             classes.window.answered(begun, now);
         }
         if let Some(lane) = classes.board.lane(classes.index) {

@@ -7,26 +7,26 @@ use std::sync::Arc;
 use super::footprint::Footprint;
 use super::layout::JournalLayout;
 use super::trailing::{Drop, Trailing};
-use super::{Detector, Head, Journal, Kind, Map, Way};
+use super::{Detector, Evidence, Head, Journal, LogKind, Map};
 
-/// Bytes for each [`Way`] in which a journal can be found.
+/// Bytes for each [`Evidence`] in which a journal can be found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize)]
 pub struct ByWay {
-    /// [`Way::Layout`].
+    /// [`Evidence::Layout`].
     pub layout: u64,
-    /// [`Way::Content`].
+    /// [`Evidence::Content`].
     pub content: u64,
-    /// [`Way::Pattern`].
+    /// [`Evidence::Pattern`].
     pub pattern: u64,
 }
 
 impl ByWay {
     /// Those of one way.
-    pub fn of(&mut self, way: Way) -> &mut u64 {
+    pub fn of(&mut self, way: Evidence) -> &mut u64 {
         match way {
-            Way::Layout => &mut self.layout,
-            Way::Content => &mut self.content,
-            Way::Pattern => &mut self.pattern,
+            Evidence::Layout => &mut self.layout,
+            Evidence::Content => &mut self.content,
+            Evidence::Pattern => &mut self.pattern,
         }
     }
 
@@ -133,11 +133,12 @@ impl Bypass {
             return;
         }
         let before = std::mem::replace(&mut self.swept, Arc::clone(self.detector.map()));
-        for piece in self.swept.pieces().iter().filter(|piece| piece.verdict.kind == Kind::Journal)
+        for piece in
+            self.swept.pieces().iter().filter(|piece| piece.verdict.kind == LogKind::Journal)
         {
             let mut begin = piece.range.start;
             let known = before.overlapping(piece.range.clone());
-            for known in known.filter(|known| known.verdict.kind == Kind::Journal) {
+            for known in known.filter(|known| known.verdict.kind == LogKind::Journal) {
                 self.trailing.may_have_written(&(begin..known.range.start.max(begin)));
                 begin = known.range.end;
             }
@@ -158,13 +159,13 @@ impl Bypass {
             let part = piece.range.start.max(range.start)..piece.range.end.min(range.end);
             let len = part.end - part.start;
             match piece.verdict.kind {
-                Kind::Journal => {
+                LogKind::Journal => {
                     *self.traffic.journal_written.of(piece.verdict.way) += len;
                     self.journal.add(part.clone());
                     self.trailing.wrote(part, is_durable);
                     self.is_dirty = true;
                 }
-                Kind::Log => self.traffic.log_written += len,
+                LogKind::Log => self.traffic.log_written += len,
             }
         }
     }
@@ -264,8 +265,12 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn layout(ranges: Vec<Range<u64>>) -> JournalLayout {
-        let journal =
-            Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+        let journal = Journal {
+            filesystem: FileSystem::Ext4,
+            kind: LogKind::Journal,
+            way: Evidence::Layout,
+            ranges,
+        };
         JournalLayout { journals: vec![journal], watched: vec![Range { start: 1024, end: 2048 }] }
     }
 

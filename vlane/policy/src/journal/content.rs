@@ -17,7 +17,7 @@ mod xfs;
 
 use std::ops::Range;
 
-use super::{FileSystem, Journal, Kind, Way};
+use super::{Evidence, FileSystem, Journal, LogKind};
 use jbd2::Jbd2;
 use pieces::Pieces;
 use runs::Runs;
@@ -177,8 +177,8 @@ impl Content {
     pub fn journals(&self) -> Vec<Journal> {
         let journal = |filesystem, ranges| Journal {
             filesystem,
-            kind: Kind::Journal,
-            way: Way::Content,
+            kind: LogKind::Journal,
+            way: Evidence::Content,
             ranges,
         };
         let ext4 =

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Journal, Kind, Verdict};
+use super::{Journal, LogKind, Verdict};
 
 /// Pieces that a map has at most: 24 bytes each. A journal in more pieces than that is not worth
 /// it.
@@ -83,7 +83,7 @@ impl Map {
     }
 
     /// Bytes of all pieces of one kind.
-    pub fn bytes(&self, kind: Kind) -> u64 {
+    pub fn bytes(&self, kind: LogKind) -> u64 {
         let of_kind = self.pieces.iter().filter(|piece| piece.verdict.kind == kind);
         of_kind.map(|piece| piece.range.end - piece.range.start).sum()
     }
@@ -94,23 +94,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::journal::{FileSystem, Way};
+    use crate::journal::{Evidence, FileSystem};
 
-    fn journal(way: Way, kind: Kind, ranges: Vec<Range<u64>>) -> Journal {
+    fn journal(way: Evidence, kind: LogKind, ranges: Vec<Range<u64>>) -> Journal {
         Journal { filesystem: FileSystem::Ext4, kind, way, ranges }
     }
 
     #[test]
     fn more_trusted_way_wins_overlaps() {
         let map = Map::new(&[
-            journal(Way::Pattern, Kind::Log, vec![0..100]),
-            journal(Way::Layout, Kind::Journal, vec![40..60]),
+            journal(Evidence::Pattern, LogKind::Log, vec![0..100]),
+            journal(Evidence::Layout, LogKind::Journal, vec![40..60]),
         ]);
         let ranges: Vec<_> =
             map.pieces().iter().map(|piece| (piece.range.clone(), piece.verdict.way)).collect();
-        assert_eq!(ranges, [(0..40, Way::Pattern), (40..60, Way::Layout), (60..100, Way::Pattern)]);
-        assert_eq!(map.bytes(Kind::Journal), 20);
-        assert_eq!(map.at(59).map(|verdict| verdict.kind), Some(Kind::Journal));
+        assert_eq!(
+            ranges,
+            [(0..40, Evidence::Pattern), (40..60, Evidence::Layout), (60..100, Evidence::Pattern)]
+        );
+        assert_eq!(map.bytes(LogKind::Journal), 20);
+        assert_eq!(map.at(59).map(|verdict| verdict.kind), Some(LogKind::Journal));
         assert_eq!(map.at(100), None);
     }
 
@@ -120,8 +123,8 @@ mod tests {
             journals in prop::collection::vec((0..3u8, any::<bool>(), prop::collection::vec((0..200u64, 1..40u64), 1..5)), 0..6),
         ) {
             let journals: Vec<Journal> = journals.into_iter().map(|(way, log, ranges)| {
-                let way = [Way::Layout, Way::Content, Way::Pattern][usize::from(way)];
-                let kind = if log { Kind::Log } else { Kind::Journal };
+                let way = [Evidence::Layout, Evidence::Content, Evidence::Pattern][usize::from(way)];
+                let kind = if log { LogKind::Log } else { LogKind::Journal };
                 journal(way, kind, ranges.into_iter().map(|(begin, len)| begin..begin + len).collect())
             }).collect();
             let map = Map::new(&journals);

@@ -6,14 +6,14 @@
 //! of I/O Performance Degradation by Journaling in a Virtualized Environment", 2016) keep it out of
 //! the cache. They look for the one range of the disk that is written in order and cyclically.
 //!
-//! Here three ways lead to a journal, in the order in which they are trusted ([`Way`]):
+//! Here three ways lead to a journal, in the order in which they are trusted ([`Evidence`]):
 //!
 //! - [`layout`]: the partition table and the file systems' own superblocks say where it is. Exact,
 //!   and known before the first write.
 //! - [`content`]: journal blocks begin with a magic number. Finds journals where no layout is
 //!   understood (LVM, unknown tables).
 //! - [`pattern`]: the paper's. All that is left when the guest encrypts. It cannot distinguish a
-//!   file system's journal from another cyclic log; a log that is known to be none ([`Kind::Log`])
+//!   file system's journal from another cyclic log; a log that is known to be none ([`LogKind::Log`])
 //!   gets a separate verdict.
 //!
 //! [`Detector`] puts them together. All offsets and lengths are bytes from the beginning of the
@@ -40,7 +40,7 @@ pub use regions::Regions;
 /// How a journal was found. An earlier one is trusted more, and wins where two overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Way {
+pub enum Evidence {
     /// From partition table and superblock.
     Layout,
     /// From magic numbers in written data.
@@ -52,7 +52,7 @@ pub enum Way {
 /// The kind of a cyclic range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum LogKind {
     /// A file system's journal: never read but after a crash.
     Journal,
     /// Another cyclic log: a database's, or a journal that looks like one.
@@ -77,9 +77,9 @@ pub struct Journal {
     /// The file system that it belongs to.
     pub filesystem: FileSystem,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: LogKind,
     /// How it was found.
-    pub way: Way,
+    pub way: Evidence,
     /// Where its pieces lie, in the order in which they are written: not empty, none overlaps
     /// another.
     pub ranges: Vec<Range<u64>>,
@@ -101,9 +101,9 @@ impl Journal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
     /// The kind of the piece.
-    pub kind: Kind,
+    pub kind: LogKind,
     /// How that is known.
-    pub way: Way,
+    pub way: Evidence,
 }
 
 /// The source of a layout: the volume, as a guest would read it.

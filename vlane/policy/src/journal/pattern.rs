@@ -29,7 +29,7 @@
 //! - A file system's journal only appends: each block is written once a loop, because a transaction
 //!   begins in a block of its own. A database's log (InnoDB's redo log, SQLite's WAL) fills its
 //!   last block bit by bit and writes it again with each commit. So a log is
-//!   [`Kind::Log`](super::Kind::Log) if its writes begin before the end of the written part, one in
+//!   [`LogKind::Log`](super::LogKind::Log) if its writes begin before the end of the written part, one in
 //!   eight of them or more.
 //! - JBD2's commit block follows its transaction's blocks, with only a flush between; it is one
 //!   block. One in eight commits is enough.
@@ -38,7 +38,7 @@
 //!   in the same places. But XFS commits without files, and no file is made without a commit. So a
 //!   track *waits* for another one if it never commits twice without it, while the other does; a
 //!   track that waits is no journal.
-//! - A track without either mark is [`Kind::Log`](super::Kind::Log): a ring of recorded video;
+//! - A track without either mark is [`LogKind::Log`](super::LogKind::Log): a ring of recorded video;
 //!   files that a journal writes home in bursts; any cyclic writes on a volume that is never
 //!   flushed.
 //!
@@ -53,7 +53,7 @@ mod track;
 
 use std::ops::Range;
 
-use super::{FileSystem, Journal, Way};
+use super::{Evidence, FileSystem, Journal};
 use track::Track;
 
 /// Bytes of a group, as in the paper.
@@ -185,7 +185,7 @@ impl Pattern {
         let journal = |(kind, ranges)| Journal {
             filesystem: FileSystem::Unknown,
             kind,
-            way: Way::Pattern,
+            way: Evidence::Pattern,
             ranges,
         };
         believed.map(journal).collect()

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::trailing::largest_folio;
-use super::{Kind, Map, Way};
+use super::{Evidence, LogKind, Map};
 
 /// An immutable set of regions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl Regions {
         let unit = largest_folio(page).max(block.checked_next_power_of_two().unwrap_or(u64::MAX));
         let mut regions = Regions::default();
         let mut run = 0..0;
-        let is_still = |way, kind| way == Way::Layout && kind == Kind::Journal;
+        let is_still = |way, kind| way == Evidence::Layout && kind == LogKind::Journal;
         for piece in
             map.pieces().iter().filter(|piece| is_still(piece.verdict.way, piece.verdict.kind))
         {
@@ -141,7 +141,7 @@ mod tests {
     const FOLIO: u64 = 2 << 20;
     const SIZE: u64 = 1 << 40;
 
-    fn journal(way: Way, kind: Kind, ranges: Vec<Range<u64>>) -> Journal {
+    fn journal(way: Evidence, kind: LogKind, ranges: Vec<Range<u64>>) -> Journal {
         Journal { filesystem: FileSystem::Ext4, kind, way, ranges }
     }
 
@@ -150,18 +150,18 @@ mod tests {
     }
 
     fn layout(ranges: Vec<Range<u64>>) -> [Journal; 1] {
-        [journal(Way::Layout, Kind::Journal, ranges)]
+        [journal(Evidence::Layout, LogKind::Journal, ranges)]
     }
 
     #[test]
     fn only_layout_journals_become_regions() {
         let ranges = || vec![Range { start: 0, end: 4 * FOLIO }];
         let of = |way, kind| regions(&[journal(way, kind, ranges())], SIZE);
-        assert_eq!(of(Way::Layout, Kind::Journal), ranges());
-        for way in [Way::Content, Way::Pattern] {
-            assert_eq!(of(way, Kind::Journal), []);
+        assert_eq!(of(Evidence::Layout, LogKind::Journal), ranges());
+        for way in [Evidence::Content, Evidence::Pattern] {
+            assert_eq!(of(way, LogKind::Journal), []);
         }
-        assert_eq!(of(Way::Layout, Kind::Log), []);
+        assert_eq!(of(Evidence::Layout, LogKind::Log), []);
     }
 
     #[test]

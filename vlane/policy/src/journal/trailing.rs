@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::{Kind, Map, Way};
+use super::{Evidence, LogKind, Map};
 
 /// Folios that are remembered at most; further ones stay in the cache until they are written again.
 /// With folios of 2 MiB that is a journal of 128 GiB.
@@ -39,7 +39,7 @@ pub struct Drop {
     /// Bytes of the volume, all of them one journal's.
     pub range: Range<u64>,
     /// How the journal was found.
-    pub way: Way,
+    pub way: Evidence,
 }
 
 impl Trailing {
@@ -167,7 +167,7 @@ fn remember(folios: &mut BTreeSet<u64>, range: &Range<u64>, folio: u64) {
 fn drops_of(run: Option<Range<u64>>, map: &Map, drops: &mut Vec<Drop>) {
     let Some(run) = run else { return };
     for piece in map.overlapping(run.clone()) {
-        if piece.verdict.kind == Kind::Journal {
+        if piece.verdict.kind == LogKind::Journal {
             let range = piece.range.start.max(run.start)..piece.range.end.min(run.end);
             drops.push(Drop { range, way: piece.verdict.way });
         }
@@ -191,8 +191,8 @@ mod tests {
     const FOLIO: u64 = 2 << 20;
 
     fn map(ranges: Vec<Range<u64>>) -> Map {
-        let way = Way::Layout;
-        Map::new(&[Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way, ranges }])
+        let way = Evidence::Layout;
+        Map::new(&[Journal { filesystem: FileSystem::Ext4, kind: LogKind::Journal, way, ranges }])
     }
 
     fn ranges(trailing: &mut Trailing, map: &Map) -> Vec<Range<u64>> {
@@ -255,7 +255,7 @@ mod tests {
     fn other_log_stays_cached() {
         let ranges = vec![Range { start: 0, end: FOLIO }];
         let filesystem = FileSystem::Unknown;
-        let log = Journal { filesystem, kind: Kind::Log, way: Way::Pattern, ranges };
+        let log = Journal { filesystem, kind: LogKind::Log, way: Evidence::Pattern, ranges };
         let mut trailing = Trailing::new(PAGE);
         trailing.wrote(0..PAGE, true);
         assert_eq!(trailing.take(&Map::new(&[log])), []);

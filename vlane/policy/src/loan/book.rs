@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::account::{Account, Decision, Denial, Doing};
-use super::goal::{Goal, Watch};
+use super::goal::{Goal, Observations};
 use super::params::{Params, Payment, Policy};
 use super::units::{DEFAULT_WEIGHT, PERMILLE, mul_div};
 
@@ -43,7 +43,7 @@ pub struct Vcpu {
     pub claim: Claim,
     /// Its credits and its loan.
     pub account: Account,
-    watch: Watch,
+    watch: Observations,
     /// CPU time that it had used at the last accounting.
     used_before_ns: u64,
 }
@@ -90,7 +90,7 @@ impl Book {
         let vcpu = Vcpu {
             claim,
             account: Account::new(&self.params),
-            watch: Watch::default(),
+            watch: Observations::default(),
             used_before_ns: 0,
         };
         let place = self.vcpus.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -121,7 +121,7 @@ impl Book {
     }
 
     #[cfg(test)]
-    pub(super) fn watch_mut(&mut self, id: VcpuId) -> Option<&mut Watch> {
+    pub(super) fn watch_mut(&mut self, id: VcpuId) -> Option<&mut Observations> {
         self.vcpu_mut(id).map(|vcpu| &mut vcpu.watch)
     }
 

@@ -78,7 +78,7 @@ impl Goal {
 
 /// The observations of an account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Watch {
+pub(crate) struct Observations {
     /// When the window began.
     since: Option<u64>,
     /// Given out in it.
@@ -158,7 +158,7 @@ impl ShareWatch {
     }
 }
 
-impl Watch {
+impl Observations {
     pub(crate) const fn ran(&mut self, ns: u64) {
         self.share.used_ns += ns;
     }

@@ -3,7 +3,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-use vlane_ring::{Broken, Kind, Range, Request, Status};
+use vlane_ring::{Broken, Range, Request, RequestKind, Status};
 
 use super::*;
 
@@ -22,7 +22,7 @@ pub struct Piece {
 /// The expected values of [`Request`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expect {
-    pub kind: Kind,
+    pub kind: RequestKind,
     pub priority: u32,
     pub sector: u64,
     pub data: Vec<(u64, u64)>,
@@ -40,7 +40,8 @@ impl Expect {
 
     /// Returns the expected length in the used entry.
     pub fn used_len(&self, status: Status) -> u32 {
-        let reads = matches!(self.kind, Kind::In | Kind::GetId) && status == Status::Ok;
+        let reads =
+            matches!(self.kind, RequestKind::In | RequestKind::GetId) && status == Status::Ok;
         let written = if reads { self.len() } else { 0 };
         // The status byte is behind the room: it is reached only when that is written.
         u32::try_from(if written < self.room { written } else { written + 1 }).unwrap_or(u32::MAX)
@@ -164,7 +165,7 @@ fn unreachable(pieces: &[Piece], broken: Broken) -> Result<Expect, Broken> {
         return Err(broken);
     };
     let status = last.addr + last.len - 1;
-    let (kind, room) = (Kind::Unreachable, u64::MAX);
+    let (kind, room) = (RequestKind::Unreachable, u64::MAX);
     Ok(Expect { kind, priority: 0, sector: hole, data: vec![], ranges: vec![], status, room })
 }
 
@@ -193,18 +194,18 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
     let mut data: Vec<_> = pieces.iter().map(|p| (p.addr, p.len)).collect();
     let room = pieces.iter().filter(|piece| piece.writable).map(|piece| piece.len).sum();
     let mut ranges = Vec::new();
-    let malformed = Kind::Refused(Status::IoErr);
+    let malformed = RequestKind::Refused(Status::IoErr);
     let kind = match u32_at(0) {
         _ if len > 1 << 30 || data.len() > MAX_DATA => malformed,
-        IN if !reads && len.is_multiple_of(512) => Kind::In,
-        OUT if !writes && len.is_multiple_of(512) => Kind::Out,
-        FLUSH => Kind::Flush,
+        IN if !reads && len.is_multiple_of(512) => RequestKind::In,
+        OUT if !writes && len.is_multiple_of(512) => RequestKind::Out,
+        FLUSH => RequestKind::Flush,
         GET_ID if !reads => {
             data = first(&data, 20);
-            Kind::GetId
+            RequestKind::GetId
         }
         DISCARD | WRITE_ZEROES if !writes && len.is_multiple_of(16) && len / 16 > 32 => {
-            Kind::Refused(Status::Unsupported)
+            RequestKind::Refused(Status::Unsupported)
         }
         kind @ (DISCARD | WRITE_ZEROES) if !writes && len > 0 && len.is_multiple_of(16) => {
             let bytes: Vec<u8> =
@@ -229,15 +230,15 @@ pub fn parse(ram: &Ram, mut pieces: Vec<Piece>) -> Result<Expect, Broken> {
             });
             if let Some(status) = refused {
                 ranges.clear();
-                Kind::Refused(status)
+                RequestKind::Refused(status)
             } else if kind == DISCARD {
-                Kind::Discard
+                RequestKind::Discard
             } else {
-                Kind::WriteZeroes
+                RequestKind::WriteZeroes
             }
         }
         IN | OUT | GET_ID | DISCARD | WRITE_ZEROES => malformed,
-        _ => Kind::Refused(Status::Unsupported),
+        _ => RequestKind::Refused(Status::Unsupported),
     };
     let sector = u64::from_le_bytes(header[8..].try_into().unwrap());
     let ranges = ranges.into_iter().map(|(_, range)| range).collect();

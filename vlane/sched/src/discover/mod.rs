@@ -33,14 +33,14 @@ pub const MAX_VCPUS: usize = 512;
 #[derive(Debug, Clone)]
 pub struct Machine {
     process: ProcessId,
-    kind: Kind,
+    kind: MachineKind,
     vcpus: Vec<VcpuThreads>,
     /// True if not all threads of its vCPU are scheduled.
     left_out: bool,
 }
 
 #[derive(Debug, Clone)]
-enum Kind {
+enum MachineKind {
     /// Threads that carry names.
     Named(Named),
     /// Threads that QEMU has named.
@@ -67,8 +67,11 @@ impl Machine {
         let pid = process.pid;
         let threads = proc::threads(process)?;
         let mut vcpus = names::vcpus(pid, &threads);
-        let kind =
-            if vcpus.is_empty() { Kind::UserMode } else { Kind::Named(Named::new(&threads)) };
+        let kind = if vcpus.is_empty() {
+            MachineKind::UserMode
+        } else {
+            MachineKind::Named(Named::new(&threads))
+        };
         let mut left_out = false;
         if vcpus.is_empty() {
             let name = printable(&proc::name(pid)).to_string();
@@ -97,7 +100,7 @@ impl Machine {
     /// process has ended.
     pub fn by_qmp(path: &Path) -> Result<Machine> {
         let (process, vcpus) = qmp::machine_at(path)?;
-        Ok(Machine { process, kind: Kind::Asked(Asked::new(path)), vcpus, left_out: false })
+        Ok(Machine { process, kind: MachineKind::Asked(Asked::new(path)), vcpus, left_out: false })
     }
 
     /// Its process.
@@ -132,15 +135,15 @@ impl Machine {
     pub fn refresh(&mut self) -> Result<bool> {
         proc::check(self.process)?;
         let vcpus = match &mut self.kind {
-            Kind::UserMode => {
+            MachineKind::UserMode => {
                 let tasks = uml::tasks(self.process)?;
                 self.left_out = tasks.left_out;
                 let now =
                     |vcpu: &VcpuThreads| VcpuThreads { tids: tasks.tids.clone(), ..vcpu.clone() };
                 Some(self.vcpus.iter().map(now).collect())
             }
-            Kind::Named(named) => named.look(self.process, &self.vcpus)?,
-            Kind::Asked(asked) => asked.look(self.process, &self.vcpus)?,
+            MachineKind::Named(named) => named.look(self.process, &self.vcpus)?,
+            MachineKind::Asked(asked) => asked.look(self.process, &self.vcpus)?,
         };
         let Some(vcpus) = vcpus.filter(|vcpus: &Vec<_>| *vcpus != self.vcpus) else {
             return Ok(false);

@@ -15,7 +15,7 @@ const UNREGISTERED: std::ops::RangeInclusive<i32> = 64..=66;
 
 /// The contents of `struct told`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Notices {
     pub(crate) exit: Option<Exit>,
     pub(crate) moved: u64,
     pub(crate) missed: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Exit {
     pub(crate) message: String,
 }
 
-impl Told {
+impl Notices {
     pub(crate) fn read(bytes: &[u8]) -> Result<Self> {
         let mut from = Reader::new(bytes, "told", TOLD)?;
         let _exit_code = from.i64();
@@ -83,7 +83,7 @@ mod tests {
         bytes[12] = 1;
         bytes[16] = 3;
         bytes[48..61].copy_from_slice(b"runnable task");
-        let told = Told::read(&bytes).unwrap();
+        let told = Notices::read(&bytes).unwrap();
         assert_eq!(told.moved, 3);
         let text = told.exit.unwrap().error().to_string();
         assert!(
@@ -92,6 +92,6 @@ mod tests {
                 && text.contains("realtime"),
             "{text}"
         );
-        assert!(Told::read(&bytes[1..]).unwrap_err().to_string().contains("431 bytes"));
+        assert!(Notices::read(&bytes[1..]).unwrap_err().to_string().contains("431 bytes"));
     }
 }

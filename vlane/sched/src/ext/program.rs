@@ -7,7 +7,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object};
 use vlane_policy::loan::VcpuId;
 
 use super::bytes::{Reader, of_u32s, of_u64s};
-use super::notices::Told;
+use super::notices::Notices;
 use super::seen::Seen;
 use super::{Options, failed, sys};
 use crate::bpf::refused;
@@ -206,12 +206,12 @@ impl Program {
     }
 
     /// Reads the scheduler's report.
-    pub(crate) fn told(&self) -> Result<Told> {
+    pub(crate) fn told(&self) -> Result<Notices> {
         let bytes = self
             .told
             .lookup(&0u32.to_ne_bytes(), MapFlags::ANY)
             .map_err(|e| failed(ErrorKind::Io, "the scheduler's notices cannot be read", e))?;
-        Told::read(&bytes.unwrap_or_default())
+        Notices::read(&bytes.unwrap_or_default())
     }
 
     /// Unloads the scheduler; the threads are ordinary ones again.

@@ -1,8 +1,8 @@
 //! Registration of back ends: the scheduler's end of the protocol in [`vlane_hint`].
 //!
-//! The scheduler's end has two halves. The [`Door`] accepts back ends and checks their claims,
-//! which takes reads of `/proc`: it belongs to an ordinary thread. The [`Ears`] hold the boards of
-//! admitted back ends, and read their lanes' events. The ears belong to the event loop, which is
+//! The scheduler's end has two halves. The [`Registrar`] accepts back ends and checks their claims,
+//! which takes reads of `/proc`: it belongs to an ordinary thread. The [`SessionBoards`] hold the boards of
+//! admitted back ends, and read their lanes' events. The boards belong to the event loop, which is
 //! real-time, and never wait. A [`Link`] is both, for one thread.
 //!
 //! Back ends are less privileged than the scheduler, and may be hostile. One may register only
@@ -10,9 +10,9 @@
 //! of others. Its board holds only numbers, and a limit bounds how often it is heard. At worst it
 //! loses its own session.
 
-mod ears;
+mod boards;
 
-pub use ears::{Ear, Ears};
+pub use boards::{SessionBoard, SessionBoards};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,7 +25,8 @@ use rustix::net::SocketFlags;
 use vlane_hint::message::{Hello, Message};
 use vlane_hint::{Board, BoardReader, Classes, HintError, Mark, ProcessId};
 use vlane_socket::{
-    Access, Kind, ListenError, Place, Shortage, SocketFile, is_scarce, no_descriptor, printable,
+    Access, ListenError, Place, Shortage, SocketFile, SocketKind, is_scarce, no_descriptor,
+    printable,
 };
 
 use crate::discover;
@@ -138,12 +139,12 @@ enum Stage {
 /// The scheduler's socket, and all sessions. Has one descriptor to wait for, and never waits
 /// itself.
 #[derive(Debug)]
-pub struct Door {
+pub struct Registrar {
     socket: OwnedFd,
     epoll: OwnedFd,
     sessions: BTreeMap<u64, Session>,
-    /// The ears of the sessions admitted since they were last taken.
-    ears: Vec<(SessionId, Ear)>,
+    /// The boards of the sessions admitted since they were last taken.
+    boards: Vec<(SessionId, SessionBoard)>,
     next: u64,
     shortage: Shortage,
     adoption: Adoption,
@@ -160,8 +161,8 @@ pub struct Door {
 /// lanes' events.
 #[derive(Debug)]
 pub struct Link {
-    door: Door,
-    ears: Ears,
+    registrar: Registrar,
+    boards: SessionBoards,
     epoll: OwnedFd,
     file: SocketFile,
 }
@@ -207,16 +208,16 @@ impl Link {
     /// # Errors
     /// As [`Link::bind`].
     pub fn bind_for(path: &Path, access: Access) -> Result<Link> {
-        let place = Place::new(path, "--listen", "scheduler").kind(Kind::Packets);
+        let place = Place::new(path, "--listen", "scheduler").kind(SocketKind::Packets);
         let (socket, file) =
             SocketFile::listen(&place.access(access).making_directory()).map_err(not_listening)?;
         let refused = || io(format!("{}: cannot listen", path.display()));
         let new_epoll = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused());
-        let door = Door {
+        let registrar = Registrar {
             epoll: new_epoll()?,
             socket,
             sessions: BTreeMap::new(),
-            ears: Vec::new(),
+            boards: Vec::new(),
             next: 1,
             shortage: Shortage::new(format!("{}: no back end is accepted", path.display())),
             adoption: Adoption::All,
@@ -224,22 +225,22 @@ impl Link {
             told: BTreeSet::new(),
             closed_until: None,
         };
-        watch(&door.epoll, &door.socket, LISTENER).map_err(refused())?;
-        let (ears, epoll) = (Ears::new()?, new_epoll()?);
-        watch(&epoll, &door.epoll, 0).map_err(refused())?;
-        watch(&epoll, &ears, 1).map_err(refused())?;
-        Ok(Link { door, ears, epoll, file })
+        watch(&registrar.epoll, &registrar.socket, LISTENER).map_err(refused())?;
+        let (boards, epoll) = (SessionBoards::new()?, new_epoll()?);
+        watch(&epoll, &registrar.epoll, 0).map_err(refused())?;
+        watch(&epoll, &boards, 1).map_err(refused())?;
+        Ok(Link { registrar, boards, epoll, file })
     }
 
     /// Adopts only these users' machines, instead of all.
     pub fn adopting(mut self, adoption: Adoption) -> Link {
-        self.door.adoption = adoption;
+        self.registrar.adoption = adoption;
         self
     }
 
     /// The two halves, for two threads, and the socket's file, which is removed when it is dropped.
-    pub fn split(self) -> (Door, Ears, SocketFile) {
-        (self.door, self.ears, self.file)
+    pub fn split(self) -> (Registrar, SessionBoards, SocketFile) {
+        (self.registrar, self.boards, self.file)
     }
 
     /// Readable when [`Link::poll`] has work.
@@ -250,10 +251,10 @@ impl Link {
     /// The next time for [`Link::poll`], unless the descriptor is readable before.
     pub fn deadline(&self) -> Option<Instant> {
         let heard = self
-            .ears
+            .boards
             .deadline()
             .map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(vlane_hint::now())));
-        self.door.deadline().into_iter().chain(heard).min()
+        self.registrar.deadline().into_iter().chain(heard).min()
     }
 
     /// Returns arrivals and departures. Does not wait.
@@ -261,53 +262,53 @@ impl Link {
     /// # Errors
     /// The system refuses.
     pub fn poll(&mut self) -> Result<Vec<Notice>> {
-        let notices = self.door.poll()?;
-        for (session, ear) in self.door.ears() {
-            self.ears.add(session, ear);
+        let notices = self.registrar.poll()?;
+        for (session, board) in self.registrar.boards() {
+            self.boards.add(session, board);
         }
         for notice in &notices {
             if let Notice::Left { session, .. } = notice {
-                self.ears.remove(*session);
+                self.boards.remove(*session);
             }
         }
-        self.ears.look(vlane_hint::now())?;
+        self.boards.look(vlane_hint::now())?;
         Ok(notices)
     }
 
-    /// As [`Ears::arm`].
+    /// As [`SessionBoards::arm`].
     pub fn arm(&mut self, session: SessionId, classes: Classes) {
-        self.ears.arm(session, classes);
+        self.boards.arm(session, classes);
     }
 
-    /// As [`Ears::collect`].
+    /// As [`SessionBoards::collect`].
     pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (SessionId, u16, Mark)> + '_ {
-        self.ears.collect(now)
+        self.boards.collect(now)
     }
 
-    /// As [`Door::dismiss`].
+    /// As [`Registrar::dismiss`].
     pub fn dismiss(&mut self, session: SessionId) {
-        self.door.dismiss(session);
-        self.ears.remove(session);
+        self.registrar.dismiss(session);
+        self.boards.remove(session);
     }
 }
 
-impl Door {
+impl Registrar {
     /// Adopts a machine whatever user it belongs to.
     pub fn name(&mut self, machine: ProcessId) {
         self.named.insert(machine);
     }
 
-    /// Readable when [`Door::poll`] has work.
+    /// Readable when [`Registrar::poll`] has work.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Returns the ears of the sessions that have joined since the last call.
-    pub fn ears(&mut self) -> Vec<(SessionId, Ear)> {
-        std::mem::take(&mut self.ears)
+    /// Returns the boards of the sessions that have joined since the last call.
+    pub fn boards(&mut self) -> Vec<(SessionId, SessionBoard)> {
+        std::mem::take(&mut self.boards)
     }
 
-    /// The next time for [`Door::poll`], unless the descriptor is readable before.
+    /// The next time for [`Registrar::poll`], unless the descriptor is readable before.
     pub fn deadline(&self) -> Option<Instant> {
         let silent = self.sessions.values().filter_map(|session| match session.stage {
             Stage::Silent { until } => Some(until),
@@ -423,7 +424,7 @@ impl Door {
             Ok(Some((Message::Hello(hello), Some(board)))) => {
                 let is_named = self.named.contains(&hello.process);
                 let adopts = |owner| is_named || self.adoption.includes(owner);
-                register(session, &hello, &board, adopts).map(|ear| (hello, ear))
+                register(session, &hello, &board, adopts).map(|board| (hello, board))
             }
             Ok(Some(_)) => Err(Refusal::Other("it does not identify itself".to_owned())),
             Err(HintError::HungUp) => {
@@ -433,11 +434,11 @@ impl Door {
             Err(error) => Err(Refusal::Other(chain(&error))),
         };
         match registered {
-            Ok((Hello { process, vcpus, name }, ear)) => {
+            Ok((Hello { process, vcpus, name }, board)) => {
                 session.stage = Stage::Registered;
-                let (session, backend, user) = (SessionId(id), session.pid, ear.user());
-                let (name, has_express) = (printable(&name).to_string(), ear.has_express());
-                self.ears.push((session, ear));
+                let (session, backend, user) = (SessionId(id), session.pid, board.user());
+                let (name, has_express) = (printable(&name).to_string(), board.has_express());
+                self.boards.push((session, board));
                 let registered =
                     Registered { session, process, backend, user, vcpus, name, has_express };
                 notices.push(Notice::Joined(registered));
@@ -464,7 +465,7 @@ impl Door {
     /// try again.
     pub fn dismiss(&mut self, session: SessionId) {
         self.sessions.remove(&session.0);
-        self.ears.retain(|(new, _)| *new != session);
+        self.boards.retain(|(new, _)| *new != session);
     }
 }
 
@@ -514,7 +515,7 @@ fn register(
     hello: &Hello,
     board: &OwnedFd,
     adopts: impl Fn(Option<u32>) -> bool,
-) -> std::result::Result<Ear, Refusal> {
+) -> std::result::Result<SessionBoard, Refusal> {
     let pid = hello.process.pid;
     let owner = discover::user_of(hello.process).map_err(|error| error.to_string())?;
     if session.uid != 0 && owner != Some(session.uid) {
@@ -532,7 +533,7 @@ fn register(
     let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| format!("no eventfd: {errno}"))?;
     Message::Welcome.send(&session.socket, Some(wake.as_fd())).map_err(|error| chain(&error))?;
-    Ok(Ear::new(session.uid, wake, BoardReader::new(board)))
+    Ok(SessionBoard::new(session.uid, wake, BoardReader::new(board)))
 }
 
 fn chain(error: &HintError) -> String {

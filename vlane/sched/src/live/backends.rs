@@ -2,7 +2,7 @@
 //!
 //! Arrivals and departures have to be looked up in `/proc`, which may take long and may wait for
 //! locks of the processes concerned. The event loop is real-time, so it does none of that. This
-//! ordinary thread does it, and sends orders to `Told`, the loop's end, which hears the lanes
+//! ordinary thread does it, and sends orders to `BackEndEvents`, the loop's end, which hears the lanes
 //! itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,10 +15,10 @@ use vlane_hint::{Classes, ProcessId};
 use vlane_policy::loan::Claim;
 
 use super::announced::Announced;
+use super::back_end_events::{BackEndEvents, Order, Orders};
 use super::source::Mark;
-use super::told::{Order, Orders, Told};
 use crate::discover::{self, Machine};
-use crate::link::{Door, Link, Notice, Registered, SessionId};
+use crate::link::{Link, Notice, Registered, Registrar, SessionId};
 use crate::realtime::{describe, monotonic_ns};
 use crate::thread::{Thread, is_gone, process_of};
 use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
@@ -77,10 +77,10 @@ pub trait Silence: Send {
 
 /// The scheduler's end of all back ends.
 pub struct Backends {
-    door: Door,
+    registrar: Registrar,
     orders: Orders,
     /// The loop's end, until it is started.
-    told: Option<Told>,
+    events: Option<BackEndEvents>,
     classes: Classes,
     claims: Claims,
     machines: BTreeMap<ProcessId, Tracked>,
@@ -102,7 +102,7 @@ pub struct Backends {
 impl std::fmt::Debug for Backends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Backends")
-            .field("door", &self.door)
+            .field("registrar", &self.registrar)
             .field("machines", &self.machines)
             .finish()
     }
@@ -114,12 +114,12 @@ impl Backends {
     /// # Errors
     /// The system refuses.
     pub fn new(link: Link, classes: Classes, claims: Claims) -> Result<Self> {
-        let (door, ears, file) = link.split();
-        let (orders, told) = Told::new(ears, file)?;
+        let (registrar, boards, file) = link.split();
+        let (orders, events) = BackEndEvents::new(boards, file)?;
         Ok(Self {
-            door,
+            registrar,
             orders,
-            told: Some(told),
+            events: Some(events),
             classes,
             claims,
             machines: BTreeMap::new(),
@@ -138,16 +138,16 @@ impl Backends {
     ///
     /// # Errors
     /// The system gives no thread.
-    pub fn start(mut self) -> Result<Told> {
+    pub fn start(mut self) -> Result<BackEndEvents> {
         let fail = |error| Error::caused_by(ErrorKind::Io, "no thread for registrations", error);
-        let told =
-            self.told.take().ok_or_else(|| Error::new(ErrorKind::Gone, "it runs already"))?;
-        let stop = told.stop();
+        let events =
+            self.events.take().ok_or_else(|| Error::new(ErrorKind::Gone, "it runs already"))?;
+        let stop = events.stop();
         std::thread::Builder::new()
             .name("sched-joins".into())
             .spawn(move || self.run(&stop))
             .map_err(fail)?;
-        Ok(told)
+        Ok(events)
     }
 
     fn run(mut self, stop: &OwnedFd) {
@@ -168,15 +168,16 @@ impl Backends {
     fn wait(&self, stop: &OwnedFd) -> Result<bool> {
         let look = self.machines.values().map(|tracked| tracked.look_at).min();
         let look = look.map(|at| Duration::from_nanos(at.saturating_sub(monotonic_ns())));
-        let door = self.door.deadline().map(|at| at.saturating_duration_since(Instant::now()));
-        let timeout = look.into_iter().chain(door).min();
+        let registrar =
+            self.registrar.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = look.into_iter().chain(registrar).min();
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: left.subsec_nanos().into(),
         });
-        let door = self.door.fd();
+        let registrar = self.registrar.fd();
         let mut fds =
-            [PollFd::from_borrowed_fd(door, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+            [PollFd::from_borrowed_fd(registrar, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!fds[1].revents().is_empty()),
             Err(error) => {
@@ -302,14 +303,14 @@ impl Backends {
 
     /// Schedules the vCPUs of a machine that no back end has brought (yet).
     pub fn expect(&mut self, process: ProcessId) {
-        self.door.name(process);
+        self.registrar.name(process);
         self.track(process);
     }
 
     /// Expects a machine whose vCPUs are known already.
     pub fn expect_machine(&mut self, machine: Machine) {
         let process = machine.process();
-        self.door.name(process);
+        self.registrar.name(process);
         self.track(process).machine = Some(machine);
     }
 
@@ -404,7 +405,7 @@ impl Backends {
                     if let Some(silence) = &self.silence {
                         silence.silence(registered.backend, process.pid, false);
                     }
-                    self.door.dismiss(registered.session);
+                    self.registrar.dismiss(registered.session);
                     self.orders.send(Order::Gone(registered.session));
                     self.lanes.retain(|(of, _), _| *of != registered.session);
                 }
@@ -449,10 +450,10 @@ impl Backends {
 
     /// Handles arrivals and departures, and looks at one machine.
     fn turn(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
-        let notices = self.door.poll()?;
-        for (session, ear) in self.door.ears() {
-            ear.arm(self.classes);
-            self.orders.send(Order::Ear(session, Box::new(ear)));
+        let notices = self.registrar.poll()?;
+        for (session, board) in self.registrar.boards() {
+            board.arm(self.classes);
+            self.orders.send(Order::SessionBoard(session, Box::new(board)));
         }
         for notice in notices {
             self.notice(notice, marks);
@@ -516,7 +517,7 @@ mod tests {
         let link = Link::bind(&dir.path().join("s"), 0o600).unwrap();
         let mut backends =
             Backends::new(link, Classes::ALL, Box::new(|process| Claim::of(process.pid))).unwrap();
-        let mut told = backends.told.take().unwrap();
+        let mut events = backends.events.take().unwrap();
         let mut command = Command::new("sleep");
         if rustix::process::geteuid().is_root() {
             command.uid(65534);
@@ -538,7 +539,7 @@ mod tests {
         };
         let mut tell = |mut marks: Vec<Mark>| {
             backends.tell(&mut marks).unwrap();
-            told.collect(&mut marks).unwrap();
+            events.collect(&mut marks).unwrap();
             marks
         };
         assert_eq!(tell(vec![joined(1, "it"), joined(2, "other")]), []);
@@ -547,7 +548,7 @@ mod tests {
         assert_eq!(tell(vec![Mark::Left { token: 2 }]), []);
         let left = Mark::Left { token: 1000 };
         assert_eq!(tell(vec![left.clone()]), [left, joined(1, "later")]);
-        assert_eq!(told.opened(1).len(), 1);
+        assert_eq!(events.opened(1).len(), 1);
 
         machine.kill().unwrap();
         machine.wait().unwrap();

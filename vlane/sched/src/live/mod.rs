@@ -3,16 +3,16 @@
 //! One thread, real-time above all that it boosts, waits for sources, the next deadline and the
 //! end. The loop allocates little, and takes no lock that another thread may hold for long.
 
-mod again;
 mod announced;
+mod back_end_events;
 pub mod backends;
 mod entitled;
 mod joins;
 pub mod probe;
+mod retries;
 pub mod socket;
 pub mod source;
 pub mod state;
-mod told;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -38,8 +38,8 @@ use crate::thread::{Clock, Thread};
 use crate::vehicle::{VcpuThreads, Vehicle};
 use crate::{Error, ErrorKind, Result};
 use crate::{adopt, hold};
-use again::Again;
 use joins::{Join, Joins};
+use retries::Retries;
 
 /// The interval at which the state is published and ended threads are looked for.
 const SECOND_NS: u64 = 1_000_000_000;
@@ -103,7 +103,7 @@ pub struct Daemon {
     own_cpu_ns: u64,
     second: u64,
     /// `None`: what a boost was not enough for waits for its turn.
-    again: Option<Again>,
+    retries: Option<Retries>,
     joins: Joins,
 }
 
@@ -136,7 +136,7 @@ impl Daemon {
             began: monotonic_ns(),
             own_cpu_ns: 0,
             second: 0,
-            again: None,
+            retries: None,
             joins: Joins::default(),
         }
     }
@@ -144,7 +144,7 @@ impl Daemon {
     /// Tells an event again while it is not served: for policies that lend. `boost_ns`: how long a
     /// boost lasts at the most.
     pub fn telling_again(mut self, boost_ns: u64) -> Self {
-        self.again = Some(Again::new(boost_ns));
+        self.retries = Some(Retries::new(boost_ns));
         self
     }
 
@@ -260,8 +260,8 @@ impl Daemon {
 
     fn remove(&mut self, id: VcpuId) -> Result<()> {
         let claim = self.vcpus.remove(&id).map(|vcpu| vcpu.claim);
-        if let Some(again) = &mut self.again {
-            again.served(id);
+        if let Some(retries) = &mut self.retries {
+            retries.served(id);
         }
         for ((number, token), _) in self.tokens.extract_if(|_, &mut other| other == id) {
             if let Some(Some(source)) = self.sources.get_mut(number) {
@@ -370,8 +370,8 @@ impl Daemon {
             self.join(join, Vec::new());
         }
         let next = self.vehicle.tick(now)?;
-        let again = self.again.as_ref().and_then(Again::deadline).unwrap_or(u64::MAX);
-        let next = next.min(again.max(now + MOMENT_NS / 4));
+        let retries = self.retries.as_ref().and_then(Retries::deadline).unwrap_or(u64::MAX);
+        let next = next.min(retries.max(now + MOMENT_NS / 4));
         let next = next.min(self.joins.deadline().unwrap_or(u64::MAX).max(now + MOMENT_NS));
         let sources = self.sources.iter().filter_map(due).min().unwrap_or(u64::MAX);
         // Not at once: what is due again already has its turn after what came meanwhile.
@@ -385,13 +385,13 @@ impl Daemon {
 
     /// Repeats events that were not served although their boost is over.
     fn tell_again(&mut self, now: u64) {
-        let Some(again) = &mut self.again else { return };
+        let Some(retries) = &mut self.retries else { return };
         let vcpus = &self.vcpus;
         let sleeps = |id: VcpuId| {
             let threads = vcpus.get(&id).map_or(&[][..], |vcpu| &vcpu.clocks);
             !threads.iter().any(|thread| thread.is_runnable().unwrap_or(false))
         };
-        for id in again.due(now, sleeps) {
+        for id in retries.due(now, sleeps) {
             if let Err(error) = self.vehicle.event(id, now) {
                 // Other code finds out if it is gone.
                 tracing::debug!("{}", describe(&error));
@@ -435,10 +435,10 @@ impl Daemon {
             Mark::Event { token } => {
                 let Some(id) = known(token) else { return Ok(()) };
                 let tells = self.sources.get(source).and_then(Option::as_ref);
-                if let Some(again) = &mut self.again
+                if let Some(retries) = &mut self.retries
                     && tells.is_some_and(|source| source.tells_of_all_served())
                 {
-                    again.told(id, now);
+                    retries.arrived(id, now);
                 }
                 match self.vehicle.event(id, now) {
                     Err(error) if error.kind() == ErrorKind::Gone => {
@@ -450,8 +450,8 @@ impl Daemon {
             }
             Mark::Served { token, response_ns } => {
                 let Some(id) = known(token) else { return Ok(()) };
-                if let Some(again) = &mut self.again {
-                    again.served(id);
+                if let Some(retries) = &mut self.retries {
+                    retries.served(id);
                 }
                 if let Some(vcpu) = self.vcpus.get_mut(&id) {
                     vcpu.responses.push(response_ns);
@@ -613,8 +613,8 @@ impl Daemon {
         let counters = self.sources.iter().flatten().flat_map(|source| source.counters());
         let counters = self.vehicle.counters().into_iter().chain(counters);
         let counters = counters.map(|counter| (counter.name.into(), counter.value));
-        let counters =
-            counters.chain(self.again.as_ref().map(|again| ("told_again".into(), again.count())));
+        let counters = counters
+            .chain(self.retries.as_ref().map(|retries| ("told_again".into(), retries.count())));
         let vcpus = vcpus.collect();
         let state = DaemonState {
             schema: state::SCHEMA.into(),

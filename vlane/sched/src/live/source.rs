@@ -112,7 +112,7 @@ pub trait Source: Send {
 #[derive(Debug)]
 pub struct Mailbox {
     receiver: Receiver<Mark>,
-    bell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
     brings_vcpus: bool,
 }
 
@@ -120,7 +120,7 @@ pub struct Mailbox {
 #[derive(Debug, Clone)]
 pub struct Poster {
     sender: Sender<Mark>,
-    bell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
 }
 
 impl Mailbox {
@@ -130,12 +130,16 @@ impl Mailbox {
     ///
     /// No eventfd can be had.
     pub fn new(brings_vcpus: bool) -> Result<(Poster, Self)> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
-            Error::caused_by(ErrorKind::Io, "cannot make an eventfd", io::Error::from(error))
-        })?;
-        let bell = Arc::new(bell);
+        let wakeup =
+            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
+                Error::caused_by(ErrorKind::Io, "cannot make an eventfd", io::Error::from(error))
+            })?;
+        let wakeup = Arc::new(wakeup);
         let (sender, receiver) = channel();
-        Ok((Poster { sender, bell: Arc::clone(&bell) }, Self { receiver, bell, brings_vcpus }))
+        Ok((
+            Poster { sender, wakeup: Arc::clone(&wakeup) },
+            Self { receiver, wakeup, brings_vcpus },
+        ))
     }
 }
 
@@ -144,7 +148,7 @@ impl Poster {
     pub fn post(&self, mark: Mark) -> bool {
         let sent = self.sender.send(mark).is_ok();
         // Full (2^64 - 2 rings) is rung enough.
-        let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.wakeup, &1_u64.to_ne_bytes());
         sent
     }
 }
@@ -155,13 +159,13 @@ impl Source for Mailbox {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.wakeup.as_fd()
     }
 
     fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
         let mut count = [0; 8];
-        // First the bell, then the box: what comes in between rings again.
-        let _ = rustix::io::read(&*self.bell, &mut count);
+        // First the wakeup, then the box: what comes in between writes it again.
+        let _ = rustix::io::read(&*self.wakeup, &mut count);
         marks.extend(self.receiver.try_iter());
         Ok(())
     }

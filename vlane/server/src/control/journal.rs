@@ -99,10 +99,10 @@ pub(super) struct Found {
     filesystem: vlane_policy::journal::FileSystem,
     /// `journal`, or `log`: a cyclic log that is no file system's.
     #[schema(value_type = String)]
-    kind: vlane_policy::journal::Kind,
+    kind: vlane_policy::journal::LogKind,
     /// `layout`, `content` or `pattern`.
     #[schema(value_type = String)]
-    way: vlane_policy::journal::Way,
+    way: vlane_policy::journal::Evidence,
     /// Start and length of each of its pieces, in bytes.
     ranges: Vec<[u64; 2]>,
 }

@@ -10,7 +10,7 @@ use vlane_engine::file::Identity;
 use vlane_ring::{NotedImage, Notes, Queue, RingFormat};
 
 use super::tracking::Tracking;
-use super::{State, refuse, refuse_told};
+use super::{State, refuse, refuse_reported};
 use crate::config_change;
 use crate::features;
 
@@ -64,7 +64,7 @@ impl State {
                 );
                 self.tracking = None;
                 self.is_barred = true;
-                return Err(refuse_told("the requests in flight belong to another image"));
+                return Err(refuse_reported("the requests in flight belong to another image"));
             }
             tracing::warn!("{name}: served all the same (--danger-other-image): {why}");
         }

@@ -13,8 +13,8 @@ use vlane_memory::{DirtyLog, GuestMemory, Region, RegionSpec};
 use super::relay::Messages;
 use super::tracking::Tracking;
 use super::{End, Session, Standing, State, messages, refuse, with_cause};
+use crate::acceptor::{Acceptor, Silence};
 use crate::config_space::ConfigSpace;
-use crate::door::{Door, Silence};
 use crate::features;
 use crate::handover::{
     Arrived, Descriptors, HandedPart, HandedRegion, HandedSession, HandedTracking, HandedVring,
@@ -148,7 +148,7 @@ impl State {
 
     /// The front end's process, for people.
     pub(super) fn front_end(&self) -> String {
-        crate::said::process(self.volume.session().and_then(|session| session.pid))
+        crate::session_report::process(self.volume.session().and_then(|session| session.pid))
     }
 
     /// Refuses a guest with these features if it cannot be served.
@@ -313,10 +313,15 @@ impl Session {
 
 impl Restored {
     /// Serves the front end from where the other process was, as [`Session::run_at`].
-    pub(crate) fn run(self, stop: &OwnedFd, door: &Door, relief: Option<&Relief<'_>>) -> End {
+    pub(crate) fn run(
+        self,
+        stop: &OwnedFd,
+        acceptor: &Acceptor,
+        relief: Option<&Relief<'_>>,
+    ) -> End {
         let Restored { session, stream, messages, standing } = self;
         let (number, peer) = (standing.number, standing.peer);
-        let end = session.serve(standing, messages, &stream, stop, Some(door), relief);
+        let end = session.serve(standing, messages, &stream, stop, Some(acceptor), relief);
         session.end(number, peer, stream, end)
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::PoisonError;
 
 use super::{Session, State};
-use crate::said;
+use crate::session_report;
 use crate::unused::Unused;
 
 impl State {
@@ -32,15 +32,16 @@ impl Session {
     pub(super) fn tell_unused(&self, number: u64, peer: Option<i32>) {
         let Some(unused) = self.lock().unused() else { return };
         let (name, offered) = (&self.volume.config.name, self.volume.queues());
-        let who = said::process(peer);
+        let who = session_report::process(peer);
         let what = match unused {
             Unused::NoMemory => format!(
                 "front end {who} began to start the disk, and its memory never came: the VM's \
                  memory is not shared, and its guest waits for this disk forever. {}",
-                said::SHARE
+                session_report::SHARE
             ),
             Unused::TooFewQueues => {
-                match said::wanted_queues(peer).filter(|wanted| *wanted > offered.into()) {
+                match session_report::wanted_queues(peer).filter(|wanted| *wanted > offered.into())
+                {
                     Some(wanted) => format!(
                         "front end {who} wants {wanted} queues, and vlane offers {offered}: it \
                          retries forever. Offer more (--queues {wanted}), or configure fewer \

@@ -12,7 +12,7 @@ pub enum Entry {
         /// The lane of the request.
         lane: u16,
         /// The kind of the request.
-        kind: RequestKind,
+        kind: Purpose,
         /// It is to be durable when it is answered.
         durable: bool,
     },
@@ -35,7 +35,7 @@ pub enum Entry {
         /// For which request; 0: for none.
         request: u64,
         /// The action.
-        what: What,
+        what: Action,
     },
     /// The system has ended an operation.
     End {
@@ -53,7 +53,7 @@ pub enum Entry {
 
 /// The kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequestKind {
+pub enum Purpose {
     /// To write.
     Write,
     /// To make answered writes durable.
@@ -66,7 +66,7 @@ pub enum RequestKind {
 
 /// The action of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum Action {
     /// A write.
     Write {
         /// Which of the volume's open files; 0 is the one that is synced.
@@ -180,10 +180,10 @@ impl Entry {
         let entry = match bytes.byte()? {
             1 => {
                 let kind = match bytes.byte()? {
-                    0 => RequestKind::Write,
-                    1 => RequestKind::Flush,
-                    2 => RequestKind::Discard,
-                    3 => RequestKind::WriteZeroes,
+                    0 => Purpose::Write,
+                    1 => Purpose::Flush,
+                    2 => Purpose::Discard,
+                    3 => Purpose::WriteZeroes,
                     other => return Err(bytes.corrupt(format!("a request of kind {other}"))),
                 };
                 let (durable, lane) = (bytes.bool()?, u16::from_le_bytes(bytes.take()?));
@@ -196,7 +196,7 @@ impl Entry {
             3 => Entry::Forgotten { request: bytes.number()? },
             4 => {
                 let (operation, request) = (bytes.number()?, bytes.number()?);
-                Entry::Begin { operation, request, what: What::decode(&mut bytes)? }
+                Entry::Begin { operation, request, what: Action::decode(&mut bytes)? }
             }
             5 => {
                 let operation = bytes.number()?;
@@ -212,10 +212,10 @@ impl Entry {
     }
 }
 
-impl What {
+impl Action {
     fn encode(&self, to: &mut Vec<u8>) {
         match self {
-            What::Write { file, offset, durable, data } => {
+            Action::Write { file, offset, durable, data } => {
                 let is_zero = matches!(data, Data::Zeroes(_));
                 to.extend([0, *file, u8::from(*durable), u8::from(is_zero)]);
                 to.extend(offset.to_le_bytes());
@@ -224,8 +224,8 @@ impl What {
                     Data::Zeroes(len) => to.extend(len.to_le_bytes()),
                 }
             }
-            What::Sync => to.push(1),
-            What::Clear { how, offset, len } => {
+            Action::Sync => to.push(1),
+            Action::Clear { how, offset, len } => {
                 to.extend([2, *how as u8]);
                 to.extend(offset.to_le_bytes());
                 to.extend(len.to_le_bytes());
@@ -233,7 +233,7 @@ impl What {
         }
     }
 
-    fn decode(bytes: &mut Bytes<'_>) -> Result<What, Error> {
+    fn decode(bytes: &mut Bytes<'_>) -> Result<Action, Error> {
         let what = match bytes.byte()? {
             0 => {
                 let (file, durable, is_zero) = (bytes.byte()?, bytes.bool()?, bytes.bool()?);
@@ -242,9 +242,9 @@ impl What {
                     true => Data::Zeroes(bytes.number()?),
                     false => Data::Bytes(std::mem::take(&mut bytes.left).to_vec()),
                 };
-                What::Write { file, offset, durable, data }
+                Action::Write { file, offset, durable, data }
             }
-            1 => What::Sync,
+            1 => Action::Sync,
             2 => {
                 let how = match bytes.byte()? {
                     0 => Clear::Punch,
@@ -254,7 +254,7 @@ impl What {
                         return Err(bytes.corrupt(format!("a range cleared in the way {other}")));
                     }
                 };
-                What::Clear { how, offset: bytes.number()?, len: bytes.number()? }
+                Action::Clear { how, offset: bytes.number()?, len: bytes.number()? }
             }
             other => return Err(bytes.corrupt(format!("an operation of kind {other}"))),
         };
@@ -267,9 +267,9 @@ impl What {
     /// First byte and the one behind the last; empty for a sync, none for a range beyond any file.
     pub fn range(&self) -> Option<(u64, u64)> {
         let (offset, len) = match self {
-            What::Write { offset, data, .. } => (*offset, data.len()),
-            What::Sync => (0, 0),
-            What::Clear { offset, len, .. } => (*offset, *len),
+            Action::Write { offset, data, .. } => (*offset, data.len()),
+            Action::Sync => (0, 0),
+            Action::Clear { offset, len, .. } => (*offset, *len),
         };
         Some((offset, offset.checked_add(len).filter(|end| i64::try_from(*end).is_ok())?))
     }

@@ -7,7 +7,7 @@
 //! write, from before the record: so the first flush has a sync of its own. A write that was to be
 //! durable when it is answered promises as much of itself.
 
-use super::entry::{RequestKind, What};
+use super::entry::{Action, Purpose};
 use super::history::{History, Operation};
 
 /// The findings of the check.
@@ -66,7 +66,7 @@ impl History {
     pub fn flushes(&self) -> Findings {
         let syncs = self.syncs();
         let changes =
-            self.operations.iter().filter(|operation| operation.what != What::Sync).count();
+            self.operations.iter().filter(|operation| operation.what != Action::Sync).count();
         let mut findings = Findings { changes, ..Findings::default() };
         findings.syncs = self.operations.len() - changes;
 
@@ -77,7 +77,7 @@ impl History {
             let Some((request, about)) = request.filter(|_| changed(operation)) else { continue };
             let Some((at, 0)) = about.answer else { continue };
             answered.push((at, index));
-            let must_be_durable = about.durable && about.kind != RequestKind::Discard;
+            let must_be_durable = about.durable && about.kind != Purpose::Discard;
             if must_be_durable && operation.durable.is_none_or(|durable| durable > at) {
                 let reason = reason(operation, &syncs, at);
                 findings.violations.push(Violation {
@@ -95,7 +95,7 @@ impl History {
         let mut next = answered.into_iter().peekable();
         let mut open: Vec<usize> = Vec::new();
         for (promised_by, flush) in self.requests.iter().enumerate() {
-            let (RequestKind::Flush, Some((answer, 0))) = (flush.kind, flush.answer) else {
+            let (Purpose::Flush, Some((answer, 0))) = (flush.kind, flush.answer) else {
                 continue;
             };
             findings.flushes += 1;
@@ -162,7 +162,7 @@ impl History {
 
 /// True if an operation has changed the storage.
 fn changed(operation: &Operation) -> bool {
-    operation.what != What::Sync && operation.end.is_some_and(|(_, result)| result >= 0)
+    operation.what != Action::Sync && operation.end.is_some_and(|(_, result)| result >= 0)
 }
 
 /// Why an operation that has ended is not durable at `by`.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::entry::{Clear, Data, Entry, RequestKind, What};
+use super::entry::{Action, Clear, Data, Entry, Purpose};
 use crate::error::{Error, ErrorKind};
 
 /// An operation. Positions count entries of the record.
@@ -11,7 +11,7 @@ pub struct Operation {
     /// For which request, as an index into [`History::requests`].
     pub request: Option<usize>,
     /// The action.
-    pub what: What,
+    pub what: Action,
     /// Where it begins.
     pub begin: usize,
     /// Its end, if there is one, and the system's result.
@@ -38,7 +38,7 @@ pub struct Request {
     /// The lane of the request.
     pub lane: u16,
     /// The kind of the request.
-    pub kind: RequestKind,
+    pub kind: Purpose,
     /// It is to be durable when it is answered.
     pub durable: bool,
     /// Where it was given to the storage engine.
@@ -63,17 +63,19 @@ impl Operation {
     pub fn effect(&self) -> Effect {
         let len = self.what.range().map_or(0, |(begin, end)| end - begin);
         match (&self.what, self.end) {
-            (What::Clear { how: Clear::Discard, .. }, _) | (_, None) => Effect::Open,
+            (Action::Clear { how: Clear::Discard, .. }, _) | (_, None) => Effect::Open,
             (_, Some((_, result))) if result < 0 => Effect::Open,
-            (What::Write { .. }, Some((_, result))) => Effect::Done(len.min(result.unsigned_abs())),
-            (What::Clear { .. } | What::Sync, Some(_)) => Effect::Done(len),
+            (Action::Write { .. }, Some((_, result))) => {
+                Effect::Done(len.min(result.unsigned_abs()))
+            }
+            (Action::Clear { .. } | Action::Sync, Some(_)) => Effect::Done(len),
         }
     }
 
     /// It changes the storage, and has ended well.
     fn is_change(&self) -> bool {
         let has_ended_well = self.end.is_some_and(|(_, result)| result >= 0);
-        has_ended_well && self.what != What::Sync
+        has_ended_well && self.what != Action::Sync
     }
 }
 
@@ -156,7 +158,7 @@ impl History {
 
     /// Syncs, as (beginning, end, result), by their end.
     pub(super) fn syncs(&self) -> Vec<(usize, usize, i64)> {
-        let ended = self.operations.iter().filter(|operation| operation.what == What::Sync);
+        let ended = self.operations.iter().filter(|operation| operation.what == Action::Sync);
         let mut syncs: Vec<_> = ended
             .filter_map(|sync| sync.end.map(|(end, result)| (sync.begin, end, result)))
             .collect();
@@ -174,7 +176,7 @@ impl History {
                 continue;
             };
             match operation.what {
-                What::Write { durable: true, .. } if result >= 0 => operation.durable = Some(end),
+                Action::Write { durable: true, .. } if result >= 0 => operation.durable = Some(end),
                 _ => ended.push((end, index)),
             }
         }
@@ -213,7 +215,7 @@ impl History {
         for operation in &mut self.operations {
             operation.durable = None;
             operation.is_lost = false;
-            if operation.what == What::Sync {
+            if operation.what == Action::Sync {
                 if is_broken(number) {
                     operation.end = None;
                 }
@@ -228,7 +230,7 @@ impl History {
     /// no sync has an effect, and no write is durable by itself.
     pub fn with_nothing_durable(mut self) -> History {
         for operation in &mut self.operations {
-            if let What::Write { durable, .. } = &mut operation.what {
+            if let Action::Write { durable, .. } = &mut operation.what {
                 *durable = false;
             }
         }
@@ -238,9 +240,9 @@ impl History {
     /// The data of an operation that changes the storage: the new content of its range.
     pub fn data(&self, operation: usize) -> Option<Data> {
         match &self.operations.get(operation)?.what {
-            What::Write { data, .. } => Some(data.clone()),
-            What::Clear { len, .. } => Some(Data::Zeroes(*len)),
-            What::Sync => None,
+            Action::Write { data, .. } => Some(data.clone()),
+            Action::Clear { len, .. } => Some(Data::Zeroes(*len)),
+            Action::Sync => None,
         }
     }
 }

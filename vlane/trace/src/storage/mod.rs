@@ -17,7 +17,7 @@ mod file;
 mod flushes;
 mod history;
 
-pub use entry::{Clear, Data, Entry, RequestKind, What};
+pub use entry::{Action, Clear, Data, Entry, Purpose};
 pub use file::{Header, MAGIC, MAX_ENTRY, Reader, VERSION, Writer};
 pub use flushes::{Findings, Reason, Violation};
 pub use history::{Effect, History, Operation, Request};

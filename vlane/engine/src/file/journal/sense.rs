@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rtrb::Producer;
 use vlane_policy::journal::content::{self, Head};
-use vlane_ring::{Kind, Request, SECTOR};
+use vlane_ring::{Request, RequestKind, SECTOR};
 
 use super::Desk;
 use crate::PART;
@@ -44,7 +44,7 @@ impl Sense {
     /// A write, a discard or a zeroing begins, inside the limit of any file.
     pub(in super::super) fn begins(&mut self, request: &Request, is_durable: bool) {
         match request.kind() {
-            Kind::Out => {
+            RequestKind::Out => {
                 let Some(offset) = request.sector().checked_mul(SECTOR) else { return };
                 heads(request, offset, |head| self.push(Entry::Head(head)));
                 self.bytes = self.bytes.saturating_add(request.len());
@@ -53,7 +53,7 @@ impl Sense {
                     self.is_due();
                 }
             }
-            Kind::Discard | Kind::WriteZeroes => {
+            RequestKind::Discard | RequestKind::WriteZeroes => {
                 for range in request.ranges() {
                     let Some(offset) = range.sector.checked_mul(SECTOR) else { continue };
                     self.push(Entry::Cleared { offset, len: u64::from(range.sectors) * SECTOR });

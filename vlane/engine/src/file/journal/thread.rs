@@ -11,7 +11,7 @@ use rtrb::Consumer;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_policy::journal::bypass::{ByWay, Bypass};
 use vlane_policy::journal::layout::JournalLayout;
-use vlane_policy::journal::{self, FileSystem, Head, Way};
+use vlane_policy::journal::{self, Evidence, FileSystem, Head};
 
 use super::direct::{Direct, Means};
 use super::sense::{ENTRIES, Entry};
@@ -294,9 +294,9 @@ impl Thread<'_> {
                     FileSystem::Unknown => "a journal",
                 };
                 let way = match journal.way {
-                    Way::Layout => "the file system's superblock",
-                    Way::Content => "what is written there",
-                    Way::Pattern => "the order of writes",
+                    Evidence::Layout => "the file system's superblock",
+                    Evidence::Content => "what is written there",
+                    Evidence::Pattern => "the order of writes",
                 };
                 let (len, begin) =
                     (journal.len(), journal.ranges.first().map_or(0, |range| range.start));
@@ -325,7 +325,7 @@ impl Thread<'_> {
     /// Drops the clean pages of a part of a folio; the rest is retried. Some pages count as dirty
     /// for ever: a file system that cuts a hole into a large folio can leave the mark of one that
     /// is clean. They keep only their neighbours.
-    fn drop_parts(&mut self, range: &Range<u64>, way: Way, pages: pages::Pages) {
+    fn drop_parts(&mut self, range: &Range<u64>, way: Evidence, pages: pages::Pages) {
         if pages.are_clean() {
             return self.drop_clean(range, way, pages.cached);
         }
@@ -347,7 +347,7 @@ impl Thread<'_> {
     /// Drops a range without dirty pages or pages in writeback, as far as that is known. The system
     /// would begin to write the rest, and that may have to wait for the disk: long enough for rings
     /// to run over.
-    fn drop_clean(&mut self, range: &Range<u64>, way: Way, before: u64) {
+    fn drop_clean(&mut self, range: &Range<u64>, way: Evidence, before: u64) {
         pages::drop(&self.desk.file, range);
         let after = pages::cached(&self.desk.file, range).unwrap_or(0);
         *self.dropped.of(way) += before.saturating_sub(after).saturating_mul(pages::size());

@@ -80,9 +80,9 @@ pub struct Turn {
 }
 
 /// A lane's message to the others about its device: a number that they read whenever they like. See
-/// [`Window::told`].
+/// [`Window::message`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Told(pub u64);
+pub struct LaneMessage(pub u64);
 
 /// The summary of the other lanes' messages about a device.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -137,16 +137,16 @@ impl Default for Window {
     }
 }
 
-impl Told {
+impl LaneMessage {
     const DRAINS: u64 = 1 << 63;
     const MEASURES: u64 = 1 << 62;
     /// The time when it was found, in [`PROBE_EVERY`], and the value.
     const WHEN: u32 = 40;
-    const FOUND: u64 = (1 << Told::WHEN) - 1;
+    const FOUND: u64 = (1 << LaneMessage::WHEN) - 1;
 
     /// A lane without a window, that has so many requests at the device.
-    pub fn unbounded(at_device: u32) -> Told {
-        Told(if at_device > 1 { Told::DRAINS } else { 0 })
+    pub fn unbounded(at_device: u32) -> LaneMessage {
+        LaneMessage(if at_device > 1 { LaneMessage::DRAINS } else { 0 })
     }
 
     /// Periods are counted modulo this and one: more than a month of them.
@@ -154,7 +154,9 @@ impl Told {
 
     /// True if it was found in that period, or in one of the two before it.
     fn is_of(self, period: u64) -> bool {
-        period.wrapping_sub((self.0 & (Told::MEASURES - 1)) >> Told::WHEN) & Told::PERIODS <= 2
+        period.wrapping_sub((self.0 & (LaneMessage::MEASURES - 1)) >> LaneMessage::WHEN)
+            & LaneMessage::PERIODS
+            <= 2
     }
 }
 
@@ -162,16 +164,16 @@ impl Shared {
     /// Summarises the messages of all lanes. Of the times that their last probes found, it is the
     /// lower quartile: a few lanes that were paused, or late, are overruled. A lane that has not
     /// probed of late does not count.
-    pub fn of(told: impl Iterator<Item = Told>, now: Nanos) -> Shared {
+    pub fn of(told: impl Iterator<Item = LaneMessage>, now: Nanos) -> Shared {
         let mut shared = Shared::default();
         let mut times = [0; 64];
         let mut known = 0;
         let period = now / PROBE_EVERY;
         for told in told {
-            shared.drains |= told.0 & Told::DRAINS != 0;
-            shared.measures |= told.0 & Told::MEASURES != 0;
-            if told.0 & Told::FOUND != 0 && told.is_of(period) && known < times.len() {
-                times[known] = told.0 & Told::FOUND;
+            shared.drains |= told.0 & LaneMessage::DRAINS != 0;
+            shared.measures |= told.0 & LaneMessage::MEASURES != 0;
+            if told.0 & LaneMessage::FOUND != 0 && told.is_of(period) && known < times.len() {
+                times[known] = told.0 & LaneMessage::FOUND;
                 known += 1;
             }
         }
@@ -230,22 +232,22 @@ impl Window {
     }
 
     /// Returns the message to the other lanes of the device after a turn.
-    pub fn told(&self, turn: Turn) -> Told {
+    pub fn message(&self, turn: Turn) -> LaneMessage {
         let found = &self.found[..self.known];
         let mut told = 0;
         if !found.is_empty() {
             let mean = found.iter().sum::<f64>() / found.len() as f64;
-            let when = (self.ended / PROBE_EVERY) & Told::PERIODS;
-            told = when << Told::WHEN | (mean as u64).clamp(1, Told::FOUND);
+            let when = (self.ended / PROBE_EVERY) & LaneMessage::PERIODS;
+            told = when << LaneMessage::WHEN | (mean as u64).clamp(1, LaneMessage::FOUND);
         }
         if turn.at_device > self.probe_size() {
-            told |= Told::DRAINS;
+            told |= LaneMessage::DRAINS;
         }
         // A light guest delays no other.
         if turn.is_wanted && self.probe.as_ref().is_some_and(|probe| !probe.is_done()) {
-            told |= Told::MEASURES;
+            told |= LaneMessage::MEASURES;
         }
-        Told(told)
+        LaneMessage(told)
     }
 
     /// Some requests were begun, or answered; `shared` gives the other lanes' messages, and is

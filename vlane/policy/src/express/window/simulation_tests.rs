@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use super::{MS, Nanos, Shared, Told, Window};
+use super::{LaneMessage, MS, Nanos, Shared, Window};
 use crate::express::{Class, Each, Turns};
 
 /// From an answer until the lane's thread has it.
@@ -124,7 +124,7 @@ struct World {
     number: u64,
     random: u64,
     probe_at: Nanos,
-    told: Vec<Told>,
+    told: Vec<LaneMessage>,
     result: Result,
     at_device: usize,
     area: f64,
@@ -146,7 +146,7 @@ pub(super) fn run(setup: Setup) -> Result {
         number: 0,
         random: 0x9e37_79b9_7f4a_7c15,
         probe_at: 0,
-        told: vec![Told::default(); count],
+        told: vec![LaneMessage::default(); count],
         result: Result::default(),
         at_device: 0,
         area: 0.0,
@@ -272,7 +272,7 @@ impl World {
         let is_mixed = self.setup.bounded && now > 200 * MS;
         if !is_mixed {
             let [express, others] = self.lanes[number].at_device;
-            self.told[number] = Told::unbounded(express + others);
+            self.told[number] = LaneMessage::unbounded(express + others);
         } else if self.probe_at == 0 {
             self.lanes.iter_mut().for_each(|lane| lane.window.closes(now));
             self.probe_at = now;
@@ -296,7 +296,7 @@ impl World {
             let turn = super::Turn { at_device, begun, is_wanted, probe_at: self.probe_at };
             let told = &mut self.told;
             let wants = window.turn(now, turn, || Shared::of(told.iter().copied(), now));
-            told[number] = window.told(turn);
+            told[number] = window.message(turn);
             if let Some(probe) = wants {
                 self.probe_at = self.probe_at.max(probe);
             }

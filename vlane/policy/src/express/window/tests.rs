@@ -44,7 +44,7 @@ fn old_probe_still_counts_after_months() {
     for periods in [3, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 5] {
         let ended = periods * PROBE_EVERY;
         let window = Window { known: 1, found: [1e6; PROBES], ended, ..Window::default() };
-        let told = window.told(Turn { at_device: 0, begun: 0, is_wanted: false, probe_at: 0 });
+        let told = window.message(Turn { at_device: 0, begun: 0, is_wanted: false, probe_at: 0 });
         assert_eq!(Shared::of([told].into_iter(), ended + PROBE_EVERY).service, Some(1e6));
         assert_eq!(
             Shared::of([told].into_iter(), ended + 5 * PROBE_EVERY).service,
@@ -113,7 +113,7 @@ fn light_guest_is_not_delayed() {
 fn probe_is_given_up_when_lane_hangs() {
     let mut window = Window::default();
     window.closes(1);
-    let hangs = Shared::of([Told::unbounded(9)].into_iter(), 1);
+    let hangs = Shared::of([LaneMessage::unbounded(9)].into_iter(), 1);
     let size = window.size();
     for second in 1..=7 {
         window
@@ -150,7 +150,7 @@ fn old_and_late_lane_messages_are_ignored() {
     let turn = Turn::default();
     let found = |took: f64, at: Nanos| {
         let window = Window { found: [took; PROBES], known: 1, ended: at, ..Window::default() };
-        window.told(turn)
+        window.message(turn)
     };
     let now = 10 * PROBE_EVERY;
     let told = [
@@ -160,9 +160,9 @@ fn old_and_late_lane_messages_are_ignored() {
         found(80.0 * 1e6, now),
     ];
     assert_eq!(Shared::of(told.into_iter(), now).service, Some(1.1 * 1e6));
-    let old = [found(5.0 * 1e6, PROBE_EVERY), Told::default(), Told::unbounded(0)];
+    let old = [found(5.0 * 1e6, PROBE_EVERY), LaneMessage::default(), LaneMessage::unbounded(0)];
     assert_eq!(Shared::of(old.into_iter(), now), Shared::default());
-    assert!(Shared::of([Told::unbounded(9)].into_iter(), now).drains);
+    assert!(Shared::of([LaneMessage::unbounded(9)].into_iter(), now).drains);
 }
 
 proptest! {
@@ -184,7 +184,7 @@ proptest! {
                 window.answered(now.saturating_sub(u64::from(took) << (n % 20)), now);
             }
             let turn = Turn { at_device: at_device.into(), begun: begun.into(), is_wanted, probe_at: now / 2 };
-            let shared = Shared::of([Told(u64::from(took) << (scale % 64)), window.told(turn)].into_iter(), now);
+            let shared = Shared::of([LaneMessage(u64::from(took) << (scale % 64)), window.message(turn)].into_iter(), now);
             let wants = window.turn(now, turn, || shared);
             prop_assert!(wants.is_none_or(|probe| probe <= now));
             prop_assert!((1..=MOST).contains(&window.size()) && window.express() >= 2);

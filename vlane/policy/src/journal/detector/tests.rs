@@ -1,11 +1,15 @@
 use super::*;
-use crate::journal::{FileSystem, Kind, Way};
+use crate::journal::{Evidence, FileSystem, LogKind};
 
 const MIB: u64 = 1 << 20;
 
 fn layout(ranges: Vec<Range<u64>>, watched: Vec<Range<u64>>) -> JournalLayout {
-    let journal =
-        Journal { filesystem: FileSystem::Ext4, kind: Kind::Journal, way: Way::Layout, ranges };
+    let journal = Journal {
+        filesystem: FileSystem::Ext4,
+        kind: LogKind::Journal,
+        way: Evidence::Layout,
+        ranges,
+    };
     JournalLayout { journals: vec![journal], watched }
 }
 
@@ -29,7 +33,7 @@ fn layout_journal_is_found_no_other_way() {
     assert_eq!(detector.journals().len(), 1);
     goes_round(&mut detector, &(300 * MIB..310 * MIB));
     let ways: Vec<_> = detector.journals().iter().map(|journal| journal.way).collect();
-    assert_eq!(ways, [Way::Layout, Way::Pattern]);
+    assert_eq!(ways, [Evidence::Layout, Evidence::Pattern]);
 }
 
 #[test]
@@ -60,7 +64,7 @@ fn layout_is_needed_first_and_after_writes() {
     detector.cleared(10_000..10_001);
     assert!(detector.needs_layout());
     assert_eq!(
-        detector.map().bytes(Kind::Journal),
+        detector.map().bytes(LogKind::Journal),
         10 * MIB,
         "what is known is believed until it is read again"
     );

@@ -37,7 +37,7 @@ use std::fmt;
 use std::ops::Range;
 
 use super::map::MOST_PIECES;
-use super::{Disk, FileSystem, Journal, Kind, Way};
+use super::{Disk, Evidence, FileSystem, Journal, LogKind};
 pub use source::{MOST_BYTES, MOST_READS};
 use source::{Source, field};
 pub use table::Label;
@@ -260,8 +260,8 @@ fn content(source: &mut Source, range: &Range<u64>) -> Content {
     };
     let journal = ranges.and_then(|ranges| sound(ranges, range)).map(|ranges| Journal {
         filesystem,
-        kind: Kind::Journal,
-        way: Way::Layout,
+        kind: LogKind::Journal,
+        way: Evidence::Layout,
         ranges,
     });
     Content::FileSystem { name, journal }

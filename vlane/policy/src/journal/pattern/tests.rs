@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::Kind;
+use crate::journal::LogKind;
 
 const K: u64 = 1024;
 const BLOCK: u64 = 4 * K;
@@ -58,7 +58,7 @@ fn commit(ring: &mut Ring, pattern: &mut Pattern, dice: &mut Dice) {
     pattern.flush();
 }
 
-fn verdicts(pattern: &Pattern) -> Vec<(Kind, Range<u64>)> {
+fn verdicts(pattern: &Pattern) -> Vec<(LogKind, Range<u64>)> {
     pattern
         .journals()
         .into_iter()
@@ -88,7 +88,7 @@ fn journal_is_found_after_its_first_loop() {
         }
         let found = verdicts(&pattern);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert_eq!(found[0].0, Kind::Journal);
+        assert_eq!(found[0].0, LogKind::Journal);
         assert!(
             found[0].1.start.abs_diff(start) <= 64 * K
                 && found[0].1.end.abs_diff(start + len) <= 64 * K,
@@ -139,7 +139,7 @@ fn database_redo_log_is_no_journal() {
     }
     assert_eq!(
         verdicts(&pattern).iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
-        [Kind::Log],
+        [LogKind::Log],
         "{:?}",
         verdicts(&pattern)
     );
@@ -168,7 +168,7 @@ fn write_ahead_log_is_no_journal() {
     }
     assert_eq!(
         verdicts(&pattern).iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
-        [Kind::Log],
+        [LogKind::Log],
         "{:?}",
         verdicts(&pattern)
     );
@@ -223,7 +223,7 @@ fn files_recreated_in_place_are_no_journal() {
         found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>()
     };
     assert_eq!(
-        (of(Kind::Journal), of(Kind::Log)),
+        (of(LogKind::Journal), of(LogKind::Log)),
         (vec![512 * MIB], vec![1024 * MIB]),
         "{found:?}"
     );
@@ -272,7 +272,7 @@ fn journal_in_pieces_is_found_after_loop() {
         assert!(found < all + all / 32 + MIB, "{lens:?}: only after {found} bytes");
         let journals = pattern.journals();
         assert_eq!(journals.len(), 1, "{journals:?}");
-        assert_eq!(journals[0].kind, Kind::Journal);
+        assert_eq!(journals[0].kind, LogKind::Journal);
         assert_eq!(journals[0].ranges.len(), pieces.len(), "{journals:?}");
         for (found, piece) in journals[0].ranges.iter().zip(&pieces) {
             let is_near = |a: u64, b: u64| a.abs_diff(b) <= 64 * K;
@@ -307,7 +307,7 @@ fn files_written_in_bursts_are_no_journal() {
         found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>()
     };
     assert_eq!(
-        (of(Kind::Journal), of(Kind::Log)),
+        (of(LogKind::Journal), of(LogKind::Log)),
         (vec![512 * MIB], vec![1024 * MIB]),
         "{found:?}"
     );
@@ -338,7 +338,8 @@ fn log_that_others_wait_for_is_journal() {
         loops += u32::from(journal.at < before);
         let found = verdicts(&pattern);
         if loops >= 1 {
-            let journals: Vec<_> = found.iter().filter(|found| found.0 == Kind::Journal).collect();
+            let journals: Vec<_> =
+                found.iter().filter(|found| found.0 == LogKind::Journal).collect();
             assert_eq!(journals.len(), 1, "{found:?}");
             assert_eq!(journals[0].1, 512 * MIB..576 * MIB);
         }
@@ -355,13 +356,13 @@ fn verdict_changes_with_the_writes() {
     for _ in 0..200 {
         ring.append(&mut pattern, 512 * K);
     }
-    assert_eq!(verdicts(&pattern), [(Kind::Log, 100 * MIB..150 * MIB)]);
+    assert_eq!(verdicts(&pattern), [(LogKind::Log, 100 * MIB..150 * MIB)]);
     pattern.take_change();
     let mut dice = Dice(1);
     for _ in 0..3000 {
         commit(&mut ring, &mut pattern, &mut dice);
     }
-    assert_eq!(verdicts(&pattern), [(Kind::Journal, 100 * MIB..150 * MIB)]);
+    assert_eq!(verdicts(&pattern), [(LogKind::Journal, 100 * MIB..150 * MIB)]);
     assert!(pattern.take_change());
 }
 
@@ -375,7 +376,7 @@ fn flushed_video_ring_is_a_log() {
         let at = 600 * MIB + dice.roll(100 * MIB / BLOCK) * BLOCK;
         pattern.write(&(at..at + BLOCK));
     }
-    assert_eq!(verdicts(&pattern), [(Kind::Log, 100 * MIB..150 * MIB)]);
+    assert_eq!(verdicts(&pattern), [(LogKind::Log, 100 * MIB..150 * MIB)]);
 }
 
 /// InnoDB's: pages in the order in which they come, from the beginning on each time, and then in
@@ -396,7 +397,7 @@ fn doublewrite_buffer_is_no_journal() {
         pattern.flush();
     }
     let journals: Vec<_> =
-        verdicts(&pattern).into_iter().filter(|found| found.0 == Kind::Journal).collect();
+        verdicts(&pattern).into_iter().filter(|found| found.0 == LogKind::Journal).collect();
     assert!(journals.is_empty(), "{journals:?}");
 }
 
@@ -424,7 +425,7 @@ fn large_transactions_are_still_a_journal() {
         found.iter().filter(|found| found.0 == kind).map(|found| found.1.start).collect::<Vec<_>>()
     };
     assert_eq!(
-        (of(Kind::Journal), of(Kind::Log)),
+        (of(LogKind::Journal), of(LogKind::Log)),
         (vec![512 * MIB], vec![1024 * MIB]),
         "{found:?}"
     );
@@ -444,7 +445,7 @@ fn files_copied_in_turn_are_no_journal() {
         }
     }
     assert!(
-        verdicts(&pattern).iter().all(|found| found.0 != Kind::Journal),
+        verdicts(&pattern).iter().all(|found| found.0 != LogKind::Journal),
         "{:?}",
         verdicts(&pattern)
     );
@@ -471,7 +472,7 @@ fn pieces_that_meet_become_one() {
     }
     let found = pattern.journals();
     assert_eq!(found.len(), 1, "{found:?}");
-    assert_eq!((found[0].kind, found[0].ranges.len()), (Kind::Journal, 1), "{found:?}");
+    assert_eq!((found[0].kind, found[0].ranges.len()), (LogKind::Journal, 1), "{found:?}");
 }
 
 #[test]
@@ -482,7 +483,7 @@ fn cyclic_writes_without_flush_are_log() {
     for _ in 0..300 {
         ring.append(&mut pattern, 512 * K);
     }
-    assert_eq!(verdicts(&pattern), [(Kind::Log, 100 * MIB..150 * MIB)]);
+    assert_eq!(verdicts(&pattern), [(LogKind::Log, 100 * MIB..150 * MIB)]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::{HEAD, LONG, MOST_TRACKS, PAUSE, REPLAYED, SHORTEST, TAIL};
-use crate::journal::Kind;
+use crate::journal::LogKind;
 
 /// Foreign bytes in a track that are forgiven at least.
 const FORGIVEN: u64 = 1 << 20;
@@ -47,7 +47,7 @@ pub(super) struct Track {
     pub(super) counts: Counts,
     /// Flushes of the volume at its last write.
     flushes: u64,
-    pub(super) verdict: Option<Kind>,
+    pub(super) verdict: Option<LogKind>,
     /// Bytes of other writers in it.
     strange: u64,
 }
@@ -334,11 +334,11 @@ impl Track {
     }
 
     /// Returns its kind, compared with these others.
-    pub(super) fn kind<'a>(&self, mut others: impl Iterator<Item = &'a Track>) -> Kind {
+    pub(super) fn kind<'a>(&self, mut others: impl Iterator<Item = &'a Track>) -> LogKind {
         let is_journal = self.counts.is_jbd2s()
             || self.counts.is_xfs()
                 && !others.any(|other| other.id != self.id && self.waits_for(other));
-        if is_journal { Kind::Journal } else { Kind::Log }
+        if is_journal { LogKind::Journal } else { LogKind::Log }
     }
 
     /// Notes another writer's write into it; returns true if it was too much.

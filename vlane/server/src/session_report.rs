@@ -85,7 +85,7 @@ pub(crate) struct Sight {
 
 /// The facts of a session that were reported.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct SessionReport {
     session: u64,
     /// Running queues, as last reported.
     told: usize,
@@ -102,11 +102,11 @@ pub(crate) struct Said {
     has_told_lack: bool,
 }
 
-impl Said {
-    pub(crate) fn new(session: u64, volume: &Volume) -> Said {
+impl SessionReport {
+    pub(crate) fn new(session: u64, volume: &Volume) -> SessionReport {
         let counted = volume.counters();
         let before = (counted.kicks, counted.requests());
-        Said {
+        SessionReport {
             session,
             told: 0,
             running: 0,

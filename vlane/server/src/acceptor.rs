@@ -23,20 +23,20 @@ const HEADER: usize = 12;
 
 /// A listening socket that does not wait in `accept`.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct Acceptor {
     socket: UnixListener,
     /// The next front end, if it had to be known before its turn.
     next: Mutex<Option<UnixStream>>,
     /// Readable when a front end was admitted early: the socket does not show that one any more.
-    let_in: OwnedFd,
+    admitted: OwnedFd,
 }
 
-impl Door {
+impl Acceptor {
     /// # Errors
     /// An error if the system gives no eventfd.
-    pub(crate) fn new(socket: UnixListener) -> io::Result<Door> {
-        let let_in = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Door { socket, next: Mutex::default(), let_in })
+    pub(crate) fn new(socket: UnixListener) -> io::Result<Acceptor> {
+        let admitted = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Acceptor { socket, next: Mutex::default(), admitted })
     }
 
     /// Copies the front end that was admitted before its turn, for a process that takes over.
@@ -45,13 +45,13 @@ impl Door {
     }
 
     /// Admits a front end before its turn.
-    pub(crate) fn let_in_first(&self, stream: UnixStream) {
+    pub(crate) fn admit_first(&self, stream: UnixStream) {
         *self.next() = Some(stream);
         // Full means readable.
-        let _ = rustix::io::write(&self.let_in, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.admitted, &1u64.to_ne_bytes());
     }
 
-    /// Readable while a front end waits that [`Door::accept`] has not seen.
+    /// Readable while a front end waits that [`Acceptor::accept`] has not seen.
     pub(crate) fn socket(&self) -> &UnixListener {
         &self.socket
     }
@@ -66,14 +66,14 @@ impl Door {
         self.next().as_ref().is_some_and(|stream| !has_hung_up(stream))
     }
 
-    /// Readable when a front end was admitted before its turn since [`Door::saw`].
-    pub(crate) fn let_in(&self) -> BorrowedFd<'_> {
-        self.let_in.as_fd()
+    /// Readable when a front end was admitted before its turn since [`Acceptor::saw`].
+    pub(crate) fn admitted(&self) -> BorrowedFd<'_> {
+        self.admitted.as_fd()
     }
 
-    /// Notes that the thread waiting for [`Door::let_in`] is awake.
+    /// Notes that the thread waiting for [`Acceptor::admitted`] is awake.
     pub(crate) fn saw(&self) {
-        let _ = rustix::io::read(&self.let_in, &mut [0; 8]);
+        let _ = rustix::io::read(&self.admitted, &mut [0; 8]);
     }
 
     /// Accepts the next front end. Does not wait.
@@ -93,7 +93,7 @@ impl Door {
 /// waits counts.
 #[derive(Debug)]
 pub(crate) struct Silence<'a> {
-    door: &'a Door,
+    acceptor: &'a Acceptor,
     /// The waiting front end, and the start of its wait.
     waiting: Option<(UnixStream, Instant)>,
     /// The first bytes of a message are there, and no more.
@@ -101,10 +101,10 @@ pub(crate) struct Silence<'a> {
 }
 
 impl<'a> Silence<'a> {
-    pub(crate) fn new(door: &'a Door) -> Silence<'a> {
+    pub(crate) fn new(acceptor: &'a Acceptor) -> Silence<'a> {
         // A front end waited already while another process served.
-        let waiting = door.next().take().map(|stream| (stream, Instant::now()));
-        Silence { door, waiting, is_stuck: false }
+        let waiting = acceptor.next().take().map(|stream| (stream, Instant::now()));
+        Silence { acceptor, waiting, is_stuck: false }
     }
 
     /// The waiting front end.
@@ -118,7 +118,7 @@ impl<'a> Silence<'a> {
         match &self.waiting {
             // A hang-up is reported in any case.
             Some((stream, _)) => PollFd::new(stream, PollFlags::empty()),
-            None => PollFd::new(&self.door.socket, PollFlags::IN),
+            None => PollFd::new(&self.acceptor.socket, PollFlags::IN),
         }
     }
 
@@ -151,7 +151,7 @@ impl<'a> Silence<'a> {
     pub(crate) fn is_over(&mut self, came: bool) -> bool {
         if came {
             // The waiting front end has hung up, or none waited yet.
-            self.waiting = match self.door.accept() {
+            self.waiting = match self.acceptor.accept() {
                 Ok(stream) => Some((stream, Instant::now())),
                 Err(error) => {
                     if error.kind() != io::ErrorKind::WouldBlock {
@@ -172,8 +172,8 @@ impl Drop for Silence<'_> {
     /// The waiting front end is next.
     fn drop(&mut self) {
         match self.waiting.take() {
-            Some((stream, _)) => self.door.let_in_first(stream),
-            None => *self.door.next() = None,
+            Some((stream, _)) => self.acceptor.admit_first(stream),
+            None => *self.acceptor.next() = None,
         }
     }
 }

@@ -74,7 +74,7 @@ impl Allowance {
 
 /// One session's channel: its board, and the eventfd that its lanes write.
 #[derive(Debug)]
-pub struct Ear {
+pub struct SessionBoard {
     user: u32,
     wake: OwnedFd,
     watch: BoardReader,
@@ -83,7 +83,7 @@ pub struct Ear {
     paused: bool,
 }
 
-impl Ear {
+impl SessionBoard {
     pub(super) const fn new(user: u32, wake: OwnedFd, watch: BoardReader) -> Self {
         Self { user, wake, watch, allowance: Allowance::new(PER_SESSION), paused: false }
     }
@@ -98,7 +98,7 @@ impl Ear {
         self.watch.has_express()
     }
 
-    /// As [`Ears::arm`].
+    /// As [`SessionBoards::arm`].
     pub fn arm(&self, classes: Classes) {
         self.watch.arm(classes);
     }
@@ -116,7 +116,7 @@ impl Ear {
     }
 }
 
-impl Drop for Ear {
+impl Drop for SessionBoard {
     fn drop(&mut self) {
         self.watch.arm(Classes::NONE);
     }
@@ -124,9 +124,9 @@ impl Drop for Ear {
 
 /// All sessions' boards.
 #[derive(Debug)]
-pub struct Ears {
+pub struct SessionBoards {
     epoll: OwnedFd,
-    ears: BTreeMap<u64, Ear>,
+    boards: BTreeMap<u64, SessionBoard>,
     /// Sessions with marks to collect.
     ready: BTreeSet<u64>,
     users: HashMap<u32, Allowance>,
@@ -136,19 +136,19 @@ pub struct Ears {
     pauses: u64,
 }
 
-impl AsFd for Ears {
+impl AsFd for SessionBoards {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
-impl Ears {
+impl SessionBoards {
     pub(super) fn new() -> Result<Self> {
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("no epoll".to_owned()))?;
         Ok(Self {
             epoll,
-            ears: BTreeMap::new(),
+            boards: BTreeMap::new(),
             ready: BTreeSet::new(),
             users: HashMap::new(),
             until: BTreeSet::new(),
@@ -159,11 +159,11 @@ impl Ears {
 
     /// Listens to one more session. A session that the system cannot watch for the moment is looked
     /// at later, and then retried.
-    pub fn add(&mut self, session: SessionId, ear: Ear) {
-        if watch(&self.epoll, &ear.wake, session.0).is_err() {
+    pub fn add(&mut self, session: SessionId, board: SessionBoard) {
+        if watch(&self.epoll, &board.wake, session.0).is_err() {
             self.until.insert((vlane_hint::now() + UNWATCHED_NS, session.0));
         }
-        self.ears.insert(session.0, ear);
+        self.boards.insert(session.0, board);
         // It asks for wake-ups by looking.
         self.ready.insert(session.0);
     }
@@ -171,8 +171,8 @@ impl Ears {
     /// Does not listen to it any more, and switches its board off.
     pub fn remove(&mut self, session: SessionId) {
         // Its eventfd is closed here, but the back end still has it: taken out by hand.
-        if let Some(ear) = self.ears.remove(&session.0) {
-            let _ = epoll::delete(&self.epoll, &ear.wake);
+        if let Some(board) = self.boards.remove(&session.0) {
+            let _ = epoll::delete(&self.epoll, &board.wake);
         }
         self.ready.remove(&session.0);
     }
@@ -180,13 +180,13 @@ impl Ears {
     /// Lets a session's lanes mark completions of these classes from now on; [`Classes::NONE`]: no
     /// longer.
     pub fn arm(&mut self, session: SessionId, classes: Classes) {
-        if let Some(ear) = self.ears.get(&session.0) {
-            ear.arm(classes);
+        if let Some(board) = self.boards.get(&session.0) {
+            board.arm(classes);
             self.ready.insert(session.0);
         }
     }
 
-    /// The next time for [`Ears::look`], unless the descriptor is readable before;
+    /// The next time for [`SessionBoards::look`], unless the descriptor is readable before;
     /// `CLOCK_MONOTONIC`, ns.
     pub fn deadline(&self) -> Option<u64> {
         self.until.first().map(|&(until, _)| until)
@@ -206,8 +206,8 @@ impl Ears {
         };
         for event in woken {
             let id = event.data.u64();
-            if let Some(ear) = self.ears.get(&id) {
-                ear.calm();
+            if let Some(board) = self.boards.get(&id) {
+                board.calm();
                 self.ready.insert(id);
             }
         }
@@ -216,11 +216,11 @@ impl Ears {
         {
             self.until.pop_first();
             // It may be gone.
-            let Some(ear) = self.ears.get_mut(&id) else { continue };
-            ear.paused = false;
-            ear.calm();
+            let Some(board) = self.boards.get_mut(&id) else { continue };
+            board.paused = false;
+            board.calm();
             // A refusal for one is no reason not to hear the others, nor it.
-            if !matches!(watch(&self.epoll, &ear.wake, id), Ok(()) | Err(Errno::EXIST)) {
+            if !matches!(watch(&self.epoll, &board.wake, id), Ok(()) | Err(Errno::EXIST)) {
                 self.until.insert((now + UNWATCHED_NS, id));
             }
             self.ready.insert(id);
@@ -228,33 +228,35 @@ impl Ears {
         Ok(())
     }
 
-    /// Returns the lanes' events since the last call, of those sessions that [`Ears::look`] found:
+    /// Returns the lanes' events since the last call, of those sessions that [`SessionBoards::look`] found:
     /// session, lane, mark. `now` is `CLOCK_MONOTONIC`, ns. Take all of it: the rest is not
     /// returned again.
     pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (SessionId, u16, Mark)> + '_ {
         self.marks.clear();
         while let Some(id) = self.ready.pop_first() {
-            let Some(ear) = self.ears.get_mut(&id).filter(|ear| !ear.paused) else { continue };
+            let Some(board) = self.boards.get_mut(&id).filter(|board| !board.paused) else {
+                continue;
+            };
             let before = self.marks.len();
-            let told = ear.watch.collect(now).map(|(lane, mark)| (SessionId(id), lane, mark));
+            let told = board.watch.collect(now).map(|(lane, mark)| (SessionId(id), lane, mark));
             self.marks.extend(told);
             let marks = (self.marks.len() - before) as u64;
-            let cost = 1 + marks + u64::from(ear.watch.lanes()) / LANES;
-            let mut pause = ear.allowance.spend(cost, now);
-            if ear.user != 0 {
+            let cost = 1 + marks + u64::from(board.watch.lanes()) / LANES;
+            let mut pause = board.allowance.spend(cost, now);
+            if board.user != 0 {
                 let of_user =
-                    self.users.entry(ear.user).or_insert_with(|| Allowance::new(PER_USER));
+                    self.users.entry(board.user).or_insert_with(|| Allowance::new(PER_USER));
                 pause = pause.max(of_user.spend(cost, now));
             }
             if let Some(until) = pause {
                 // Out of the set, so that later writes to its eventfd are not heard.
-                let _ = epoll::delete(&self.epoll, &ear.wake);
-                ear.paused = true;
+                let _ = epoll::delete(&self.epoll, &board.wake);
+                board.paused = true;
                 self.until.insert((until, id));
                 self.pauses += 1;
             }
         }
-        if self.users.len() > self.ears.len() {
+        if self.users.len() > self.boards.len() {
             self.users.retain(|_, allowance| !allowance.is_whole(now));
         }
         self.marks.drain(..)
@@ -273,24 +275,24 @@ mod tests {
 
     use super::*;
 
-    fn ear(user: u32) -> (Ear, OwnedFd) {
+    fn board(user: u32) -> (SessionBoard, OwnedFd) {
         let (board, fd) = Board::create(1, false).unwrap();
         drop(board);
         let watch = BoardReader::new(Board::open(fd.as_fd(), 1).unwrap());
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let wake = rustix::event::eventfd(0, flags).unwrap();
         let others = wake.try_clone().unwrap();
-        (Ear::new(user, wake, watch), others)
+        (SessionBoard::new(user, wake, watch), others)
     }
 
     /// Sessions of these users all write their eventfds whenever the loop looks, every 10 us; how
     /// often it finds one in a second.
     fn looks(users: &[u32]) -> u64 {
-        let mut ears = Ears::new().unwrap();
+        let mut boards = SessionBoards::new().unwrap();
         let mut wakes = Vec::new();
         for (n, &user) in (1..).zip(users) {
-            let (ear, wake) = ear(user);
-            ears.add(SessionId(n), ear);
+            let (board, wake) = board(user);
+            boards.add(SessionId(n), board);
             wakes.push(wake);
         }
         let mut found = 0;
@@ -299,9 +301,9 @@ mod tests {
             for wake in &wakes {
                 rustix::io::write(wake, &1_u64.to_ne_bytes()).unwrap();
             }
-            ears.look(now).unwrap();
-            found += ears.ready.len() as u64;
-            assert_eq!(ears.collect(now).count(), 0);
+            boards.look(now).unwrap();
+            found += boards.ready.len() as u64;
+            assert_eq!(boards.collect(now).count(), 0);
         }
         found
     }
@@ -326,16 +328,16 @@ mod tests {
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         let wake = std::sync::Arc::new(rustix::event::eventfd(0, flags).unwrap());
         let watch = BoardReader::new(Board::open(fd.as_fd(), 1).unwrap());
-        let mut ears = Ears::new().unwrap();
-        ears.add(SessionId(1), Ear::new(5, wake.try_clone().unwrap(), watch));
-        ears.arm(SessionId(1), Classes::ALL);
+        let mut boards = SessionBoards::new().unwrap();
+        boards.add(SessionId(1), SessionBoard::new(5, wake.try_clone().unwrap(), watch));
+        boards.arm(SessionId(1), Classes::ALL);
         let begin = vlane_hint::now();
         // Flood until its allowance is used up.
         let mut now = begin;
-        while ears.deadline().is_none() {
+        while boards.deadline().is_none() {
             rustix::io::write(&wake, &1_u64.to_ne_bytes()).unwrap();
-            ears.look(now).unwrap();
-            ears.collect(now).count();
+            boards.look(now).unwrap();
+            boards.collect(now).count();
             now += 1000;
         }
         // As a lane does it: one event, which came at 1.
@@ -344,10 +346,10 @@ mod tests {
             words.word(word).unwrap().store(value, std::sync::atomic::Ordering::SeqCst);
         }
         rustix::io::write(&wake, &1_u64.to_ne_bytes()).unwrap();
-        ears.look(now).unwrap();
-        assert_eq!(ears.collect(now).count(), 0, "heard in the pause");
-        let now = ears.deadline().unwrap();
-        ears.look(now).unwrap();
-        assert_eq!(ears.collect(now).count(), 1);
+        boards.look(now).unwrap();
+        assert_eq!(boards.collect(now).count(), 0, "heard in the pause");
+        let now = boards.deadline().unwrap();
+        boards.look(now).unwrap();
+        assert_eq!(boards.collect(now).count(), 1);
     }
 }

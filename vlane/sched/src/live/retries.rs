@@ -23,13 +23,13 @@ struct Unserved {
 
 /// The events that are not served yet, one for each vCPU at most.
 #[derive(Debug)]
-pub(super) struct Again {
+pub(super) struct Retries {
     pause_ns: u64,
     unserved: BTreeMap<VcpuId, Unserved>,
     count: u64,
 }
 
-impl Again {
+impl Retries {
     /// `boost_ns`: how long a boost lasts at the most.
     pub(super) fn new(boost_ns: u64) -> Self {
         let pause_ns = boost_ns.saturating_mul(2).max(LEAST_NS);
@@ -37,7 +37,7 @@ impl Again {
     }
 
     /// Notes an event that has just arrived.
-    pub(super) fn told(&mut self, id: VcpuId, now: u64) {
+    pub(super) fn arrived(&mut self, id: VcpuId, now: u64) {
         let first = Unserved { times: 0, next: now + self.pause_ns };
         // The guest takes the oldest of several first.
         self.unserved.entry(id).or_insert(first);
@@ -89,35 +89,35 @@ mod tests {
     /// The pauses between the repeats grow.
     #[test]
     fn unserved_event_repeats_six_times() {
-        let mut again = Again::new(MS / 2);
+        let mut retries = Retries::new(MS / 2);
         let id = VcpuId(3);
-        again.told(id, 0);
+        retries.arrived(id, 0);
         let mut times = Vec::new();
-        while let Some(at) = again.deadline() {
-            assert!(again.due(at - 1, |_| false).is_empty());
-            if !again.due(at, |_| false).is_empty() {
+        while let Some(at) = retries.deadline() {
+            assert!(retries.due(at - 1, |_| false).is_empty());
+            if !retries.due(at, |_| false).is_empty() {
                 times.push(at / MS);
             }
         }
         assert_eq!(times, [1, 2, 4, 6, 10, 14]);
-        assert_eq!(again.count(), 6);
+        assert_eq!(retries.count(), 6);
     }
 
     #[test]
     fn serving_or_sleeping_vcpu_gets_no_repeat() {
-        let mut again = Again::new(MS);
-        again.told(VcpuId(0), 0);
-        again.told(VcpuId(1), 0);
-        again.served(VcpuId(0));
-        assert!(again.due(10 * MS, |id| id == VcpuId(1)).is_empty());
-        assert_eq!(again.deadline(), None);
+        let mut retries = Retries::new(MS);
+        retries.arrived(VcpuId(0), 0);
+        retries.arrived(VcpuId(1), 0);
+        retries.served(VcpuId(0));
+        assert!(retries.due(10 * MS, |id| id == VcpuId(1)).is_empty());
+        assert_eq!(retries.deadline(), None);
     }
 
     #[test]
     fn later_events_do_not_delay_the_first() {
-        let mut again = Again::new(MS);
-        again.told(VcpuId(0), 0);
-        again.told(VcpuId(0), MS);
-        assert_eq!(again.deadline(), Some(2 * MS));
+        let mut retries = Retries::new(MS);
+        retries.arrived(VcpuId(0), 0);
+        retries.arrived(VcpuId(0), MS);
+        assert_eq!(retries.deadline(), Some(2 * MS));
     }
 }

@@ -13,7 +13,7 @@ use vlane_hint::Mark as LaneMark;
 use vlane_socket::SocketFile;
 
 use super::source::{Mark, Source};
-use crate::link::{Ear, Ears, SessionId};
+use crate::link::{SessionBoard, SessionBoards, SessionId};
 use crate::thread::Thread;
 use crate::vehicle::Counter;
 use crate::{Error, ErrorKind, Result};
@@ -26,7 +26,7 @@ const JOINS: usize = 2;
 #[derive(Debug)]
 pub(super) enum Order {
     /// A session that reports I/O.
-    Ear(SessionId, Box<Ear>),
+    SessionBoard(SessionId, Box<SessionBoard>),
     /// Does not any more.
     Gone(SessionId),
     /// The owners of the lanes' marks.
@@ -42,13 +42,13 @@ pub(super) enum Order {
 #[derive(Debug)]
 pub(super) struct Orders {
     sender: Sender<Order>,
-    bell: Arc<OwnedFd>,
-    /// An order was sent since the bell was rung.
+    wakeup: Arc<OwnedFd>,
+    /// An order was sent since the wakeup was written.
     sent: Cell<bool>,
 }
 
 impl Orders {
-    /// Heard when the bell is rung. Unheard when the loop has ended.
+    /// Heard when the wakeup is written. Unheard when the loop has ended.
     pub(super) fn send(&self, order: Order) {
         let _ = self.sender.send(order);
         self.sent.set(true);
@@ -57,7 +57,7 @@ impl Orders {
     /// Wakes the loop, if there are orders for it.
     pub(super) fn ring(&self) {
         if self.sent.take() {
-            let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(&*self.wakeup, &1_u64.to_ne_bytes());
         }
     }
 
@@ -69,12 +69,12 @@ impl Orders {
 
 /// Back ends' events, as a source. Dropping it ends their thread, and removes their socket.
 #[derive(Debug)]
-pub struct Told {
-    ears: Ears,
+pub struct BackEndEvents {
+    boards: SessionBoards,
     orders: Receiver<Order>,
-    bell: Arc<OwnedFd>,
+    wakeup: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
-    /// The epoll set of ears and bell.
+    /// The epoll set of boards and wakeup.
     epoll: OwnedFd,
     lanes: HashMap<(SessionId, u16), u64>,
     /// Of the marks that came last, in their order: one token may be among them twice.
@@ -84,24 +84,25 @@ pub struct Told {
     _file: SocketFile,
 }
 
-impl Told {
-    pub(super) fn new(ears: Ears, file: SocketFile) -> Result<(Orders, Self)> {
+impl BackEndEvents {
+    pub(super) fn new(boards: SessionBoards, file: SocketFile) -> Result<(Orders, Self)> {
         let fail = |error| {
             let error = io::Error::from(error);
             Error::caused_by(ErrorKind::Io, "cannot wait for back ends", error)
         };
-        let new_bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail);
-        let (bell, stop) = (Arc::new(new_bell()?), Arc::new(new_bell()?));
+        let new_wakeup =
+            || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail);
+        let (wakeup, stop) = (Arc::new(new_wakeup()?), Arc::new(new_wakeup()?));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
-        for (fd, name) in [(bell.as_fd(), 0), (ears.as_fd(), 1)] {
+        for (fd, name) in [(wakeup.as_fd(), 0), (boards.as_fd(), 1)] {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
                 .map_err(fail)?;
         }
         let (sender, orders) = channel();
-        let told = Self {
-            ears,
+        let events = Self {
+            boards,
             orders,
-            bell: Arc::clone(&bell),
+            wakeup: Arc::clone(&wakeup),
             stop,
             epoll,
             lanes: HashMap::new(),
@@ -109,7 +110,7 @@ impl Told {
             more: false,
             _file: file,
         };
-        Ok((Orders { sender, bell, sent: Cell::new(false) }, told))
+        Ok((Orders { sender, wakeup, sent: Cell::new(false) }, events))
     }
 
     /// Readable when the thread is to end.
@@ -123,11 +124,11 @@ impl Told {
         self.more = false;
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Ear(session, ear) => {
-                    self.ears.add(session, *ear);
+                Order::SessionBoard(session, board) => {
+                    self.boards.add(session, *board);
                     is_new = true;
                 }
-                Order::Gone(session) => self.ears.remove(session),
+                Order::Gone(session) => self.boards.remove(session),
                 Order::Lanes(lanes) => self.lanes = lanes,
                 Order::Mark(mark, threads) => {
                     if let Mark::Joined { token, .. } | Mark::Changed { token, .. } = mark {
@@ -143,13 +144,13 @@ impl Told {
                 break;
             }
         }
-        // Its lanes wake no reader before a first look: without it the bell may never ring.
+        // Its lanes wake no reader before a first look: without it the wakeup may never ring.
         self.more |= is_new;
         Ok(())
     }
 }
 
-impl Source for Told {
+impl Source for BackEndEvents {
     fn name(&self) -> &'static str {
         "back ends"
     }
@@ -159,26 +160,26 @@ impl Source for Told {
     }
 
     fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
-        // First the bell, then the orders: what comes in between rings again.
-        let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        // First the wakeup, then the orders: what comes in between writes it again.
+        let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
         // The daemon has taken the ones that it wanted.
         self.opened.clear();
         let now = vlane_hint::now();
-        self.ears.look(now)?;
+        self.boards.look(now)?;
         let lanes = &self.lanes;
-        let told = self.ears.collect(now).filter_map(|(session, lane, mark)| {
+        let events = self.boards.collect(now).filter_map(|(session, lane, mark)| {
             let token = *lanes.get(&(session, lane))?;
             Some(match mark {
                 LaneMark::Event { .. } => Mark::Event { token },
                 LaneMark::Served { response_ns, .. } => Mark::Served { token, response_ns },
             })
         });
-        marks.extend(told);
+        marks.extend(events);
         self.follow(marks)
     }
 
     fn deadline(&self) -> Option<u64> {
-        if self.more { Some(0) } else { self.ears.deadline() }
+        if self.more { Some(0) } else { self.boards.deadline() }
     }
 
     fn may_bring_vcpus(&self) -> bool {
@@ -191,11 +192,11 @@ impl Source for Told {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.ears.counters()
+        self.boards.counters()
     }
 }
 
-impl Drop for Told {
+impl Drop for BackEndEvents {
     fn drop(&mut self) {
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
     }
@@ -214,19 +215,19 @@ mod tests {
     use crate::VcpuThreads;
     use crate::link::Link;
 
-    fn is_rung(told: &Told) -> bool {
+    fn is_woken(events: &BackEndEvents) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&told.epoll, PollFlags::IN)], Some(&now)).unwrap() == 1
+        poll(&mut [PollFd::new(&events.epoll, PollFlags::IN)], Some(&now)).unwrap() == 1
     }
 
-    /// The bell rings only for new orders.
+    /// The wakeup is written only for new orders.
     #[test]
     fn each_mark_comes_with_its_threads() {
         let dir = tempfile::tempdir().unwrap();
-        let (_door, ears, file) = Link::bind(&dir.path().join("s"), 0o600).unwrap().split();
-        let (orders, mut told) = Told::new(ears, file).unwrap();
+        let (_registrar, boards, file) = Link::bind(&dir.path().join("s"), 0o600).unwrap().split();
+        let (orders, mut events) = BackEndEvents::new(boards, file).unwrap();
         orders.ring();
-        assert!(!is_rung(&told));
+        assert!(!is_woken(&events));
 
         let thread = Arc::new(Thread::open(std::process::id()).unwrap());
         let vcpu = VcpuThreads { pid: 1, index: 0, tids: vec![1], name: "it".into() };
@@ -235,13 +236,13 @@ mod tests {
         orders.send(Order::Mark(joined.clone(), vec![Arc::clone(&thread)]));
         orders.send(Order::Mark(changed.clone(), vec![Arc::clone(&thread), thread]));
         orders.ring();
-        assert!(is_rung(&told));
+        assert!(is_woken(&events));
         let mut marks = Vec::new();
-        told.collect(&mut marks).unwrap();
+        events.collect(&mut marks).unwrap();
         assert_eq!(marks, [joined, changed]);
-        assert_eq!([(); 3].map(|()| told.opened(7).len()), [1, 2, 0]);
+        assert_eq!([(); 3].map(|()| events.opened(7).len()), [1, 2, 0]);
         orders.ring();
-        assert!(!is_rung(&told));
+        assert!(!is_woken(&events));
     }
 
     /// Its lanes wake no reader before a first look, and no other session may ever ring: a machine
@@ -250,25 +251,25 @@ mod tests {
     fn new_session_is_looked_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let (mut door, ears, file) = Link::bind(&path, 0o600).unwrap().split();
-        let (orders, mut told) = Told::new(ears, file).unwrap();
+        let (mut registrar, boards, file) = Link::bind(&path, 0o600).unwrap().split();
+        let (orders, mut events) = BackEndEvents::new(boards, file).unwrap();
         let process = ProcessId::of(std::process::id()).unwrap();
         let guest = Guest { process, vcpus: vec![0], name: "it".into(), has_express: false };
         let mut client = Client::new(vec![path], guest, true, Instant::now());
         let limit = Instant::now() + Duration::from_secs(10);
-        let (session, ear) = loop {
+        let (session, board) = loop {
             let _ = client.turn(Instant::now());
-            door.poll().unwrap();
-            if let Some(ear) = door.ears().pop() {
-                break ear;
+            registrar.poll().unwrap();
+            if let Some(board) = registrar.boards().pop() {
+                break board;
             }
             assert!(Instant::now() < limit, "it never registers");
         };
-        orders.send(Order::Ear(session, Box::new(ear)));
+        orders.send(Order::SessionBoard(session, Box::new(board)));
         orders.ring();
-        told.collect(&mut Vec::new()).unwrap();
-        assert_eq!(told.deadline(), Some(0));
-        told.collect(&mut Vec::new()).unwrap();
-        assert_eq!(told.deadline(), None);
+        events.collect(&mut Vec::new()).unwrap();
+        assert_eq!(events.deadline(), Some(0));
+        events.collect(&mut Vec::new()).unwrap();
+        assert_eq!(events.deadline(), None);
     }
 }
