@@ -150,6 +150,19 @@ const GAP: usize = 24;
 const BETWEEN: usize = 66;
 const HEAD: usize = 64;
 
+/// The picture's frame, title and legend.
+fn head(width: usize, height: usize) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         font-family=\"system-ui, sans-serif\">\n<rect width=\"{width}\" height=\"{height}\" \
+         fill=\"#fff\"/>\n<text x=\"{GAP}\" y=\"28\" font-size=\"18\" font-weight=\"700\">The \
+         crates, and what they take from each other</text>\n<text x=\"{GAP}\" y=\"48\" \
+         font-size=\"12\" fill=\"#555\">Blue: the product (vlane/). Amber: the lab (lab/). An \
+         arrow: imports. Left out is what another arrow's crate imports too. Made by cargo xtask \
+         structure.</text>\n"
+    )
+}
+
 fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
     let top = floors.values().copied().max().unwrap_or(0);
     let on = |floor: usize| rooms.iter().filter(move |room| floors[room.name.as_str()] == floor);
@@ -167,15 +180,7 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
             );
         }
     }
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-         font-family=\"system-ui, sans-serif\">\n<rect width=\"{width}\" height=\"{height}\" \
-         fill=\"#fff\"/>\n<text x=\"{GAP}\" y=\"28\" font-size=\"18\" font-weight=\"700\">The \
-         crates, and what they take from each other</text>\n<text x=\"{GAP}\" y=\"48\" \
-         font-size=\"12\" fill=\"#555\">Blue: the product (vlane/). Amber: the lab (lab/). An arrow: \
-         imports. Left out is what another arrow's crate imports too. Made by cargo xtask \
-         structure.</text>\n"
-    );
+    let mut out = head(width, height);
     for room in rooms {
         let (x, y) = places[room.name.as_str()];
         for name in room.takes.iter().filter(|name| !is_implied(rooms, room, name)) {

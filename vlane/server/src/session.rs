@@ -97,8 +97,8 @@ impl Session {
         self.run_at(stream, stop, None, None)
     }
 
-    /// As [`Session::run`]. A silent front end gives way to one that waits at `acceptor`, and `relief`
-    /// takes over on request.
+    /// As [`Session::run`]. A silent front end gives way to one that waits at `acceptor`, and
+    /// `relief` takes over on request.
     pub(crate) fn run_at(
         &self,
         stream: UnixStream,
@@ -465,7 +465,9 @@ fn refuse_reported(what: &'static str) -> Error {
 }
 
 fn was_reported(error: &Error) -> bool {
-    matches!(error, Error::ReqHandlerError(error) if error.get_ref().is_some_and(|inner| inner.is::<Reported>()))
+    let is_reported =
+        |error: &io::Error| error.get_ref().is_some_and(|inner| inner.is::<Reported>());
+    matches!(error, Error::ReqHandlerError(error) if is_reported(error))
 }
 
 fn refuse(what: impl std::fmt::Display) -> Error {

@@ -123,7 +123,8 @@ mod tests {
             journals in prop::collection::vec((0..3u8, any::<bool>(), prop::collection::vec((0..200u64, 1..40u64), 1..5)), 0..6),
         ) {
             let journals: Vec<Journal> = journals.into_iter().map(|(way, log, ranges)| {
-                let way = [Evidence::Layout, Evidence::Content, Evidence::Pattern][usize::from(way)];
+                let ways = [Evidence::Layout, Evidence::Content, Evidence::Pattern];
+                let way = ways[usize::from(way)];
                 let kind = if log { LogKind::Log } else { LogKind::Journal };
                 journal(way, kind, ranges.into_iter().map(|(begin, len)| begin..begin + len).collect())
             }).collect();

@@ -13,8 +13,8 @@
 //! - [`content`]: journal blocks begin with a magic number. Finds journals where no layout is
 //!   understood (LVM, unknown tables).
 //! - [`pattern`]: the paper's. All that is left when the guest encrypts. It cannot distinguish a
-//!   file system's journal from another cyclic log; a log that is known to be none ([`LogKind::Log`])
-//!   gets a separate verdict.
+//!   file system's journal from another cyclic log; a log that is known to be none
+//!   ([`LogKind::Log`]) gets a separate verdict.
 //!
 //! [`Detector`] puts them together. All offsets and lengths are bytes from the beginning of the
 //! volume.

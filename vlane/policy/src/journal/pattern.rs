@@ -29,8 +29,8 @@
 //! - A file system's journal only appends: each block is written once a loop, because a transaction
 //!   begins in a block of its own. A database's log (InnoDB's redo log, SQLite's WAL) fills its
 //!   last block bit by bit and writes it again with each commit. So a log is
-//!   [`LogKind::Log`](super::LogKind::Log) if its writes begin before the end of the written part, one in
-//!   eight of them or more.
+//!   [`LogKind::Log`](super::LogKind::Log) if its writes begin before the end of the written part,
+//!   one in eight of them or more.
 //! - JBD2's commit block follows its transaction's blocks, with only a flush between; it is one
 //!   block. One in eight commits is enough.
 //! - XFS' records have 256 KiB at most, and any number of sectors of 512 bytes where the disk has
@@ -38,8 +38,8 @@
 //!   in the same places. But XFS commits without files, and no file is made without a commit. So a
 //!   track *waits* for another one if it never commits twice without it, while the other does; a
 //!   track that waits is no journal.
-//! - A track without either mark is [`LogKind::Log`](super::LogKind::Log): a ring of recorded video;
-//!   files that a journal writes home in bursts; any cyclic writes on a volume that is never
+//! - A track without either mark is [`LogKind::Log`](super::LogKind::Log): a ring of recorded
+//!   video; files that a journal writes home in bursts; any cyclic writes on a volume that is never
 //!   flushed.
 //!
 //! One case cannot be distinguished: a database that pads each of its log's writes to whole blocks,

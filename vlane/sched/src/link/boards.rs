@@ -228,9 +228,9 @@ impl SessionBoards {
         Ok(())
     }
 
-    /// Returns the lanes' events since the last call, of those sessions that [`SessionBoards::look`] found:
-    /// session, lane, mark. `now` is `CLOCK_MONOTONIC`, ns. Take all of it: the rest is not
-    /// returned again.
+    /// Returns the lanes' events since the last call, of those sessions that
+    /// [`SessionBoards::look`] found: session, lane, mark. `now` is `CLOCK_MONOTONIC`, ns. Take all
+    /// of it: the rest is not returned again.
     pub fn collect(&mut self, now: u64) -> impl Iterator<Item = (SessionId, u16, Mark)> + '_ {
         self.marks.clear();
         while let Some(id) = self.ready.pop_first() {

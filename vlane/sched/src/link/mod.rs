@@ -1,9 +1,9 @@
 //! Registration of back ends: the scheduler's end of the protocol in [`vlane_hint`].
 //!
 //! The scheduler's end has two halves. The [`Registrar`] accepts back ends and checks their claims,
-//! which takes reads of `/proc`: it belongs to an ordinary thread. The [`SessionBoards`] hold the boards of
-//! admitted back ends, and read their lanes' events. The boards belong to the event loop, which is
-//! real-time, and never wait. A [`Link`] is both, for one thread.
+//! which takes reads of `/proc`: it belongs to an ordinary thread. The [`SessionBoards`] hold the
+//! boards of admitted back ends, and read their lanes' events. The boards belong to the event loop,
+//! which is real-time, and never wait. A [`Link`] is both, for one thread.
 //!
 //! Back ends are less privileged than the scheduler, and may be hostile. One may register only
 //! processes of its own user. It gets a separate eventfd, so that it cannot take away the wake-ups

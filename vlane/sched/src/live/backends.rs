@@ -2,8 +2,8 @@
 //!
 //! Arrivals and departures have to be looked up in `/proc`, which may take long and may wait for
 //! locks of the processes concerned. The event loop is real-time, so it does none of that. This
-//! ordinary thread does it, and sends orders to `BackEndEvents`, the loop's end, which hears the lanes
-//! itself.
+//! ordinary thread does it, and sends orders to `BackEndEvents`, the loop's end, which hears the
+//! lanes itself.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::OwnedFd;

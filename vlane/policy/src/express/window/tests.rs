@@ -184,7 +184,8 @@ proptest! {
                 window.answered(now.saturating_sub(u64::from(took) << (n % 20)), now);
             }
             let turn = Turn { at_device: at_device.into(), begun: begun.into(), is_wanted, probe_at: now / 2 };
-            let shared = Shared::of([LaneMessage(u64::from(took) << (scale % 64)), window.message(turn)].into_iter(), now);
+            let other = LaneMessage(u64::from(took) << (scale % 64));
+            let shared = Shared::of([other, window.message(turn)].into_iter(), now);
             let wants = window.turn(now, turn, || shared);
             prop_assert!(wants.is_none_or(|probe| probe <= now));
             prop_assert!((1..=MOST).contains(&window.size()) && window.express() >= 2);
