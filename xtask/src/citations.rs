@@ -165,14 +165,15 @@ pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Faul
     }
     let [all, code, tests, different] = counts;
     let page = format!(
-        "# The specification, sentence by sentence\n\nvlane's guests and front ends rely on two \
-         texts: the virtio standard and the vhost-user protocol. This page has the sentences that \
-         a back end of a disk must\nfollow, of the virtio chapters on both kinds of virtqueues \
-         and on the block device, and of the protocol: the place in the code that does so, and \
-         the tests that show it.\n\nOf {all} sentences {code} are quoted in the code, and {tests} \
-         above a test; {different} more are not followed, each for the reason that stands there. \
-         The page is made by\n`cargo xtask citations` from `specification/` and from the comments \
-         in the code (`//= virtio 2.7.8.2`, `//# the sentence`).\n{tables}"
+        "# The specification, sentence by sentence\n\n\
+         Guests and front ends of vlane rely on two texts: the virtio standard and the vhost-user\n\
+         protocol. This page has the sentences that a back end of a disk must follow. They are of \
+         the virtio\nchapters on both kinds of virtqueues and on the block device, and of the \
+         protocol. Each has the\nplace in the code that does so, and the tests that show it.\n\n\
+         Of {all} sentences {code} are quoted in the code, and {tests} above a test. {different} \
+         more are not followed, each\nfor the reason that stands there. The page is made by \
+         `cargo xtask citations` from `specification/` and\nfrom the comments in the code \
+         (`//= virtio 2.7.8.2`, `//# the sentence`).\n{tables}"
     );
     Ok((page, faults))
 }
@@ -241,7 +242,7 @@ mod tests {
             "{page}"
         );
         assert!(
-            page.contains("Of 2 sentences 1 are quoted in the code, and 1 above a test; 1 more"),
+            page.contains("Of 2 sentences 1 are quoted in the code, and 1 above a test. 1 more"),
             "{page}"
         );
         assert!(page.contains("| It must fly. | **different:** No wings. | |"));

@@ -52,7 +52,8 @@ impl Repository {
         for name in ["scripts/packages", "scripts/asan", "scripts/fuzz"] {
             repository.write(name, "#!/bin/sh\n");
         }
-        for name in ["vlane/a/tests/one.rs", "lab/b/tests/guest_kvm.rs"] {
+        for name in ["vlane/a/tests/one.rs", "lab/b/tests/guest_kvm.rs", "checks/c/tests/models.rs"]
+        {
             repository.write(name, "");
         }
         // The features' headers are there.

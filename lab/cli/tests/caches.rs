@@ -168,13 +168,12 @@ fn journal_only_flush_warns_once() {
     for (options, count) in
         [(&["--cache", "pdc"][..], 0), (&["--cache", "pdc", "--danger-flush-journal-only"], 1)]
     {
-        let server = place.serve(options);
-        let log = server.log();
+        // Standard error is read by a thread: it has all lines once the server has ended.
+        let log = place.serve(options).stop(served::LIMIT).unwrap().log;
         let warnings = log
             .lines()
             .filter(|line| line.contains("WARN") && line.contains("flushed can be lost"));
         assert_eq!(warnings.count(), count, "{log}");
-        served::stop(server);
     }
 }
 

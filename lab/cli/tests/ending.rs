@@ -269,7 +269,7 @@ fn server_without_inotify_serves_and_warns() {
     let server = served::start(&command, &place.socket).unwrap();
     let mut session = place.connect(&SessionOptions::default());
     let _queues = session.start().unwrap();
+    assert!(server.wait_log("max_user_instances", served::LIMIT), "{}", server.log());
     let said = server.log().lines().filter(|line| line.contains("inotify instance")).count();
     assert_eq!(said, 1, "{}", server.log());
-    assert!(server.log().contains("max_user_instances"), "{}", server.log());
 }

@@ -289,8 +289,8 @@ fn guest_data_on_btrfs_use_page_cache() {
     let log = stop(volume.serve(&["--cache", "none"])).log;
     assert!(log.lines().any(|line| line.contains("WARN") && line.contains(warning)), "{log}");
     let backend = volume.serve(&[]);
-    let log = backend.log();
-    assert!(log.contains("using --cache writeback") && !log.contains(warning), "{log}");
+    assert!(backend.wait_log("using --cache writeback", common::LIMIT), "{}", backend.log());
+    assert!(!backend.log().contains(warning), "{}", backend.log());
     // A page is written from the guest's page cache while a program keeps changing it.
     let script = r#"
 set -e

@@ -34,12 +34,13 @@ fn waiting_client_says_so_and_connects() {
     let mut rest = String::new();
     said.read_to_string(&mut rest).unwrap();
     assert!(bench.wait().unwrap().success(), "{rest}");
-    let log = server.log();
-    let pid = format!("front end pid {} (", std::process::id());
-    assert!(
-        log.contains(&pid) && log.contains(&format!("front end pid {} (vlane-lab)", bench.id())),
-        "{log}"
-    );
+    let front_ends = [
+        format!("front end pid {} (", std::process::id()),
+        format!("front end pid {} (vlane-lab)", bench.id()),
+    ];
+    for front_end in front_ends {
+        assert!(server.wait_log(&front_end, LIMIT), "{front_end}: {}", server.log());
+    }
     stop(server);
 }
 
