@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[allow(dead_code, reason = "another test's part of it")]
 mod common;
 
 use common::files;

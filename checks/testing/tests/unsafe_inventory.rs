@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[allow(dead_code, reason = "another test's part of it")]
 mod common;
 
 use std::collections::BTreeMap;

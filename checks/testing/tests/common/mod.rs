@@ -1,6 +1,6 @@
 //! The repository's own files, for the tests that read them.
 
-#![allow(clippy::unwrap_used, dead_code, reason = "tests, each of which uses a part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
