@@ -242,15 +242,13 @@ mod tests {
 
     #[test]
     fn partial_report_is_kept_beside_whole() {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let about = "title = \"\"\nsource = \"\"\nquestion = \"\"\nmethod = \"\"\ncommand = \
                      \"vlane-lab {result}\"";
         let about = toml::from_str(about).unwrap();
         let one = Experiment { name: "one".into(), folder: dir.path().into(), about };
         let vlane = dir.path().join("vlane");
-        std::fs::write(&vlane, "#!/bin/sh\necho part > $1\nexit 3\n").unwrap();
-        std::fs::set_permissions(&vlane, PermissionsExt::from_mode(0o755)).unwrap();
+        vlane_testing::write_program(&vlane, "#!/bin/sh\necho part > $1\nexit 3\n");
         std::fs::write(dir.path().join("result.json"), "whole").unwrap();
         let error = measure(&one, &vlane).unwrap_err();
         assert!(

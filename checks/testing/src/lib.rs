@@ -11,6 +11,7 @@
 use std::fmt::Display;
 use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// Beginning of a line that reports a skipped test.
 pub const MARK: &str = "SKIPPED: ";
@@ -31,6 +32,33 @@ pub fn skip(why: impl Display) {
 /// True if this machine must run every test: continuous integration says so with `CI=true`.
 pub fn everything_is_required() -> bool {
     std::env::var_os("CI").is_some_and(|ci| ci == "true")
+}
+
+/// Writes a program, by another process. No thread of this one has it open for writing then. A
+/// program that another test starts at that moment would keep it open, and "Text file busy" would
+/// be the answer to the first start.
+///
+/// # Panics
+/// If it cannot be written.
+#[track_caller]
+pub fn write_program(path: &Path, text: &str) {
+    let mut install = Command::new("install");
+    let install = install.args(["-m", "755", "/dev/stdin"]).arg(path).stdin(Stdio::piped());
+    let mut child = install.spawn().expect("install(1)");
+    let mut input = child.stdin.take().expect("a pipe");
+    input.write_all(text.as_bytes()).expect("the program's text");
+    drop(input);
+    assert!(child.wait().is_ok_and(|status| status.success()), "{}", path.display());
+}
+
+/// Copies a program, as [`write_program`] writes one.
+///
+/// # Panics
+/// If it cannot be copied.
+#[track_caller]
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "{}", to.display());
 }
 
 /// True if a process listens at this path, found without connecting to it. A socket's file exists a

@@ -4,7 +4,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -90,8 +89,7 @@ impl Repository {
     fn write(&self, name: &str, text: &str) {
         let path = self.0.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        vlane_testing::write_program(&path, text);
     }
 
     /// Runs a script: whether it succeeded, and what it said.

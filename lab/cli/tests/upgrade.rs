@@ -7,7 +7,6 @@ mod served;
 
 use std::io::Read;
 use std::ops::ControlFlow;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -268,7 +267,7 @@ impl Replaceable {
     fn new() -> Replaceable {
         let place = Place::new(16 * MIB);
         let program = place.path("vlane");
-        std::fs::copy(served::vlane(), &program).unwrap();
+        vlane_testing::copy_program(served::vlane().as_ref(), &program);
         Replaceable { place, program }
     }
 
@@ -286,8 +285,7 @@ impl Replaceable {
     /// Puts another program in the place of this one, which runs on.
     fn replace(&self, script: &str) {
         let new = self.place.path("new");
-        std::fs::write(&new, script).unwrap();
-        std::fs::set_permissions(&new, PermissionsExt::from_mode(0o755)).unwrap();
+        vlane_testing::write_program(&new, script);
         std::fs::rename(&new, &self.program).unwrap();
     }
 }

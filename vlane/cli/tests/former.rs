@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 /// Runs a copy of the program in a directory of its own, with this `vlane-lab` beside it, if any.
@@ -10,11 +9,11 @@ fn run(lab: Option<&str>, words: &[&str]) -> (Option<i32>, String, String) {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("vlane");
     let linked = std::fs::hard_link(env!("CARGO_BIN_EXE_vlane"), &program);
-    linked.or_else(|_| std::fs::copy(env!("CARGO_BIN_EXE_vlane"), &program).map(drop)).unwrap();
+    if linked.is_err() {
+        vlane_testing::copy_program(env!("CARGO_BIN_EXE_vlane").as_ref(), &program);
+    }
     if let Some(script) = lab {
-        let lab = directory.path().join("vlane-lab");
-        std::fs::write(&lab, script).unwrap();
-        std::fs::set_permissions(&lab, PermissionsExt::from_mode(0o755)).unwrap();
+        vlane_testing::write_program(&directory.path().join("vlane-lab"), script);
     }
     let output = Command::new(program).args(words).env("PATH", "/usr/bin:/bin").output().unwrap();
     let Output { status, stdout, stderr } = output;

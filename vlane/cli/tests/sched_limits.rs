@@ -239,7 +239,7 @@ fn user_mode_linux(dir: &Path, children: usize) -> Process {
     );
     fs::write(&script, text).unwrap();
     let linux = dir.join("linux");
-    fs::copy(fs::canonicalize("/usr/bin/python3").unwrap(), &linux).unwrap();
+    vlane_testing::copy_program(&fs::canonicalize("/usr/bin/python3").unwrap(), &linux);
     Process::start(Command::new(&linux).arg(&script).arg("mem=64M").process_group(0))
 }
 
@@ -280,7 +280,7 @@ fn status_names_other_users_scheduler_as_unknown() {
     // With a /run of its own, so that no scheduler of this machine is there.
     let run = tempfile::tempdir().unwrap();
     let program = run.path().join("program");
-    fs::copy(env!("CARGO_BIN_EXE_vlane"), &program).unwrap();
+    vlane_testing::copy_program(env!("CARGO_BIN_EXE_vlane").as_ref(), &program);
     fs::set_permissions(run.path(), PermissionsExt::from_mode(0o755)).unwrap();
     fs::create_dir(run.path().join("vlane-sched")).unwrap();
     let ask = || {

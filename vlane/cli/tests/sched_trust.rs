@@ -61,7 +61,9 @@ fn for_all(dir: &Path) -> PathBuf {
     fs::set_permissions(dir, PermissionsExt::from_mode(0o755)).unwrap();
     let program = dir.join("vlane");
     let linked = fs::hard_link(env!("CARGO_BIN_EXE_vlane"), &program);
-    linked.or_else(|_| fs::copy(env!("CARGO_BIN_EXE_vlane"), &program).map(drop)).unwrap();
+    if linked.is_err() {
+        vlane_testing::copy_program(env!("CARGO_BIN_EXE_vlane").as_ref(), &program);
+    }
     program
 }
 
@@ -371,7 +373,7 @@ fn process_names_are_escaped_for_terminals() {
     }
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("\x1b[2J\rx\nvlane: \u{202e}");
-    fs::copy("/bin/sleep", &program).unwrap();
+    vlane_testing::copy_program("/bin/sleep".as_ref(), &program);
     let machine = Process::heard(Command::new(&program).arg("100"));
     let comm = || fs::read(format!("/proc/{}/comm", machine.pid())).unwrap();
     wait("it has its name", || comm().starts_with(b"\x1b["));
