@@ -107,9 +107,10 @@ impl QemuBed {
 
     /// Runs `script` in a machine to its end; the script must succeed.
     ///
-    /// A guest with several emulated CPUs hangs before its first program now and then: a CPU meets
-    /// a jump that its kernel is changing (experiments/loan-sched-ext/notes.md). Such a guest gets
-    /// a second try.
+    /// A guest with two emulated CPUs hung once before its first program, on a loaded host. Its
+    /// console was empty, so the place is not known; emulated CPUs are known to crash a kernel that
+    /// changes its own code (experiments/loan-sched-ext/notes.md). Such a guest gets a second try,
+    /// and the output says so.
     pub fn run(&self, machine: Qemu, script: &str, programs: &[&str]) -> Report {
         let script = format!("echo RESULT began=1\n{script}");
         let initramfs = Initramfs::new(script).programs(programs.iter().copied());
