@@ -17,8 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, fails, going_on, stop};
 use vlane_driver::ring::{Request, RequestKind};
 use vlane_driver::{
-    Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, VerifyOptions, VerifyState, Want,
-    Workload, run, verify_check, verify_load,
+    Arrivals, Limit, Mix, Pattern, Progress, Rate, SessionOptions, VerifyOptions, VerifyState,
+    Want, Workload, run, verify_check, verify_load,
 };
 use vlane_guest::Backend;
 use vlane_testing::{descriptors, inherited};
@@ -83,8 +83,13 @@ impl Drop for Ends<'_> {
     }
 }
 
-fn until_over(over: &AtomicBool) -> ControlFlow<()> {
-    if over.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+/// A slow disk ends few requests during the upgrades: the load continues until it is `enough`.
+fn until_over(over: &AtomicBool, done: u64, enough: u64) -> ControlFlow<()> {
+    if over.load(Ordering::SeqCst) && done >= enough {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    }
 }
 
 fn request(queue: &mut vlane_driver::GuestQueue, kind: RequestKind, sector: u64) {
@@ -120,7 +125,8 @@ fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOpti
     let front_end = place.connect(session);
     let mut state = VerifyState::new(&front_end, &load).unwrap();
     let report = during(&server, 10, |over| {
-        verify_load(front_end, &mut state, &load, &mut |_| until_over(over)).unwrap()
+        let mut go_on = |now: Progress| until_over(over, now.done, 1000);
+        verify_load(front_end, &mut state, &load, &mut go_on).unwrap()
     });
     assert!(report.is_clean() && !report.backend_gone, "{report:?}\n{}", server.log());
     assert!(report.writes > 100 && report.flushes > 0, "hardly any load: {report:?}");
@@ -243,8 +249,9 @@ fn steady_requests_survive_ten_upgrades() {
         ..Workload::default()
     };
     let front_end = place.connect(&session);
-    let report =
-        during(&server, 10, |over| run(front_end, &workload, &mut |_| until_over(over)).unwrap());
+    let report = during(&server, 10, |over| {
+        run(front_end, &workload, &mut |now| until_over(over, now.done, 2000)).unwrap()
+    });
     let (latency, pauses) = (&report.latency, pauses(&server));
     println!(
         "{} requests in {:.1} s: p50 {:.0} us, p99 {:.0} us, p99.9 {:.0} us, max {:.0} us; paused \
