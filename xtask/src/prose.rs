@@ -14,12 +14,30 @@ use crate::tidy::source;
 pub(crate) const FIGURES: &str = "xtask/prose.toml";
 const OPENERS: &[&str] =
     &["what", "who", "whose", "whoever", "whatever", "whether", "nobody", "somebody", "everybody"];
+/// Words that name no thing, in comments and documents.
+const VAGUE: &[&str] = &[
+    "what",
+    "who",
+    "whose",
+    "whoever",
+    "whatever",
+    "somebody",
+    "someone",
+    "something",
+    "anybody",
+    "anyone",
+    "anything",
+    "nobody",
+    "everybody",
+    "everyone",
+    "everything",
+];
 /// Words of a sentence, and columns of a line, at most.
 const WORDS: usize = 25;
 const COLUMNS: usize = 100;
 
 /// The figures of a crate.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figures {
     sentences: usize,
     /// Sentences that begin with what, who, whose and the like.
@@ -28,6 +46,17 @@ pub(crate) struct Figures {
     long: usize,
     /// Lines over 100 columns.
     wide: usize,
+    /// Words like what, who and something, of 1,000.
+    #[serde(default)]
+    vague: f64,
+    /// Words of a test's name, on the average.
+    #[serde(default)]
+    names: f64,
+}
+
+/// A quotient with one decimal, rounded up: so the kept figure is never below the true one.
+fn tenths(part: usize, of: usize, per: f64) -> f64 {
+    if of == 0 { 0.0 } else { (part as f64 / of as f64 * per * 10.0).ceil() / 10.0 }
 }
 
 /// Prints the table; `lower` writes the figures that fell.
@@ -37,11 +66,14 @@ pub(crate) struct Figures {
 pub(crate) fn run(root: &Path, lower: bool) -> Result<()> {
     let files = source::files(root)?;
     let found = figures(&files);
-    println!("{:<20} {:>9} {:>7} {:>6} {:>6}", "crate", "sentences", "openers", "long", "wide");
+    println!(
+        "{:<20} {:>9} {:>7} {:>6} {:>6} {:>6} {:>6}",
+        "crate", "sentences", "openers", "long", "wide", "vague", "names"
+    );
     for (name, all) in &found {
         println!(
-            "{name:<20} {:>9} {:>7} {:>6} {:>6}",
-            all.sentences, all.openers, all.long, all.wide
+            "{name:<20} {:>9} {:>7} {:>6} {:>6} {:>6.1} {:>6.1}",
+            all.sentences, all.openers, all.long, all.wide, all.vague, all.names
         );
     }
     if lower {
@@ -57,16 +89,18 @@ pub(crate) fn faults(files: &BTreeMap<String, String>) -> Vec<(String, usize, St
     let mut faults = Vec::new();
     for (name, now) in figures(files) {
         let Some(most) = kept.get(&name) else { continue };
-        for (what, now, most) in [
-            ("openers", now.openers, most.openers),
-            ("long", now.long, most.long),
-            ("wide", now.wide, most.wide),
+        for (figure, now, most) in [
+            ("openers", now.openers as f64, most.openers as f64),
+            ("long", now.long as f64, most.long as f64),
+            ("wide", now.wide as f64, most.wide as f64),
+            ("vague words of 1,000", now.vague, most.vague),
+            ("words of a test's name", now.names, most.names),
         ] {
             if now > most {
                 faults.push((
                     FIGURES.to_owned(),
                     1,
-                    format!("{name}: {now} {what}, more than {most}: cargo xtask prose"),
+                    format!("{name}: {now} {figure}, more than {most}: cargo xtask prose"),
                 ));
             }
         }
@@ -77,6 +111,8 @@ pub(crate) fn faults(files: &BTreeMap<String, String>) -> Vec<(String, usize, St
 /// The figures by crate name; Markdown files count as `docs`.
 fn figures(files: &BTreeMap<String, String>) -> BTreeMap<String, Figures> {
     let mut found: BTreeMap<String, Figures> = BTreeMap::new();
+    // Vague words and all words; words of tests' names and tests.
+    let mut counted: BTreeMap<String, [usize; 4]> = BTreeMap::new();
     for (name, text) in files {
         let is_page = name.ends_with(".md") && (name.starts_with("docs/") || !name.contains('/'));
         let of = match (is_page, name.ends_with(".rs")) {
@@ -84,7 +120,12 @@ fn figures(files: &BTreeMap<String, String>) -> BTreeMap<String, Figures> {
             (_, true) => crate_of(files, name),
             _ => continue,
         };
-        let all = found.entry(of).or_default();
+        let all = found.entry(of.clone()).or_default();
+        let [vague, words, in_names, tests] = counted.entry(of).or_default();
+        for name in tests_of(text).filter(|_| !is_page) {
+            *in_names += name.split('_').count();
+            *tests += 1;
+        }
         for line in text.lines().filter(|line| !is_row(line)) {
             all.wide += usize::from(line.chars().count() > COLUMNS);
         }
@@ -94,9 +135,26 @@ fn figures(files: &BTreeMap<String, String>) -> BTreeMap<String, Figures> {
             all.openers +=
                 usize::from(OPENERS.contains(&first.trim_matches(|c: char| !c.is_alphabetic())));
             all.long += usize::from(sentence.split_whitespace().count() > WORDS);
+            for word in sentence.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()) {
+                *words += 1;
+                *vague += usize::from(VAGUE.contains(&word.to_lowercase().as_str()));
+            }
         }
     }
+    for (of, [vague, words, in_names, tests]) in counted {
+        let all = found.entry(of).or_default();
+        all.vague = tenths(vague, words, 1000.0);
+        all.names = tenths(in_names, tests, 1.0);
+    }
     found
+}
+
+/// Names of the tests in a file: the functions after `#[test]`.
+fn tests_of(text: &str) -> impl Iterator<Item = &str> {
+    text.split("#[test]\n").skip(1).filter_map(|rest| {
+        let (_, name) = rest.split_once("fn ")?;
+        name.split(|c: char| !c.is_alphanumeric() && c != '_').next()
+    })
 }
 
 /// A row of a table cannot be broken, in a page or in a comment.
@@ -172,16 +230,30 @@ mod tests {
             (
                 "a/b/src/lib.rs",
                 format!(
-                    "//! What it is. It is\n//! plain: Whether or not.\n\n/// {long}\nfn f() {{}}"
+                    "//! What it is. It is\n//! plain: Whether or not.\n\n/// {long}\nfn f() {{}}\n\
+                     #[test]\nfn f_returns() {{}}\n"
                 ),
             ),
         ]
         .map(|(name, text)| (name.to_owned(), text))
         .into();
         let found = figures(&files);
-        assert_eq!(found["b"], Figures { sentences: 4, openers: 2, long: 1, wide: 1 });
-        let kept = "[b]\nsentences = 4\nopeners = 1\nlong = 1\nwide = 1\n";
-        let files = files.into_iter().chain([(FIGURES.to_owned(), kept.to_owned())]).collect();
-        assert_eq!(faults(&files).len(), 1);
+        let figures =
+            Figures { sentences: 4, openers: 2, long: 1, wide: 1, vague: 25.7, names: 2.0 };
+        assert_eq!(found["b"], figures);
+        let faults_over = |kept: Figures| {
+            let kept = toml::to_string(&BTreeMap::from([("b", kept)])).expect("TOML");
+            faults(&files.clone().into_iter().chain([(FIGURES.to_owned(), kept)]).collect()).len()
+        };
+        assert_eq!(faults_over(figures), 0);
+        for risen in [
+            Figures { openers: 1, ..figures },
+            Figures { long: 0, ..figures },
+            Figures { wide: 0, ..figures },
+            Figures { vague: 25.6, ..figures },
+            Figures { names: 1.9, ..figures },
+        ] {
+            assert_eq!(faults_over(risen), 1, "{risen:?}");
+        }
     }
 }

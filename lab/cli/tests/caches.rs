@@ -5,6 +5,7 @@
 mod common;
 mod served;
 
+use std::path::Path;
 use std::process::Command;
 
 use served::{Place, vlane};
@@ -12,10 +13,27 @@ use served::{Place, vlane};
 #[test]
 fn modes_run_beside_neighbour_and_clean_up() {
     let place = Place::new(1 << 20);
-    let (json, scratch, images) =
-        (place.path("caches.json"), place.path("scratch"), place.path("images"));
+    let (scratch, images) = (place.path("scratch"), place.path("images"));
     std::fs::create_dir(&scratch).unwrap();
     std::fs::create_dir(&images).unwrap();
+    let mut of_16k = 0;
+    // A disk may stall for all of a short time.
+    for time in ["300ms", "6s"] {
+        let json = place.path(&format!("caches-{time}.json"));
+        let Some(of_this) = commits_of_16k(time, &json, &scratch, &images) else { return };
+        of_16k = of_this;
+        assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0);
+        if of_16k > 0 {
+            break;
+        }
+    }
+    assert!(of_16k > 0, "a commit writes 16K");
+}
+
+/// Compares, with so much time for each measurement. Returns in how many of these a commit wrote
+/// about 16K; none, said loudly, if this machine lacks something.
+fn commits_of_16k(time: &str, json: &Path, scratch: &Path, images: &Path) -> Option<u32> {
     let output = Command::new(vlane())
         .args([
             "compare",
@@ -31,19 +49,20 @@ fn modes_run_beside_neighbour_and_clean_up() {
             "1",
         ])
         .args(["--also", "--cache pdc --danger-flush-journal-only", "--with", "--delay-flush 1ms"])
-        .args(["--rates", "unbounded,500", "--ramp", "100ms", "--time", "300ms", "--disk-dir"])
-        .arg(&images)
+        .args(["--rates", "unbounded,500", "--ramp", "100ms", "--time", time, "--disk-dir"])
+        .arg(images)
         .arg("--json")
-        .arg(&json)
-        .env("TMPDIR", &scratch)
+        .arg(json)
+        .env("TMPDIR", scratch)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if said.contains("mkfs.ext4") || said.contains("give another directory") {
-        return vlane_testing::skip(said);
+        vlane_testing::skip(said);
+        return None;
     }
     assert!(output.status.success(), "{said}");
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert_eq!(report["kind"], "caches");
     assert!(
         report["notes"].to_string().contains("The page cache has no limit"),
@@ -98,9 +117,10 @@ fn modes_run_beside_neighbour_and_clean_up() {
         !ids.contains(&"goals"),
         "what is dangerous has no goals, and what it is held against neither: {ids:?}"
     );
-    assert!(of_16k > 0, "a commit writes 16K: {report}");
-    assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0);
-    assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0);
+    if of_16k == 0 {
+        println!("within {time} no commit wrote 16K: {report}");
+    }
+    Some(of_16k)
 }
 
 /// Records a real guest and replays it on a file system; no other test does both.
@@ -112,8 +132,29 @@ fn driver_replays_requests_of_a_guest() {
         return;
     }
     let place = Place::new(1 << 20);
-    let (json, images) = (place.path("caches.json"), place.path("images"));
+    let images = place.path("images");
     std::fs::create_dir(&images).unwrap();
+    // A busy machine may do nothing in a short time.
+    for time in ["1s", "8s"] {
+        let json = place.path(&format!("caches-{time}.json"));
+        let Some(section) = replayed(time, &json, &images) else { return };
+        let table = &section["blocks"][0];
+        let columns = table["columns"].as_array().unwrap();
+        let is_done = |row: usize, title: &str| {
+            let column = columns.iter().position(|column| column["title"] == title).unwrap();
+            table["rows"][row][column]["median"].as_f64().is_some_and(|figure| figure > 0.0)
+        };
+        if (0..2).all(|row| is_done(row, "Operations") && is_done(row, "Written")) {
+            return;
+        }
+        println!("within {time}: {section}");
+    }
+    panic!("a row has no operations, or none that writes");
+}
+
+/// Replays a guest's requests for so long. Returns the section of it; none, said loudly, if this
+/// machine lacks something.
+fn replayed(time: &str, json: &Path, images: &Path) -> Option<serde_json::Value> {
     let mut command = Command::new(vlane());
     command.args([
         "compare",
@@ -136,30 +177,21 @@ fn driver_replays_requests_of_a_guest() {
         "--ramp",
         "0",
         "--time",
-        "1s",
+        time,
         "--install",
     ]);
-    let output = command.arg("--disk-dir").arg(&images).arg("--json").arg(&json).output().unwrap();
+    let output = command.arg("--disk-dir").arg(images).arg("--json").arg(json).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if said.contains("give another directory") {
-        return vlane_testing::skip(said);
+        vlane_testing::skip(said);
+        return None;
     }
     assert!(output.status.success(), "{said}");
-    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let notes = report["notes"].to_string();
     assert!(notes.contains("requests of a guest with the mail job"), "{notes}");
     let sections = report["sections"].as_array().unwrap();
-    let section = sections.iter().find(|section| section["id"] == "mail-replay-4m-500").unwrap();
-    let table = &section["blocks"][0];
-    let columns = table["columns"].as_array().unwrap();
-    let figure = |row: usize, title: &str| {
-        let column = columns.iter().position(|column| column["title"] == title).unwrap();
-        table["rows"][row][column]["median"].as_f64()
-    };
-    for row in 0..2 {
-        assert!(figure(row, "Operations").is_some_and(|operations| operations > 0.0), "{section}");
-        assert!(figure(row, "Written").is_some_and(|written| written > 0.0), "{section}");
-    }
+    Some(sections.iter().find(|s| s["id"] == "mail-replay-4m-500").unwrap().clone())
 }
 
 #[test]

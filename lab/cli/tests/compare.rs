@@ -51,15 +51,38 @@ fn table<'a>(report: &'a Report, caption: &str) -> &'a Table {
     tables.find(|table| table.caption == caption).unwrap_or_else(|| panic!("no table {caption}"))
 }
 
+/// The report of a whole comparison, of which nothing else is left.
+fn compared(dir: &Path, time: &str) -> Report {
+    let json = dir.join("out.json");
+    let output = small(dir, time, &["--no-html", "--json"]).arg(&json).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let report = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    std::fs::remove_file(&json).unwrap();
+    assert_nothing_left(dir);
+    report
+}
+
+/// Requests of each disk, for one of fio's.
+const PER_REQUEST: &str = "Per request: 4K random read, depth 32";
+
+/// True if a request of fio's is one of the disk's, about.
+fn is_one(requests: f64) -> bool {
+    (0.95..1.2).contains(&requests)
+}
+
 #[test]
 fn small_comparison_fills_every_column_and_cleans_up() {
     let _turn = one_at_a_time();
     let (Some(bed), Some(dir)) = (QemuBed::find(), on_disk()) else { return };
-    let json = dir.path().join("out.json");
-    let output = small(dir.path(), "250ms", &["--no-html", "--json"]).arg(&json).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let report: Report = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let mut report = compared(dir.path(), "250ms");
+    // On a busy machine few requests fit into a short time, and the file system's own count for
+    // much.
+    let is_row_of_one =
+        |row: &Vec<Cell>| matches!(&row[1], Cell::Figure(requests) if is_one(requests.median));
+    if !table(&report, PER_REQUEST).rows.iter().skip(1).all(is_row_of_one) {
+        report = compared(dir.path(), "2s");
+    }
 
     // Without 9.0 one column cannot be had, and that is said. All others are measured.
     let old = bed.program.version < (9, 0);
@@ -83,19 +106,16 @@ fn small_comparison_fills_every_column_and_cleans_up() {
 
     // The guest's requests went to the disks that they were meant for: one of fio's is one of the
     // disk's, and back ends worked.
-    let work = table(&report, "Per request: 4K random read, depth 32");
+    let work = table(&report, PER_REQUEST);
     assert_eq!(work.rows.len(), ALL.len() - usize::from(old));
     for row in work.rows.iter().skip(1) {
         let (Cell::Figure(requests), Cell::Figure(back)) = (&row[1], &row[4]) else {
             panic!("{row:?}")
         };
-        assert!((0.95..1.2).contains(&requests.median), "{row:?}");
+        assert!(is_one(requests.median), "{row:?}");
         assert!(back.median > 0.0, "{row:?}");
     }
     assert!(report.sections.iter().any(|section| section.id == "native"));
-
-    std::fs::remove_file(&json).unwrap();
-    assert_nothing_left(dir.path());
 }
 
 /// No process names the directory, and the directory is empty.
@@ -126,7 +146,7 @@ fn interrupted(ripe: impl Fn(&Path, &str) -> bool) {
     let begun = Instant::now();
     let mut log = String::new();
     while !ripe(dir.path(), &log) {
-        assert!(begun.elapsed() < Duration::from_secs(120), "it did not get so far:\n{log}");
+        assert!(begun.elapsed() < common::LIMIT, "it did not get so far:\n{log}");
         assert!(child.try_wait().unwrap().is_none(), "it ended early:\n{log}");
         log.extend(said.recv_timeout(Duration::from_millis(20)));
     }
@@ -137,7 +157,7 @@ fn interrupted(ripe: impl Fn(&Path, &str) -> bool) {
     reader.join().unwrap();
     log.extend(said.try_iter());
     assert!(!status.success() && log.contains("interrupted"), "{log}");
-    assert!(asked.elapsed() < Duration::from_secs(20), "it took {:?} to end", asked.elapsed());
+    assert!(asked.elapsed() < Duration::from_secs(60), "it took {:?} to end", asked.elapsed());
     assert_nothing_left(dir.path());
 }
 

@@ -146,7 +146,8 @@ fn killed_in_the_middle(bed: &mut Bed, options: &[&str]) -> Server {
     assert_eq!(front.flush(), 0);
     bed.ext4.freeze().unwrap();
     front.begin(1, RequestKind::Write, PLACE, 1);
-    std::thread::sleep(Duration::from_millis(300));
+    // By then the kernel has it: on a busy machine that can take seconds.
+    until("it hangs", &dead.log, || dead.says("the storage does not answer") == 1);
     assert_eq!(front.answer(1), None, "{options:?}: it does not hang");
     dead.signal(Signal::KILL);
     std::fs::remove_file(&dead.socket).unwrap();
@@ -186,7 +187,7 @@ fn waits(mut bed: Bed, options: &[&str], told_twice: bool) {
     let begin = Instant::now();
     fourth.signal(Signal::TERM);
     assert_eq!(fourth.ends(), Some(0), "{}", std::fs::read_to_string(&fourth.log).unwrap());
-    assert!(begin.elapsed() < Duration::from_secs(2) && !fourth.socket.exists());
+    assert!(begin.elapsed() < Duration::from_secs(20) && !fourth.socket.exists());
 
     bed.ext4.unfreeze();
     next.serves();

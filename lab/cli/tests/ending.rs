@@ -7,17 +7,20 @@ mod frozen;
 mod served;
 
 use std::io::{BufRead, BufReader};
+use std::ops::ControlFlow;
 use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use served::{Place, going_on, stop};
 use vlane_driver::{
-    Limit, Session, SessionOptions, VerifyOptions, VerifyState, verify_check, verify_load,
+    Limit, Progress, Session, SessionOptions, VerifyOptions, VerifyState, verify_check, verify_load,
 };
 use vlane_guest::Backend;
 
 const MIB: u64 = 1 << 20;
+/// An end that waits for something takes 30 s (--stop-timeout), or does not come.
+const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn signal(backend: &Backend, signal: Signal) {
     kill_process(Pid::from_raw(i32::try_from(backend.id()).unwrap()).unwrap(), signal).unwrap();
@@ -29,12 +32,12 @@ fn signal(backend: &Backend, signal: Signal) {
 //# received.
 fn sigterm_ends_idle_server_at_once() {
     let place = Place::new(MIB);
-    assert!(stop(place.serve(&[])) < Duration::from_secs(2), "nobody connected");
+    assert!(stop(place.serve(&[])) < AT_ONCE, "nobody connected");
     let server = place.serve(&["--queues", "2"]);
     let options = SessionOptions { queues: 2, ..SessionOptions::default() };
     let mut session = place.connect(&options);
     let _queues = session.start().unwrap();
-    assert!(stop(server) < Duration::from_secs(2), "a front end connected and quiet");
+    assert!(stop(server) < AT_ONCE, "a front end connected and quiet");
     assert!(session.wait_hangup(Duration::from_secs(2)));
 }
 
@@ -78,22 +81,32 @@ fn loaded_server_drains_and_keeps_acknowledged_writes() {
         let session = place.connect(&options);
         let load = VerifyOptions {
             size: Some(16 * MIB),
-            limit: Limit::Time(Duration::from_secs(30)),
+            // Longer than it takes until the end is asked for.
+            limit: Limit::Time(2 * served::LIMIT),
             // Hardly ever flushed: the end has to do it.
             flush_every: 100_000,
             ..VerifyOptions::default()
         };
         let mut state = VerifyState::new(&session, &load).unwrap();
+        let (sender, is_enough) = std::sync::mpsc::channel();
         let ending = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(400));
+            // A slow disk has done few requests by then.
+            let _ = is_enough.recv_timeout(served::LIMIT);
             stop(server)
         });
-        let report = verify_load(session, &mut state, &load, going_on()).unwrap();
+        let mut go_on = |now: Progress| {
+            if now.done >= 400 {
+                let _ = sender.send(());
+            }
+            ControlFlow::Continue(())
+        };
+        let report = verify_load(session, &mut state, &load, &mut go_on).unwrap();
         assert!(
             report.backend_gone && report.is_clean() && report.writes > 100,
             "{cache}: {report:?}"
         );
-        assert!(ending.join().unwrap() < Duration::from_secs(10), "{cache}");
+        assert!(ending.join().unwrap() < Duration::from_secs(30), "{cache}");
 
         let server = place.serve(&arguments);
         let session = place.connect(&options);
@@ -111,7 +124,7 @@ fn server_ends_during_unfinished_message() {
     let mut stream = std::os::unix::net::UnixStream::connect(&place.socket).unwrap();
     stream.write_all(&[1, 0, 0]).unwrap();
     std::thread::sleep(Duration::from_millis(50));
-    assert!(stop(server) < Duration::from_secs(2));
+    assert!(stop(server) < AT_ONCE);
 }
 
 #[test]
@@ -139,10 +152,11 @@ fn sighup_applies_new_size_and_survives_errors() {
         std::fs::OpenOptions::new().write(true).open(&place.image).unwrap().set_len(bytes).unwrap()
     };
     let settles_at = |bytes| {
-        (0..200).any(|_| {
+        let begin = std::time::Instant::now();
+        while capacity() != bytes && begin.elapsed() < served::LIMIT {
             std::thread::sleep(Duration::from_millis(10));
-            capacity() == bytes
-        })
+        }
+        capacity() == bytes
     };
     assert_eq!(capacity(), 2 * MIB);
     resize(4 * MIB);
@@ -216,7 +230,12 @@ fn image_is_free_after_process_ends() {
         let unmounted = ext4.remount();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(unmounted, Ok(()), "{round}, {cache}: {said}");
-        assert!(output.status.success() && !said.contains("WARN"), "{round}, {cache}: {said}");
+        // A slow disk, or a front end that is off the CPU, is warned of too.
+        let is_delay = |line: &str| {
+            line.contains("the storage does not answer") || line.contains("its memory never came")
+        };
+        let warns = said.lines().any(|line| line.contains("WARN") && !is_delay(line));
+        assert!(output.status.success() && !warns, "{round}, {cache}: {said}");
     }
 }
 

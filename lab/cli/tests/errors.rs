@@ -116,9 +116,14 @@ fn empty_device_differs_from_empty_file() {
         _ => return skip("there is no loop device"),
     };
     let place = Place::new(MIB);
-    let (code, words) = ends(&mut serve(Path::new(&device), &place.socket));
-    // Another test may have attached something meanwhile, and then it is served or in use.
-    if code == Some(1) && !words.contains("in use") {
+    // Another test may attach something meanwhile, and then it is served, or refused for another
+    // reason.
+    let served = serve(Path::new(&device), &place.socket);
+    let mut command = Command::new("timeout");
+    command.arg("40").arg(served.get_program()).args(served.get_args());
+    let (code, words) = ends(&mut command);
+    let is_attached = Command::new("losetup").arg(&device).output().unwrap().status.success();
+    if code == Some(1) && !is_attached && !words.contains("in use") {
         assert!(
             words.contains("the device is empty")
                 && words.contains("lsblk")

@@ -26,7 +26,18 @@ fn table<'a>(report: &'a Value, section: &str, column: &str) -> (Vec<&'a Value>,
 #[test]
 fn modes_take_turns_with_baseline_twice() {
     let place = Place::new(1 << 20);
-    let json = place.path("express.json");
+    // A busy machine may finish no read in a short time, which is an error.
+    for time in ["300ms", "10s"] {
+        if takes_turns(&place, time) {
+            return;
+        }
+    }
+    panic!("the foreground finishes no read");
+}
+
+/// Measures so long each. False if the foreground finished no read within that time.
+fn takes_turns(place: &Place, time: &str) -> bool {
+    let json = place.path(&format!("express-{time}.json"));
     let mut command = Command::new(vlane());
     command.args([
         "prove",
@@ -42,10 +53,14 @@ fn modes_take_turns_with_baseline_twice() {
         "2",
     ]);
     command.args([
-        "--loads", "uneven", "--repeat", "1", "--ramp", "50ms", "--time", "300ms", "--think", "0",
+        "--loads", "uneven", "--repeat", "1", "--ramp", "50ms", "--time", time, "--think", "0",
     ]);
     let output = command.arg("--json").arg(&json).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("the foreground finished no read") {
+        return false;
+    }
+    assert!(output.status.success(), "{said}");
     let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(report["kind"], "express");
     assert!(report["notes"].to_string().contains("fewer than 5"), "{}", report["notes"]);
@@ -60,6 +75,7 @@ fn modes_take_turns_with_baseline_twice() {
     let (rows, outcome) = table(&report, "goals", "Outcome");
     assert_eq!(rows.len(), 3, "{rows:?}");
     assert!(rows.iter().all(|row| row[outcome].as_str().unwrap().contains("met")), "{rows:?}");
+    true
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn interrupted_demonstration_cleans_up() {
     let begun = Instant::now();
     // The back end and QEMU name the temporary directory in their arguments.
     while with_argument(&mark).len() < 2 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "QEMU and the back end did not come up");
+        assert!(begun.elapsed() < common::LIMIT, "QEMU and the back end did not come up");
         assert!(child.try_wait().unwrap().is_none(), "the demonstration ended early");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -173,11 +173,7 @@ fn killed_demonstration_ends_its_children() {
     let wait = |what: &str, done: &dyn Fn(usize) -> bool| {
         let begun = Instant::now();
         while !done(with_argument(&mark).len()) {
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "{what}: {:?}",
-                with_argument(&mark)
-            );
+            assert!(begun.elapsed() < common::LIMIT, "{what}: {:?}", with_argument(&mark));
             std::thread::sleep(Duration::from_millis(50));
         }
     };

@@ -70,7 +70,7 @@ fn kvm_guest_data_reaches_the_image() {
     // Both volumes lie on these.
     for image in group.iter().flat_map(|group| [&file, &group.disk.0]) {
         let mut serve = Command::new("timeout");
-        serve.args(["20", common::vlane(), "serve"]).arg(image).arg("--socket").arg(&first.socket);
+        serve.args(["60", common::vlane(), "serve"]).arg(image).arg("--socket").arg(&first.socket);
         let refused = serve.output().unwrap();
         assert_eq!(refused.status.code(), Some(1), "{}: {refused:?}", image.display());
     }

@@ -235,25 +235,6 @@ fn holds(backend: &Backend) -> (usize, usize) {
     (open.len(), of_memory)
 }
 
-/// The same once its start has ended: its last thread and its last kind of descriptor are there.
-fn holds_at_rest(backend: &Backend) -> (usize, usize) {
-    let tasks = format!("/proc/{}/task", backend.id());
-    let is_door = |task: std::fs::DirEntry| {
-        std::fs::read_to_string(task.path().join("comm"))
-            .is_ok_and(|name| name.trim() == "acceptor")
-    };
-    let has_started = || {
-        std::fs::read_dir(&tasks).unwrap().flatten().any(is_door)
-            && descriptors(backend.id()).iter().any(|one| one.file.contains("inotify"))
-    };
-    let begin = Instant::now();
-    while !has_started() {
-        assert!(begin.elapsed() < common::LIMIT, "{}", backend.log());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    holds(backend)
-}
-
 /// Each guest survives an upgrade, and leaves no state in the back end.
 #[test]
 fn guests_in_turn_share_one_socket() {
@@ -262,7 +243,8 @@ fn guests_in_turn_share_one_socket() {
     let volume = Volume::new(64 * MIB);
     const THREADS: usize = 2;
     let backend = volume.serve(&["--queues", "2", "--threads", "2"]);
-    let before = holds_at_rest(&backend);
+    common::wait_started(&backend);
+    let before = holds(&backend);
     let upgrades = |guest: &mut Guest| {
         guest.wait_result("begun", common::LIMIT).unwrap();
         let with_guest = holds(&backend);

@@ -63,10 +63,24 @@ fn told(link: &mut Link, guest: &mut Guest, key: &str) -> BTreeMap<u16, (u64, u6
     lanes
 }
 
-/// CPU time of a thread, clock ticks.
+/// Waits until something holds; `found` is shown if it never does.
+fn until<T: std::fmt::Debug>(mut found: impl FnMut() -> T, holds: impl Fn(&T) -> bool) {
+    let begin = Instant::now();
+    loop {
+        let now = found();
+        if holds(&now) {
+            return;
+        }
+        assert!(begin.elapsed() < LIMIT, "{now:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// CPU time of a thread, clock ticks; 0 of one that is gone.
 fn ticks(tid: u32) -> u64 {
     // Not /proc/TID/stat: that is the whole process.
-    let stat = std::fs::read_to_string(format!("/proc/{tid}/task/{tid}/stat")).unwrap();
+    let stat = std::fs::read_to_string(format!("/proc/{tid}/task/{tid}/stat"));
+    let Ok(stat) = stat else { return 0 };
     let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
@@ -87,11 +101,13 @@ for cpu in 0 1; do
     taskset -c $cpu dd if=/dev/vda of=/dev/null bs=4k count=300 iflag=direct 2>/dev/null
     echo "RESULT read$cpu=1"
     read -r go
-    taskset -c $cpu timeout 2 sh -c 'while :; do :; done'
-    echo "RESULT hog$cpu=1"
+    taskset -c $cpu sh -c 'while :; do :; done' &
+    hog=$!
+    read -r go
+    kill $hog
 done
 "#;
-    let mut guest = bed.start(machine, script, &["taskset", "timeout"]);
+    let mut guest = bed.start(machine, script, &["taskset"]);
     let registered = joined(&mut link);
     guest.wait_result("up", LIMIT).unwrap();
     let machine = Machine::find(registered.process).unwrap();
@@ -103,22 +119,31 @@ done
         let lanes = told(&mut link, &mut guest, &format!("read{cpu}"));
         let (signals, answers) = lanes.get(&cpu).copied().unwrap_or_default();
         // Reads may be answered before the guest has gone to sleep, and then it is not signalled.
-        // One look may see several answers, and tells of the last: on a busy machine there are few
+        // One look may see all answers, and tells of the last: on a busy machine there are few
         // looks.
-        assert!(signals >= 100 && answers >= 2 && signals <= 320, "CPU {cpu}: {lanes:?}");
+        assert!(signals >= 100 && answers >= 1 && signals <= 320, "CPU {cpu}: {lanes:?}");
         let vcpu = registered.vcpus[usize::from(cpu)];
         assert_eq!(vcpu, u32::from(cpu));
         let used = |index| ticks(machine.vcpu(index).unwrap().tids[0]);
         let before = [used(0), used(1)];
         guest.send("go\n").unwrap();
-        guest.wait_result(&format!("hog{cpu}"), LIMIT).unwrap();
-        let after = [used(0), used(1)];
-        let ran = |index: usize| after[index] - before[index];
         let (this, other) = (usize::from(cpu), usize::from(1 - cpu));
-        assert!(ran(this) > 2 * ran(other), "CPU {cpu}: {before:?} {after:?}");
+        let ran = || [used(0) - before[0], used(1) - before[1]];
+        // On a busy machine the hog gets its CPU time later.
+        until(|| (cpu, ran()), |(_, ran)| ran[this] > 150 && ran[this] > 2 * ran[other]);
+        guest.send("go\n").unwrap();
     }
     finished(guest);
-    assert!(matches!(link.poll().unwrap()[..], [Notice::Left { .. }]));
+    // The back end hears of the guest's end a moment later.
+    let mut notices = Vec::new();
+    until(
+        || {
+            notices.extend(link.poll().unwrap());
+            notices.len()
+        },
+        |count| *count > 0,
+    );
+    assert!(matches!(notices[..], [Notice::Left { .. }]), "{notices:?}");
     assert_eq!(Machine::find(registered.process).unwrap_err().kind(), ErrorKind::Gone);
     let mut machine = machine;
     assert_eq!(machine.refresh().unwrap_err().kind(), ErrorKind::Gone);
@@ -198,17 +223,18 @@ read -r go
     let new: Vec<_> = with_hog.iter().filter(|tid| !before.contains(tid)).copied().collect();
     let lanes = told(&mut link, &mut guest, "read");
     let (signals, answers) = lanes[&0];
-    assert!(signals >= 100 && answers >= 2 && signals <= 320, "{lanes:?}");
+    assert!(signals >= 100 && answers >= 1 && signals <= 320, "{lanes:?}");
     // The hog is one of the new tasks: nearly all of the machine's CPU time is its.
-    assert!(new.iter().any(|tid| ticks(*tid) > 50), "{before:?} {with_hog:?}");
+    until(|| new.iter().map(|tid| ticks(*tid)).max(), |most| *most > Some(50));
     guest.send("go\n").unwrap();
     guest.wait_result("killed", LIMIT).unwrap();
-    assert!(machine.refresh().unwrap());
-    let left = &machine.vcpus()[0].tids;
-    assert!(
-        left.len() < with_hog.len() && left[0] == registered.process.pid,
-        "{with_hog:?} {left:?}"
-    );
+    // On a busy machine the hog may get its signal later.
+    let mut left = || {
+        machine.refresh().unwrap();
+        machine.vcpus()[0].tids.clone()
+    };
+    until(&mut left, |left| left.len() < with_hog.len());
+    assert_eq!(left()[0], registered.process.pid);
     guest.send("go\n").unwrap();
     finished(guest);
     assert_eq!(machine.refresh().unwrap_err().kind(), ErrorKind::Gone);
@@ -257,7 +283,11 @@ kill $hog
     let stopped = scheduler.stop(common::STOP).unwrap();
     assert!(stopped.status.success(), "{}", stopped.log);
     for tid in tids {
-        let is = vlane_sched::sys::get(tid).unwrap();
+        // A task of the guest's that has ended meanwhile is scheduled no more.
+        let is = match vlane_sched::sys::get(tid) {
+            Err(error) if tid != pid && error.raw_os_error() == Some(libc::ESRCH) => continue,
+            is => is.unwrap(),
+        };
         assert_eq!(
             (is.class, is.nice),
             (vlane_sched::sys::Class::Other, 0),

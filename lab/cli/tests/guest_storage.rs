@@ -178,7 +178,7 @@ fn is_refused(volume: &Volume, image: &Path, why: &str) {
     let socket = volume.beside("refused.sock");
     let mut command = Command::new("timeout");
     let output = command
-        .args(["20", common::vlane(), "serve"])
+        .args(["60", common::vlane(), "serve"])
         .arg(image)
         .arg("--socket")
         .arg(socket)

@@ -258,8 +258,10 @@ done
         std::thread::sleep(Duration::from_millis(100 + u64::from(round) * 137 % 1500));
         backend.kill();
         std::thread::sleep(Duration::from_millis(100));
-        let synced: u64 = guest.results()["synced"].parse().unwrap();
         guest.kill();
+        // Ends with the console: the last word counts, however late it is read.
+        assert!(guest.wait_result("nothing", Duration::from_secs(60)).is_err());
+        let synced: u64 = guest.results()["synced"].parse().unwrap();
         is_partial(recorder, &trace);
         // Replays the journal.
         let replay = Command::new("e2fsck").arg("-fp").arg(&volume.image).output().unwrap();

@@ -162,6 +162,8 @@ fn ends_badly(mut backend: Backend, socket: &Path) -> String {
     };
     assert_eq!(status.code(), Some(1), "{}", backend.log());
     assert!(!socket.exists(), "it left its socket behind");
+    // Its last words may be in the pipe still.
+    assert!(backend.wait_log("are lost", LIMIT), "{}", backend.log());
     backend.log()
 }
 

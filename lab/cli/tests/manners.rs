@@ -282,9 +282,10 @@ fn interrupted_bench_reports_partial_result() {
     let mut command = vlane();
     command.args(["bench", &socket, "--rw", "idle", "--time", "10m"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Its first requests come after it has begun to listen for signals.
+    // Its first requests come after it has begun to listen for signals. They are 1000; those that
+    // the load before had in flight may be counted late.
     until("a session", || control.volume().unwrap().sessions > sessions);
-    until("its first requests", || busy() > before);
+    until("its first requests", || busy() > before + 100);
     signal(&child, Signal::INT);
     let output = ended(child);
     assert!([1, 3].contains(&code(&output)), "{}", said(&output));

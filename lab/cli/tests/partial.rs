@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, ends, start, vlane};
 use vlane_guest::{Backend, Host, Install, UmlProgram};
+use vlane_testbed::control::Control;
 
 /// A device without media, with a control socket.
 fn serve(place: &Place) -> Backend {
@@ -52,9 +53,13 @@ fn recording_of_a_killed_server_is_partial() {
     let recorder =
         begin(Command::new(vlane()).arg("record").arg(place.path("disk.ctl")).arg("-o").arg(&file));
     until("it records", || file.exists());
-    let (status, words) = ends(&mut bench(&place, "300ms"));
-    assert_eq!(status, Some(0), "{words}");
-    until("something is written", || std::fs::metadata(&file).unwrap().len() > 1 << 16);
+    // The recorder writes in large pieces: a slow machine makes enough requests in several turns.
+    let begun = Instant::now();
+    while std::fs::metadata(&file).unwrap().len() <= 1 << 16 {
+        assert!(begun.elapsed() < 3 * LIMIT, "nothing is written");
+        let (status, words) = ends(&mut bench(&place, "300ms"));
+        assert_eq!(status, Some(0), "{words}");
+    }
     server.kill();
     let output = recorder.wait_with_output().unwrap();
     let (out, err) = said(&output);
@@ -132,7 +137,7 @@ const NATIVE: [(&[&str], &str); 3] = [
         "round 1 of 1000 is whole",
     ),
     (&["prove", "limits", "--time", "1"], "row 1 of "),
-    (&["simulate", "--time", "100"], "was simulated"),
+    (&["simulate", "--time", "100", "--seeds", "20"], "was simulated"),
 ];
 
 /// Those that need a guest, or more than a test has the time for. Their parts are kept by the same
@@ -251,9 +256,12 @@ fn interrupted_replay_keeps_finished_part() {
         .arg(&place.socket)
         .args(["--speed", "0.01", "--json"])
         .arg(&json);
+    let control = Control::new(place.path("disk.ctl"));
+    let reads = || control.counters().unwrap().sum["reads"];
+    let before = reads();
     let child = begin(&mut command);
-    let begun = Instant::now();
-    let out = interrupted(child, |_| begun.elapsed() > Duration::from_secs(2));
+    // Five in a second. The count of the last one of the load may come late.
+    let out = interrupted(child, |_| reads() > before + 2);
     assert!(out.contains("PARTIAL: ") && out.contains("were replayed: interrupted"), "{out}");
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     assert!(json["partial"].is_string(), "{json}");
@@ -266,16 +274,26 @@ fn unwritable_file_falls_back_to_text() {
     let server = serve(&place);
     let directory = place.path("results");
     let several = ["--json", "--html", "--save"].map(|option| ["--repeat", "2", option]);
+    let control = Control::new(place.path("disk.ctl"));
+    let sessions = || control.volume().unwrap().sessions;
     for words in [&["--json"][..]].into_iter().chain(several.iter().map(|words| &words[..])) {
-        std::fs::create_dir(&directory).unwrap();
         let name = directory.join("result.json");
-        let connected = || server.log().matches(" connected").count();
-        let before = connected();
-        let child = begin(bench(&place, "700ms").args(words).arg(&name));
-        // It has tried the place of the file by then.
-        until("it measures", || connected() > before);
-        std::fs::remove_dir(&directory).unwrap();
-        let output = child.wait_with_output().unwrap();
+        let begun = Instant::now();
+        let output = loop {
+            std::fs::create_dir(&directory).unwrap();
+            let before = sessions();
+            let child = begin(bench(&place, "700ms").args(words).arg(&name));
+            // It has tried the place of the file by then.
+            until("it measures", || sessions() > before);
+            let is_in_time = std::fs::remove_dir(&directory).is_ok();
+            let output = child.wait_with_output().unwrap();
+            if is_in_time {
+                break output;
+            }
+            // The result was there already: this test was off the CPU, and tries again.
+            assert!(begun.elapsed() < 3 * LIMIT, "{words:?}: always too late: {output:?}");
+            std::fs::remove_dir_all(&directory).unwrap();
+        };
         let (out, err) = said(&output);
         assert_eq!(output.status.code(), Some(1), "{words:?}: {out}{err}");
         assert!(err.contains(&directory.display().to_string()), "{words:?}: {err}");

@@ -181,8 +181,8 @@ fn probes_fire_once_per_request() {
     assert!(bench.status.success(), "{}", String::from_utf8_lossy(&bench.stderr));
     let report: serde_json::Value = serde_json::from_slice(&bench.stdout).unwrap();
     let made = report["ios"].as_u64().unwrap();
-    // The session's end may come a moment after the client's.
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    // The session's end may come some time after the client's. Its line comes after its probe.
+    assert!(server.wait_log("session 1 ended", served::LIMIT), "{}", server.log());
     kill_process(Pid::from_raw(i32::try_from(tracer.id()).unwrap()).unwrap(), Signal::INT).unwrap();
     let mut maps = BTreeMap::new();
     for line in lines.map_while(Result::ok) {

@@ -91,7 +91,10 @@ fn hangs(mut ext4: Ext4, cache: &str) {
         (&1.into(), &"write".into(), &4096.into())
     );
     assert!(stalled["age_ms"].as_u64().unwrap() >= 5000, "{shown}");
-    assert_eq!(told("the storage does not answer: queue 1: write at sector 4096"), 1);
+    // It is counted a moment before.
+    until("the stall is told", &log, || {
+        told("the storage does not answer: queue 1: write at sector 4096") == 1
+    });
 
     // Neither the other signal nor another front end is in the way of the end.
     let pid = rustix::process::Pid::from_child(&serving.0);
@@ -199,10 +202,25 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     ext4.freeze().unwrap();
     submit(&mut queues[1], 0, RequestKind::Write);
     std::thread::sleep(Duration::from_millis(200));
-    for time in 1..=2 {
-        rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
+    let upgrade = || rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
+    for _ in 0..2 {
+        let refusal = "the storage does not answer requests of 1 queues";
+        let both = || {
+            let text = std::fs::read_to_string(&log).unwrap();
+            let count = |what: &str| text.matches(what).count();
+            (count(refusal), count("not upgraded") + count("upgraded in place"))
+        };
+        let (before, mut answers) = both();
+        upgrade();
         until("it is given up", &log, || {
-            told("the storage does not answer requests of 1 queues") == time
+            let (refusals, now) = both();
+            // A lane that was off the CPU has not taken the write yet, or does not stop in time
+            // either: it is asked again.
+            if refusals == before && now > answers {
+                upgrade();
+            }
+            answers = now;
+            refusals > before
         });
         // The other queue continues.
         submit(&mut queues[0], 0, RequestKind::Read);
@@ -211,8 +229,9 @@ fn is_not_upgraded(mut ext4: Ext4, cache: &str) {
     submit(&mut queues[1], 1, RequestKind::Read);
     ext4.unfreeze();
     answered(&mut queues[1], 2);
-    rustix::process::kill_process(pid, rustix::process::Signal::USR2).unwrap();
-    until("it is upgraded", &log, || told("upgraded in place") == 1);
+    let upgrades = told("upgraded in place");
+    upgrade();
+    until("it is upgraded", &log, || told("upgraded in place") > upgrades);
     for queue in &mut queues {
         submit(queue, 0, RequestKind::Write);
         answered(queue, 1);

@@ -118,7 +118,8 @@ mod tests {
         let name = "a) R (b\n) c";
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let sleeper = std::thread::Builder::new().name(name.into()).spawn(move || {
-            (0..5).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
+            // A sleep that is over before the thread has given up its CPU is no switch.
+            (0..9).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(1)));
             let me = rustix::thread::gettid().as_raw_nonzero().get();
             let look = ProcessLook::take(i32::try_from(std::process::id()).unwrap()).unwrap();
             drop(done);

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 
 use proptest::prelude::*;
@@ -161,14 +163,14 @@ fn vanished_process_is_called_lost() {
 
 #[test]
 fn ended_children_count_for_their_tree() {
-    let child =
-        |script: &str| std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
     // The loop runs in a child of the child, which is waited for before the second look.
-    let mut shell =
-        child("sleep 0.1; sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 60");
+    let script = "read go; sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; sleep 60";
+    let mut shell = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
     let pid = i32::try_from(shell.id()).unwrap();
     let mut sampler = Sampler::new(Role::program("shell", pid));
     let before = sampler.take();
+    // It begins after the first look, however late that is.
+    shell.stdin.take().unwrap().write_all(b"\n").unwrap();
     let mut used = before.since(&before);
     for _ in 0..600 {
         std::thread::sleep(Duration::from_millis(50));

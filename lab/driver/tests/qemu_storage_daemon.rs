@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing, replay};
@@ -14,6 +15,9 @@ use vlane_driver::{
     Arrivals, Error, ErrorKind, Limit, OnProgress, Rate, Session, SessionOptions, VerifyOptions,
     VerifyState, Wait, Want, Workload, run, verify_check, verify_load,
 };
+
+/// Time that a busy machine may need for something quick.
+const LIMIT: Duration = Duration::from_secs(60);
 
 struct Daemon {
     child: Child,
@@ -62,11 +66,10 @@ fn daemon(dir: &Path) -> Option<Daemon> {
 
 fn connect(daemon: &Daemon, options: &SessionOptions) -> Result<Session, Error> {
     let start = Instant::now();
+    let options = SessionOptions { timeout: LIMIT, ..options.clone() };
     loop {
-        match Session::connect(&daemon.socket, options) {
-            Err(e)
-                if e.kind() == ErrorKind::Connect && start.elapsed() < Duration::from_secs(10) =>
-            {
+        match Session::connect(&daemon.socket, &options) {
+            Err(e) if e.kind() == ErrorKind::Connect && start.elapsed() < LIMIT => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             result => return result,
@@ -80,6 +83,11 @@ fn broken_sockets_have_distinct_errors() {
     let options = SessionOptions::default();
     let dead = dir.path().join("dead");
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+    // A daemon that another test starts has it open until the program is executed.
+    let begin = Instant::now();
+    while vlane_testing::listens(&dead) && begin.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
     let long = dir.path().join("x".repeat(120));
@@ -147,9 +155,12 @@ fn unoffered_features_are_refused() {
         ramp: Duration::ZERO,
         ..Workload::default()
     };
-    let stop: &mut OnProgress<'_> = &mut |_| ControlFlow::Break(());
+    let stop: &mut OnProgress<'_> = &mut |progress| match progress.done {
+        0 => ControlFlow::Continue(()),
+        _ => ControlFlow::Break(()),
+    };
     let report = run(session, &workload, stop).unwrap();
-    assert!(report.seconds < 5.0 && report.ios > 0, "{} s", report.seconds);
+    assert!(report.seconds < 30.0 && report.ios > 0, "{} s", report.seconds);
 }
 
 #[test]
@@ -160,21 +171,33 @@ fn flushed_data_survives_a_kill() {
         SessionOptions { queues: 2, depth: 16, write_cache: Some(true), ..Default::default() };
     let load = VerifyOptions {
         size: Some(4 << 20),
-        limit: Limit::Time(Duration::from_secs(30)),
+        limit: Limit::Time(LIMIT * 2),
         ..VerifyOptions::default()
     };
     let mut state = VerifyState::new(&connect(&victim, &options).unwrap(), &load).unwrap();
     for round in 0..3 {
-        let wait = Duration::from_millis(150 + 130 * round);
+        let wait = Duration::from_millis(130 * round);
         let session = connect(&victim, &options).unwrap();
+        let (loaded, is_loaded) = channel();
+        // Of so many requests some are writes.
+        let tell: &mut OnProgress<'_> = &mut |progress| {
+            if progress.done >= 64 {
+                let _ = loaded.send(());
+            }
+            ControlFlow::Continue(())
+        };
+        let child = &mut victim.child;
         let report = std::thread::scope(|scope| {
-            scope.spawn(|| {
+            scope.spawn(move || {
+                let _ = is_loaded.recv_timeout(LIMIT);
                 std::thread::sleep(wait);
-                victim.child.kill().unwrap();
+                child.kill().unwrap();
             });
-            verify_load(session, &mut state, &load, &mut going_on).unwrap()
+            verify_load(session, &mut state, &load, tell).unwrap()
         });
         assert!(report.backend_gone && report.writes > 0 && report.is_clean(), "{report:?}");
+        // Until it is gone it may hold the image's lock.
+        victim.child.wait().unwrap();
         victim = daemon(dir.path()).unwrap();
         let file = dir.path().join("state");
         state.save(&file).unwrap();
@@ -232,12 +255,14 @@ fn given_rate_accounts_for_every_arrival() {
         assert_eq!(open.response_histogram.total(), open.arrived);
         assert_eq!(report.histogram.total() + open.unserved, open.arrived);
         // No response is shorter than its service, so no quantile is (histograms round by a
-        // thousandth).
-        for (response, service) in [
-            (open.response.p50, report.latency.p50),
-            (open.response.p99, report.latency.p99),
-            (open.response.max, report.latency.max),
-        ] {
+        // thousandth). Arrivals that were never served have a response alone, maybe a short one;
+        // then only the longest ones can be compared.
+        let mut pairs = vec![(open.response.max, report.latency.max)];
+        if open.unserved == 0 {
+            pairs.push((open.response.p50, report.latency.p50));
+            pairs.push((open.response.p99, report.latency.p99));
+        }
+        for (response, service) in pairs {
             assert!(response * 1.002 >= service, "{response} {service}");
         }
     }
@@ -251,10 +276,9 @@ fn given_rate_accounts_for_every_arrival() {
     };
     let report = run(session, &workload, &mut going_on).unwrap();
     let open = report.open.unwrap();
-    assert!(
-        !open.kept_up && open.unserved > 0 && open.response.p50 > report.latency.p50,
-        "{open:?}"
-    );
+    // A machine that stands still all the time serves too few for a median.
+    let is_longer = open.response.p50 > report.latency.p50 || report.histogram.total() < 10;
+    assert!(!open.kept_up && open.unserved > 0 && is_longer, "{open:?}");
 }
 
 /// A trace of all kinds of requests on two queues, with places that are written again and again.

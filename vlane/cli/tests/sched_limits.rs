@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
-use scheduler::{OTHER, Process, may_schedule_as_root, wait};
+use scheduler::{OTHER, PATIENCE, Process, may_schedule_as_root, wait};
 use vlane_hint::{Guest, ProcessId};
 use vlane_sched::live::socket::Client;
 use vlane_sched::live::state::DaemonState;
@@ -40,8 +40,15 @@ impl Scheduler {
         command.arg("--state-dir").arg(dir.path().join("state"));
         command.arg("--listen").arg(dir.path().join("sched.sock")).args(more);
         command.stderr(fs::File::create(dir.path().join("log")).unwrap());
-        let this = Self { process: Process::start(&mut command), dir };
-        wait("it listens", || vlane_testing::listens(&this.listen()) && this.state().is_some());
+        let mut this = Self { process: Process::start(&mut command), dir };
+        wait("it listens", || {
+            // A guard has five seconds to be ready, which a busy machine may not give it.
+            if this.process.0.try_wait().unwrap().is_some() {
+                assert!(this.said().contains("it was not ready"), "{}", this.said());
+                this.process = Process::start(&mut command);
+            }
+            vlane_testing::listens(&this.listen()) && this.state().is_some()
+        });
         this
     }
 
@@ -103,8 +110,10 @@ fn missing_descriptors_warn_once() {
     wait("the machine is scheduled", || run.vcpus() == 1);
     // More than it may have, and no client leaves.
     let mut held = Vec::new();
-    let until = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < until {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(2)
+        || (held.len() <= 80 && begin.elapsed() < PATIENCE)
+    {
         held.extend(knock(&run.listen()));
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -213,14 +222,29 @@ fn late_vcpu_names_cause_no_warning() {
     if !may_schedule_as_root() {
         return;
     }
-    let (later, never) = (machine_that_names_its_thread_after("0.3"), Process::sleep());
-    let pids = [later.pid(), never.pid()].map(|pid| pid.to_string());
-    let run = Scheduler::start(&["env"], &["--pid", &pids[0], "--pid", &pids[1]]);
-    wait("the one is scheduled", || run.vcpus() == 1);
-    wait("the other is told", || run.said().contains("no known vCPU threads"));
-    let said = run.end();
-    assert!(said.contains(&format!("sleep ({})", pids[1])), "{said}");
-    assert!(!said.contains(&format!("({}) has no known vCPU", pids[0])), "{said}");
+    // On a busy machine the name may come later than the scheduler waits for it: then again.
+    for _ in 0..10 {
+        let (later, never) = (machine_that_names_its_thread_after("0.3"), Process::sleep());
+        let pids = [later.pid(), never.pid()].map(|pid| pid.to_string());
+        let comm = format!("/proc/{}/comm", pids[0]);
+        let named = std::thread::spawn(move || {
+            wait("the one has its name", || {
+                fs::read_to_string(&comm).is_ok_and(|name| name.trim() == "CPU 0/KVM")
+            });
+            Instant::now()
+        });
+        let begin = Instant::now();
+        let run = Scheduler::start(&["env"], &["--pid", &pids[0], "--pid", &pids[1]]);
+        wait("the one is scheduled", || run.vcpus() == 1);
+        wait("the other is told", || run.said().contains(&format!("sleep ({})", pids[1])));
+        let said = run.end();
+        assert!(said.contains("no known vCPU threads"), "{said}");
+        if named.join().unwrap() < begin + Duration::from_secs(2) {
+            assert!(!said.contains(&format!("({}) has no known vCPU", pids[0])), "{said}");
+            return;
+        }
+    }
+    panic!("the name never comes within two seconds");
 }
 
 /// A program as it calls itself, so that it is taken for a User-Mode Linux with as many tasks as it

@@ -13,9 +13,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use scheduler::may_schedule;
 use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
 use vlane_sched::live::source::{Mailbox, Mark};
+use vlane_sched::live::state::VcpuState;
 use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
+use vlane_sched::realtime::{RealTime, Settings, describe, monotonic_ns};
 use vlane_sched::sys::{self, Class};
 use vlane_sched::{VcpuThreads, Vehicle};
 
@@ -66,7 +67,25 @@ fn vehicle(policy: Policy, dir: &Path, change: impl Fn(&mut Settings)) -> RealTi
         program: env!("CARGO_BIN_EXE_vlane").into(),
         args: vec!["sched".into(), "guard".into()],
     };
-    RealTime::new(settings, dir, guard).unwrap()
+    // A guard has five seconds to be ready. A busy machine may not give it any CPU in that time.
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match RealTime::new(settings.clone(), dir, guard.clone()) {
+            Ok(vehicle) => return vehicle,
+            Err(error) => {
+                let why = describe(&error);
+                assert!(why.contains("it was not ready") && Instant::now() < until, "{why}");
+            }
+        }
+    }
+}
+
+/// The number of times that the guard has restored all threads. It does so if this thread, the
+/// daemon's part here, has no CPU for a second.
+fn interventions(vehicle: &RealTime) -> u64 {
+    let counters = vehicle.counters();
+    let found = counters.iter().find(|counter| counter.name == "guard_interventions");
+    found.unwrap().value
 }
 
 /// Ticks as the daemon would, until something holds.
@@ -93,22 +112,36 @@ fn boost_ends_when_served_or_expired() {
         .map(|hog| vehicle.add(&hog.threads("hog"), Claim::of(hog.tid)).unwrap())
         .collect();
     assert!(hogs.iter().all(|hog| hog.class() == Class::Other));
-    let now = monotonic_ns();
-    assert_eq!(
-        vehicle.event(ids[0], now).unwrap(),
-        Decision::Boost { ns: Params::sound(Policy::AlwaysBoost).boost_max_ns }
-    );
-    assert_eq!((hogs[0].class(), hogs[1].class()), (Class::RoundRobin, Class::Other));
-    assert!(sys::get(hogs[0].tid).unwrap().reset_on_fork, "its children would be real-time");
-    vehicle.served(ids[0], monotonic_ns(), 1000).unwrap();
-    assert_eq!(hogs[0].class(), Class::Other);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        // The guard hears that this thread is alive.
+        let now = monotonic_ns();
+        vehicle.tick(now).unwrap();
+        let before = interventions(&vehicle);
+        assert_eq!(
+            vehicle.event(ids[0], now).unwrap(),
+            Decision::Boost { ns: Params::sound(Policy::AlwaysBoost).boost_max_ns }
+        );
+        let classes = (hogs[0].class(), hogs[1].class());
+        let is_inherited = !sys::get(hogs[0].tid).unwrap().reset_on_fork;
+        vehicle.served(ids[0], monotonic_ns(), 1000).unwrap();
+        assert_eq!(hogs[0].class(), Class::Other);
+        if interventions(&vehicle) == before {
+            assert_eq!(classes, (Class::RoundRobin, Class::Other));
+            assert!(!is_inherited, "its children would be real-time");
+            break;
+        }
+        assert!(Instant::now() < until, "the guard restores all threads again and again");
+        // The boost that lasted until then used more than its budget.
+        std::thread::sleep(Duration::from_secs(5));
+    }
 
+    vehicle.tick(monotonic_ns()).unwrap();
     vehicle.event(ids[1], monotonic_ns()).unwrap();
-    tick_until(&mut vehicle, "the boost ends", |_| hogs[1].class() == Class::Other);
-    assert!(
-        vehicle.account(ids[1]).unwrap().totals.boosted_ns > 0,
-        "what was used boosted is not charged"
-    );
+    tick_until(&mut vehicle, "the boost ends, and what was used is charged", |vehicle| {
+        let used = vehicle.account(ids[1]).unwrap().totals.boosted_ns;
+        hogs[1].class() == Class::Other && used > 0
+    });
 
     vehicle.event(ids[2], monotonic_ns()).unwrap();
     drop(vehicle);
@@ -128,18 +161,23 @@ fn boosts_stay_within_real_time_budget() {
     let mut vehicle = vehicle(Policy::AlwaysBoost, dir.path(), |settings| settings.rt_percent = 1);
     let id = vehicle.add(&hog.threads("hog"), Claim::of(1)).unwrap();
     let begin = Instant::now();
+    let mut late = Duration::ZERO;
     while vehicle.counts().denied_budget == 0 {
         assert!(begin.elapsed() < PATIENCE, "boosted without end: {:?}", vehicle.counts());
+        let turn = Instant::now();
         vehicle.event(id, monotonic_ns()).unwrap();
         let next = vehicle.tick(monotonic_ns()).unwrap();
         std::thread::sleep(Duration::from_nanos(
             next.saturating_sub(monotonic_ns()).min(1_000_000),
         ));
+        late += turn.elapsed().saturating_sub(Duration::from_millis(2));
     }
     let cpus = std::thread::available_parallelism().unwrap().get() as u128;
     // 1 % of 95 %, kept for 100 ms, and the boost that exceeded it. A boost is charged by ticks of
-    // up to 10 ms.
-    let most = (begin.elapsed() + Duration::from_millis(100)).as_nanos() * cpus / 100 + 12_000_000;
+    // up to 10 ms, and it lasts on while this thread has no CPU to end it.
+    let most = (begin.elapsed() + Duration::from_millis(100)).as_nanos() * cpus / 100
+        + 12_000_000
+        + late.as_nanos();
     assert!(u128::from(vehicle.counts().boosted_ns) < most, "{:?} of {most}", vehicle.counts());
 }
 
@@ -255,20 +293,18 @@ fn daemon_takes_marks_and_reports_state() {
         boosted |= hog.class() == Class::RoundRobin;
         poster.post(Mark::Served { token: 7, response_ns: 200_000 });
         let state = hub.latest();
-        if state.vcpus.first().is_some_and(|vcpu| vcpu.responses > 10) {
-            assert_eq!(
-                (state.vcpus[0].name.as_str(), state.vcpus[0].pid),
-                ("the machine", std::process::id())
-            );
-            assert!(
-                state.vcpus[0].events > 0 && state.vcpus[0].boosts + state.vcpus[0].wake_boosts > 0
-            );
-            assert_eq!(state.vcpus[0].response_p50_us, 200.0);
+        let has_all = |vcpu: &VcpuState| vcpu.responses > 10 && vcpu.boosts + vcpu.wake_boosts > 0;
+        if let Some(vcpu) = state.vcpus.first().filter(|vcpu| boosted && has_all(vcpu)) {
+            assert_eq!((vcpu.name.as_str(), vcpu.pid), ("the machine", std::process::id()));
+            assert!(vcpu.events > 0);
+            assert_eq!(vcpu.response_p50_us, 200.0);
             break;
         }
-        assert!(Instant::now() < until, "no state with responses: {state:?}");
+        assert!(
+            Instant::now() < until,
+            "no state with responses and boosts; seen real-time: {boosted}; {state:?}"
+        );
     }
-    assert!(boosted, "never seen real-time");
     poster.post(Mark::Left { token: 7 });
     rustix::io::write(&stop, &1_u64.to_ne_bytes()).unwrap();
     assert_eq!(thread.join().unwrap(), Ending::Stopped);

@@ -8,7 +8,7 @@ mod common;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use common::places::{Loop, command, image, on_disk};
+use common::places::{Loop, alone, command, image, on_disk};
 use vlane_engine::file::{FileEngine, FileOptions, user_of};
 use vlane_engine::{EngineError, ErrorKind};
 use vlane_testing::skip;
@@ -40,6 +40,7 @@ const SIZES: [u64; 2] = [197_000, 1 << 20];
 /// It is refused at any size, and served when its user says that it is raw.
 #[test]
 fn image_of_another_format_is_refused() {
+    let _alone = alone();
     let dir = on_disk();
     let marks: [(&str, i64, &[u8]); 12] = [
         ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
@@ -86,6 +87,7 @@ fn image_of_another_format_is_refused() {
 
 #[test]
 fn formats_of_qemu_img_are_recognized() {
+    let _alone = alone();
     let dir = on_disk();
     for (format, options) in [
         ("qcow2", ""),
@@ -132,6 +134,7 @@ const PACKERS: [(&str, &str, &str); 7] = [
 
 #[test]
 fn packed_image_is_refused_and_unchanged() {
+    let _alone = alone();
     let dir = on_disk();
     for (name, packer, suffix) in PACKERS {
         let path = image(dir.path(), 1 << 20);
@@ -172,6 +175,7 @@ fn packed_image_is_refused_and_unchanged() {
 
 #[test]
 fn disk_beginning_like_archive_is_served() {
+    let _alone = alone();
     let dir = on_disk();
     let magics: [&[u8]; 8] = [
         b"\xfd7zXZ\0",
@@ -196,6 +200,7 @@ fn disk_beginning_like_archive_is_served() {
 
 #[test]
 fn guest_s_encryption_and_partitions_are_raw() {
+    let _alone = alone();
     let dir = on_disk();
     for mark in [&b"LUKS\xba\xbe\0\x02"[..], b"EFI PART", b"\xeb\x63\x90", b"\0\0\0\0"] {
         let path = image(dir.path(), 1 << 20);
@@ -223,6 +228,7 @@ impl Drop for Mounted {
 
 #[test]
 fn image_with_mounted_loop_is_read_only() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 32 << 20);
     let device = match Loop::new(&path, 512) {
@@ -260,6 +266,7 @@ fn image_with_mounted_loop_is_read_only() {
 /// A program that another thread starts has all open files for a moment, and with them the locks.
 #[test]
 fn user_that_ends_is_no_user() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 1 << 20);
     // On a busy machine the moment can be too long: one of these is enough.
@@ -279,6 +286,7 @@ fn user_that_ends_is_no_user() {
 /// At most one of the two has a writer.
 #[test]
 fn loop_device_and_its_image_exclude_writers() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 32 << 20);
     let device = match Loop::new(&path, 512) {
@@ -300,6 +308,7 @@ fn loop_device_and_its_image_exclude_writers() {
 
 #[test]
 fn loop_partition_counts_as_its_device() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 32 << 20);
     let device = match Loop::new(&path, 512) {

@@ -8,6 +8,7 @@ mod common;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use common::places::{Loop, image, in_memory, on_disk, options, skip};
 use common::{Op, Rig, bytes};
@@ -22,6 +23,7 @@ const SIZE: u64 = 4 << 20;
 const SECTORS: u64 = SIZE / 512;
 /// Sectors that one request may touch; several that are out together touch different ones.
 const SHARE: u64 = SECTORS / 4;
+const LIMIT: Duration = Duration::from_secs(20);
 
 struct Place {
     path: PathBuf,
@@ -99,6 +101,17 @@ fn change_regions(engine: &FileEngine, round: u64) {
     engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
 }
 
+/// Waits until the last change has come, also if the system has put it off.
+fn settle_regions(engine: &FileEngine, rig: &mut Rig) {
+    let begin = Instant::now();
+    let is_settled =
+        || engine.journal().is_none_or(|report| report.is_current && !report.direct.is_changing);
+    while !is_settled() && begin.elapsed() < LIMIT {
+        rig.reap(Instant::now());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 fn read(path: &Path) -> History {
     let bytes = std::fs::read(path).unwrap();
     History::new(Reader::new(&bytes[..]).unwrap()).unwrap()
@@ -174,6 +187,10 @@ fn replayed_record_equals_image_and_flushes_hold() {
                 "{what}: {:?}",
                 rig.stats()
             );
+            // A change that was put off comes now.
+            if round % 5 == 4 {
+                settle_regions(&engine, &mut rig);
+            }
         }
         rig.ok(Op::Flush);
         let is_mapped = engine.is_mapped();

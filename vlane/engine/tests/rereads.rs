@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 
-use common::places::{Loop, command, image, on_disk, open};
+use common::places::{Loop, alone, command, image, on_disk, open};
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_testing::skip;
 
@@ -47,6 +47,7 @@ fn auto(path: &Path) -> Cache {
 
 #[test]
 fn btrfs_with_checksums_takes_the_page_cache() {
+    let _alone = alone();
     let dir = on_disk();
     let backing = image(dir.path(), 256 << 20);
     let btrfs = match Btrfs::new(&backing, "rw") {
@@ -68,6 +69,7 @@ fn btrfs_with_checksums_takes_the_page_cache() {
 
 #[test]
 fn btrfs_without_checksums_takes_direct_io() {
+    let _alone = alone();
     let dir = on_disk();
     let backing = image(dir.path(), 256 << 20);
     let btrfs = match Btrfs::new(&backing, "nodatasum") {

@@ -18,6 +18,8 @@ use vlane_engine::{Engine, Status};
 
 /// No request takes that long, unless it waits for an event that does not come.
 const LIMIT: Duration = Duration::from_secs(60);
+/// The longest time for which writes leave their threads after a slow one, and a little more.
+const PAUSE: Duration = Duration::from_millis(10_100);
 
 /// A file system on which each write waits until this is dropped.
 struct Frozen {
@@ -89,11 +91,17 @@ fn held_write_delays_only_writes() {
         };
         let engine: Arc<dyn Engine> = open(&image(mount.path(), 1 << 20), cache);
         let mut rig = Rig::new(Arc::clone(&engine));
+        let begin = Instant::now();
         rig.ok(Op::write(0, bytes(1, 65536)));
+        let mut slowest = begin.elapsed();
         rig.ok(Op::Flush);
+        let begin = Instant::now();
         // So that the next flush has something to do.
         rig.ok(Op::write(0, bytes(2, 65536)));
+        slowest = slowest.max(begin.elapsed());
         assert!(rig.stats().inline > 0, "{:?}", rig.stats());
+        // After a slow write, others leave their threads for twenty times as long.
+        std::thread::sleep((slowest * 20).clamp(Duration::from_millis(60), PAUSE));
 
         let frozen = match Frozen::new(mount.path()) {
             Ok(frozen) => Arc::new(frozen),

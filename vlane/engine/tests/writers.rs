@@ -7,7 +7,7 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::places::{Loop, command, image, on_disk};
+use common::places::{Loop, alone, command, image, on_disk};
 use vlane_engine::file::{FileEngine, FileOptions};
 use vlane_engine::{EngineError, ErrorKind};
 use vlane_testing::skip;
@@ -37,6 +37,7 @@ fn go_together(one: &Path, other: &Path) {
 
 #[test]
 fn loop_devices_conflict_where_they_overlap() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 32 * MIB);
     let made = || {
@@ -70,6 +71,7 @@ fn loop_devices_conflict_where_they_overlap() {
 
 #[test]
 fn stacked_loop_device_conflicts_with_all_below() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 32 * MIB);
     let made = || {
@@ -93,6 +95,7 @@ fn stacked_loop_device_conflicts_with_all_below() {
 
 #[test]
 fn loop_of_mounted_file_is_refused() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 32 * MIB);
     let made = Loop::new(&path, 512).and_then(|one| Ok([one, Loop::new(&path, 512)?]));
@@ -158,6 +161,7 @@ impl Drop for Partition {
 
 #[test]
 fn partitions_of_one_disk_are_served_together() {
+    let _alone = alone();
     let dir = on_disk();
     let path = image(dir.path(), 32 * MIB);
     let made = || {

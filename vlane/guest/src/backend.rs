@@ -10,6 +10,10 @@ use crate::console::{Console, Echo};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::{Spec, kill_group, pid_of, tail, wait_until};
 
+/// Time for the last words of a process that has ended. They are in the pipe by then: only a child
+/// of its own that still holds the pipe takes so long.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
 /// How one sees that a back end accepts connections.
 #[derive(Debug, Clone, Copy)]
 pub enum Ready {
@@ -69,7 +73,7 @@ impl Backend {
             if let Some(status) =
                 wait_until(&mut backend.child, Instant::now() + Duration::from_millis(5))?
             {
-                backend.console.wait_closed(Duration::from_secs(1));
+                backend.console.wait_closed(LAST_WORDS);
                 return Err(
                     backend.problem(ErrorKind::Process, &format!("ended at once ({status})"))
                 );
@@ -115,7 +119,7 @@ impl Backend {
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let ended = wait_until(&mut self.child, Instant::now())?;
         if ended.is_some() {
-            self.console.wait_closed(Duration::from_secs(1));
+            self.console.wait_closed(LAST_WORDS);
         }
         Ok(ended)
     }
@@ -130,7 +134,7 @@ impl Backend {
                 &format!("did not end within {} s of SIGTERM", limit.as_secs()),
             ));
         };
-        self.console.wait_closed(Duration::from_secs(1));
+        self.console.wait_closed(LAST_WORDS);
         Ok(Stopped { status, log: self.console.text(), took: asked.elapsed() })
     }
 
@@ -190,15 +194,21 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    /// For a process that does not start before others have had their turns.
+    const LIMIT: Duration = Duration::from_secs(60);
+
     fn shell(script: &str) -> Spec {
         Spec::new("/bin/sh", ["-c", script])
+    }
+
+    fn start(spec: &Spec, line: &'static str) -> Result<Backend> {
+        Backend::start_within(LIMIT, spec, Path::new("/nowhere"), Ready::Line(line), None)
     }
 
     #[test]
     fn early_end_of_back_end_quotes_it() {
         let spec = shell("echo no such image >&2; exit 1");
-        let error = Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening"), None)
-            .unwrap_err();
+        let error = start(&spec, "listening").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Process);
         assert!(error.to_string().contains("no such image"), "{error}");
     }
@@ -208,10 +218,7 @@ mod tests {
         let spec = shell(
             "trap 'echo bye; exit 7' TERM; echo listening on x; while :; do sleep 0.05; done",
         );
-        let backend =
-            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None)
-                .unwrap();
-        let stopped = backend.stop(Duration::from_secs(5)).unwrap();
+        let stopped = start(&spec, "listening on").unwrap().stop(LIMIT).unwrap();
         assert_eq!(stopped.status.code(), Some(7));
         assert!(stopped.log.contains("bye"));
     }
@@ -219,9 +226,7 @@ mod tests {
     #[test]
     fn dropped_back_end_is_gone() {
         let spec = shell("trap '' TERM; echo listening on x; sleep 60");
-        let backend =
-            Backend::start(&spec, Path::new("/nowhere"), Ready::Line("listening on"), None)
-                .unwrap();
+        let backend = start(&spec, "listening on").unwrap();
         let pid = backend.id();
         drop(backend);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());

@@ -193,11 +193,12 @@ mod tests {
         };
         assert_eq!(console.wait_for(Duration::from_millis(30), has("login:")), None);
         std::io::Write::write_all(&mut &write, b"login:").unwrap();
-        assert_eq!(console.wait_for(Duration::from_secs(10), has("login:")), Some(()));
+        let limit = Duration::from_secs(120);
+        assert_eq!(console.wait_for(limit, has("login:")), Some(()));
         drop(write);
         let started = Instant::now();
-        assert_eq!(console.wait_for(Duration::from_secs(10), has("never")), None);
-        assert!(started.elapsed() < Duration::from_secs(5));
-        assert!(console.wait_closed(Duration::from_secs(5)));
+        assert_eq!(console.wait_for(limit, has("never")), None);
+        assert!(started.elapsed() < limit / 2);
+        assert!(console.wait_closed(limit));
     }
 }

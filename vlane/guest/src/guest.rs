@@ -187,7 +187,7 @@ impl Guest {
         // exists, and its number cannot have been reused.
         if !self.console.wait_closed(Duration::from_millis(200)) {
             kill_rest_of_group(&self.child);
-            self.console.wait_closed(Duration::from_secs(2));
+            self.console.wait_closed(Duration::from_secs(10));
         }
     }
 

@@ -96,7 +96,13 @@ mod tests {
         let mut child =
             std::process::Command::new(&program).arg0("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id());
-        let name = std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
+        let comm = || std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
+        // It is known to have begun a moment before it has its name.
+        let (begin, mut name) = (std::time::Instant::now(), comm());
+        while std::str::from_utf8(&name).is_ok() && begin.elapsed().as_secs() < 60 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            name = comm();
+        }
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(std::str::from_utf8(&name).is_err(), "{name:?}");

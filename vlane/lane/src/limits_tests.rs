@@ -1,10 +1,11 @@
-//! Lanes whose volume has limits. Tests of requests over the limits use a cost of eight seconds
-//! each: no machine is that slow.
+//! Lanes whose volume has limits. Tests of requests over the limits use a cost of a minute each: no
+//! machine is that slow.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -19,13 +20,16 @@ use crate::limits::Budget;
 use crate::tests::{Guest, Stuck, guest, lane_of, null};
 
 /// The cost of a read of 4 KiB with [`slow`].
-const EACH: Duration = Duration::from_secs(8);
+const EACH: Duration = Duration::from_secs(64);
 /// Reads that pass at once with it.
 const BURST: usize = 5;
+const LIMIT: Duration = Duration::from_secs(60);
+/// The cost of a request with a limit of one per second.
+const SECOND: Duration = Duration::from_secs(1);
 
 pub(crate) fn slow(express: ExpressBudget) -> Arc<Budget> {
     let burst = EACH * u32::try_from(BURST).unwrap();
-    let limits = Limits { bandwidth: NonZeroU64::new(512), burst, express, iops: None };
+    let limits = Limits { bandwidth: NonZeroU64::new(64), burst, express, iops: None };
     Arc::new(Budget::new(limits).unwrap())
 }
 
@@ -244,8 +248,11 @@ fn request_after_stall_pays_own_time() {
     budget.passes(EACH);
     while !lane.poll_channel(&mut uring, Instant::now()) {}
     assert_eq!(budget.used()[0], Duration::ZERO);
+    let begin = Instant::now();
     lane.serve(&mut uring, false);
-    assert!(budget.used()[0] > Duration::ZERO, "the read cost nothing");
+    // A slow machine earns it again before the look.
+    let used = budget.used()[0];
+    assert!(used > Duration::ZERO || begin.elapsed() >= SECOND, "the read cost nothing");
 }
 
 #[test]
@@ -271,8 +278,11 @@ fn returned_large_request_gets_budget_back() {
     lane.set_limits(Some(Arc::clone(&budget)));
     guest.zeroes(0, 4 << 20);
     guest.driver.publish();
+    let begin = Instant::now();
     lane.serve(&mut uring, false);
-    assert!(budget.used()[0] > Duration::ZERO);
+    // A slow machine earns it again before the look.
+    let used = budget.used()[0];
+    assert!(used > Duration::ZERO || begin.elapsed() >= SECOND);
     let (reply, stopped) = channel();
     lane.stop(reply);
     lane.serve(&mut uring, false);
@@ -286,39 +296,40 @@ fn sharing_threads_never_exceed_the_budget() {
     let (rate, burst) = (20_000_u32, Duration::from_millis(5));
     let limits = Limits { iops: NonZeroU64::new(rate.into()), burst, ..Limits::default() };
     let budget = Arc::new(Budget::new(limits).unwrap());
+    let at_once = burst.as_secs_f64() * f64::from(rate);
     let begin = Instant::now();
     let end = begin + Duration::from_millis(200);
-    let taken: usize = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..4)
-            .map(|_| {
-                let budget = Arc::clone(&budget);
-                scope.spawn(move || {
-                    let (mut guest, mut lane, mut uring) = limited(&budget);
-                    let mut taken = 0;
-                    let mut free: Vec<u16> = (0..8).collect();
-                    while Instant::now() < end {
-                        for slot in free.drain(..) {
-                            guest.submit(slot, RequestKind::Read, 0);
-                        }
-                        guest.driver.publish();
-                        if !lane.serve(&mut uring, false)
-                            && let Some(due) = lane.deadline()
-                        {
-                            std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                        }
-                        free = answered(&mut guest);
-                        taken += free.len();
+    let all = AtomicUsize::new(0);
+    // A busy machine may have used that time to start the threads.
+    let is_over = || {
+        let is_more = all.load(Ordering::Relaxed) as f64 > at_once;
+        Instant::now() >= end && (is_more || begin.elapsed() > LIMIT)
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let (mut guest, mut lane, mut uring) = limited(&budget);
+                let mut free: Vec<u16> = (0..8).collect();
+                while !is_over() {
+                    for slot in free.drain(..) {
+                        guest.submit(slot, RequestKind::Read, 0);
                     }
-                    taken
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+                    guest.driver.publish();
+                    if !lane.serve(&mut uring, false)
+                        && let Some(due) = lane.deadline()
+                    {
+                        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+                    }
+                    free = answered(&mut guest);
+                    all.fetch_add(free.len(), Ordering::Relaxed);
+                }
+            });
+        }
     });
     let most = (burst + begin.elapsed()).as_secs_f64() * f64::from(rate);
-    let taken = taken as f64;
+    let taken = all.into_inner() as f64;
     assert!(taken <= most, "{taken} of {most}");
-    assert!(taken > burst.as_secs_f64() * f64::from(rate), "{taken}: only the burst");
+    assert!(taken > at_once, "{taken}: only the burst");
 }
 
 #[test]

@@ -34,7 +34,7 @@ use crate::{
 const DEPTH: u16 = 8;
 const BLOCK: u32 = 4096;
 const BLOCKS: u64 = 64;
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Reads and writes of a file, each by the io_uring of the lane's thread.
 #[derive(Debug)]
@@ -524,13 +524,20 @@ fn moving_lane_takes_waiting_requests_along() {
     let pool = pool(1, 2);
     let mut guest = Guest::new(0, Format::Split, &engine, false);
     guest.start(&pool, None);
-    guest.submit(0, DEPTH);
-    wait_for("the requests are not taken", || guest.counters.snapshot().reads == u64::from(DEPTH));
-    pool.move_lane(0, 1);
-    wait_for("the lane does not move", || is_at(&pool, 0, 1));
-    guest.reap();
-    assert!(!guest.is_done(), "they were waited for");
-    guest.wait();
+    // On a busy machine the device can have served all of them before the look.
+    let is_taken_along = (1..=20).any(|round| {
+        guest.submit(0, DEPTH);
+        let reads = u64::from(DEPTH) * round;
+        wait_for("the requests are not taken", || guest.counters.snapshot().reads == reads);
+        let to = usize::from(round % 2 == 1);
+        pool.move_lane(0, to);
+        wait_for("the lane does not move", || is_at(&pool, 0, to));
+        guest.reap();
+        let is_taken_along = !guest.is_done();
+        guest.wait();
+        is_taken_along
+    });
+    assert!(is_taken_along, "they were waited for");
 }
 
 /// It stays until the storage answers, and serves again after the cancel.
@@ -631,7 +638,9 @@ fn thread_is_made_with_its_first_lane() {
     assert!(!has_thread(&own) && pool.lost().is_empty());
     let mut guest = Guest::new(SELDOM, Format::Split, &engine, false);
     guest.start(&pool, None);
-    assert!(has_thread(&own) && !has_thread(&next) && pool.lost().is_empty());
+    // The system's list can miss a thread while others end.
+    wait_for("its thread is not made", || has_thread(&own));
+    assert!(!has_thread(&next) && pool.lost().is_empty());
     guest.submit(0, 1);
     guest.wait();
     pool.stop(SELDOM, &[]).unwrap();
@@ -700,8 +709,11 @@ fn idle_adaptive_lanes_share_a_thread() {
         guest.wait();
     });
     // Put apart by hand, they come back together: they are idle.
-    pool.move_lane(1, 1);
-    wait_for("the lane does not move", || is_at(&pool, 1, 1));
+    wait_for("the lane does not move", || {
+        // It may be back before this thread has seen it there.
+        pool.move_lane(1, 1);
+        is_at(&pool, 1, 1)
+    });
     guests.iter_mut().for_each(|guest| {
         guest.submit(0, 1);
         guest.wait();

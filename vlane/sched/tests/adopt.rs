@@ -19,7 +19,7 @@ use vlane_sched::live::socket::Hub;
 use vlane_sched::live::source::{Mailbox, Mark, Poster};
 use vlane_sched::live::{Daemon, Ending, probe};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
+use vlane_sched::realtime::{RealTime, Settings, describe, monotonic_ns};
 use vlane_sched::sys::{self, Attr, Class};
 use vlane_sched::{ErrorKind, VcpuThreads, Vehicle};
 use vlane_testing::skip;
@@ -92,12 +92,26 @@ fn vehicle(dir: &Path) -> Option<RealTime> {
         skip(error);
         return None;
     }
-    let settings = Settings::new(Params::sound(Policy::AlwaysBoost), Goal::default());
+    Some(vehicle_with(Settings::new(Params::sound(Policy::AlwaysBoost), Goal::default()), dir))
+}
+
+/// The same with these settings. A guard has five seconds to be ready. A busy machine may not give
+/// it any CPU in that time: then it is another one's turn.
+fn vehicle_with(settings: Settings, dir: &Path) -> RealTime {
     let guard = GuardCommand {
         program: "/bin/sh".into(),
         args: ["-c", "printf '!'; cat > /dev/null", "guard"].map(String::from).into(),
     };
-    Some(RealTime::new(settings, dir, guard).unwrap())
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match RealTime::new(settings.clone(), dir, guard.clone()) {
+            Ok(vehicle) => return vehicle,
+            Err(error) => {
+                let why = describe(&error);
+                assert!(why.contains("it was not ready") && Instant::now() < until, "{why}");
+            }
+        }
+    }
 }
 
 fn boost(vehicle: &mut RealTime, id: vlane_policy::loan::VcpuId) {
@@ -326,11 +340,7 @@ fn large_machine_pays_for_its_own_boosts() {
     let cpus = std::thread::available_parallelism().unwrap().get();
     settings.rt_percent = 10;
     settings.rt_shares.machine = u8::try_from((50 / cpus).clamp(1, 100)).unwrap();
-    let guard = GuardCommand {
-        program: "/bin/sh".into(),
-        args: ["-c", "printf '!'; cat > /dev/null", "guard"].map(String::from).into(),
-    };
-    let mut vehicle = RealTime::new(settings, dir.path(), guard).unwrap();
+    let mut vehicle = vehicle_with(settings, dir.path());
     let sleepers: Vec<Sleeper> = std::iter::repeat_with(Sleeper::new).take(501).collect();
     let (honest, greedy) = sleepers.split_last().unwrap();
     let many: Vec<u32> = greedy.iter().map(|sleeper| sleeper.tid).collect();
@@ -381,11 +391,7 @@ fn accounting_time_is_charged_to_machine() {
     }
     let settings = Settings::new(Params::sound(Policy::AlwaysBoost), Goal::default());
     let period = settings.params.period_ns;
-    let guard = GuardCommand {
-        program: "/bin/sh".into(),
-        args: ["-c", "printf '!'; cat > /dev/null", "guard"].map(String::from).into(),
-    };
-    let mut vehicle = RealTime::new(settings, dir.path(), guard).unwrap();
+    let mut vehicle = vehicle_with(settings, dir.path());
     let sleepers: Vec<Sleeper> = std::iter::repeat_with(Sleeper::new).take(20).collect();
     let tids: Vec<u32> = sleepers.iter().map(|sleeper| sleeper.tid).collect();
     vehicle.add(&vcpu(&tids), Claim::of(1)).unwrap();

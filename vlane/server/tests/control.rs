@@ -330,10 +330,9 @@ fn counters_continue_across_sessions() {
     drop(control);
 }
 
-/// Two sessions, one trace: every request is in it, with a start for each, and its end when the
-/// volume ends.
-#[test]
-fn trace_has_all_sessions_until_volume_end() {
+/// Returns the answer with a trace of two sessions, of 7 reads and of 5. The end waits two seconds
+/// for the trace. A thread without a CPU for so long cuts it off, and the result is `None`.
+fn trace_of_two_sessions() -> Option<(u16, String, Vec<u8>)> {
     let Controlled { control, path, server } = controlled();
     let stream = ask(&path, "GET", "/v1/trace");
     let begin = std::time::Instant::now();
@@ -346,8 +345,19 @@ fn trace_has_all_sessions_until_volume_end() {
     reads(&server, 7);
     reads(&server, 5);
     let whole = std::thread::spawn(move || answer(stream));
+    let begin = Instant::now();
     drop(control);
-    let (status, kind, body) = whole.join().unwrap();
+    let is_in_time = begin.elapsed() < Duration::from_secs(2);
+    let whole = whole.join();
+    is_in_time.then(|| whole.unwrap())
+}
+
+/// Two sessions, one trace: every request is in it, with a start for each, and its end when the
+/// volume ends.
+#[test]
+fn trace_has_all_sessions_until_volume_end() {
+    let traced = (0..10).find_map(|_| trace_of_two_sessions()).expect("never ends in time");
+    let (status, kind, body) = traced;
     assert_eq!((status, kind.as_str()), (200, "application/vnd.vlane.trace"));
     let mut reader = Reader::new(&body[..]).unwrap();
     assert_eq!(
@@ -402,10 +412,17 @@ fn reader_hang_up_ends_recording() {
 fn recording_follows_ended_one() {
     let Controlled { control, path, server } = controlled();
     for turn in 0..10 {
-        let mut stream = ask(&path, "GET", "/v1/trace");
-        let mut first = [0; 12];
-        stream.read_exact(&mut first).unwrap();
-        assert_eq!(first[8..], *b" 200", "turn {turn}: refused");
+        let stream = loop {
+            let begin = Instant::now();
+            let mut stream = ask(&path, "GET", "/v1/trace");
+            let mut first = [0; 12];
+            stream.read_exact(&mut first).unwrap();
+            if first[8..] == *b" 200" {
+                break stream;
+            }
+            // The server waits three seconds for the last one's end: a thread has had no CPU.
+            assert!(begin.elapsed() >= Duration::from_secs(3), "turn {turn}: refused");
+        };
         if turn % 2 == 1 {
             reads(&server, 3);
         }
@@ -507,7 +524,8 @@ fn limits_are_shared_and_changes_wake_waiters() {
     let mut answered = 0;
     for n in 0..32 {
         let ring = &mut rings[n % 2];
-        ring.submit(u16::try_from(n / 2).unwrap(), IN, 0, 512);
+        // Those that wait are larger: within the limit of this test they cannot all pass.
+        ring.submit(u16::try_from(n / 2).unwrap(), IN, 0, if n < 10 { 512 } else { 4096 });
         if n < 10 {
             ring.wait(1);
             answered += 1;
@@ -515,7 +533,7 @@ fn limits_are_shared_and_changes_wake_waiters() {
     }
     std::thread::sleep(Duration::from_millis(50));
     let after: usize = rings.iter_mut().map(|ring| ring.used().len()).sum();
-    // As many as there have been seconds.
+    // One each eight seconds.
     assert!(answered + after < 28, "{answered} and {after} of 32 passed");
     assert_eq!(limit(&path, "{}").0, 200);
     let mut left = 32 - answered - after;
@@ -528,7 +546,7 @@ fn limits_are_shared_and_changes_wake_waiters() {
     // And the end does not wait for them.
     assert_eq!(limit(&path, r#"{"bandwidth": 512, "burst_us": 1000}"#).0, 200);
     for slot in 0..16 {
-        rings[0].submit(slot, IN, 0, 512);
+        rings[0].submit(slot, IN, 0, 4096);
     }
     assert!(server.stop_within(LIMIT).is_some(), "a session waits for its limits");
     drop(control);

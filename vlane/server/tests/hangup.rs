@@ -20,11 +20,11 @@ fn hang_up_waits_for_requests_in_flight() {
     let (wire, memory) = server.guest(USUAL);
     let mut rings = [Ring::new(&memory, 0), Ring::new(&memory, 0x2_0000)];
     assert!(wire.start(0, &rings[0]) && wire.start(1, &rings[1]));
-    // From the submission, not from the hang-up: on a busy machine the sleep may take as long as
-    // the requests.
+    // From the submission, not from the hang-up: on a busy machine that may come as late as the
+    // answers.
     let begin = Instant::now();
     rings.iter_mut().for_each(|ring| (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512)));
-    std::thread::sleep(Duration::from_millis(30));
+    server.begins_reads(16);
     drop(wire);
     // The next one is taken up only when the last request is answered.
     let next = server.connect();
@@ -44,7 +44,7 @@ fn stop_waits_for_requests_in_flight() {
     assert!(wire.start(0, &ring));
     let begin = Instant::now();
     (0..8).for_each(|slot| ring.submit(slot, IN, 0, 512));
-    std::thread::sleep(Duration::from_millis(30));
+    server.begins_reads(8);
     server.stop();
     assert!(begin.elapsed() >= LATENCY);
     assert_eq!(ring.used().len(), 8);
@@ -65,7 +65,7 @@ fn stop_hangs_up_after_last_answer() {
             // The session waits for the rest, and reads no other message.
             wire.raw(&[1, 0, 0], &[]).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(30));
+        server.begins_reads(16);
         let stopper = server.listener.stopper();
         let stopping = std::thread::spawn(move || stopper.stop());
         assert!(wire.is_hung_up(LIMIT));

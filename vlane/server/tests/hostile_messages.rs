@@ -111,7 +111,7 @@ fn server_stops_in_the_middle_of_message() {
         // Its rings are served meanwhile.
         ring.submit(0, IN, 0, 512);
         ring.wait(1);
-        assert!(server.stop() < Duration::from_secs(2));
+        assert!(server.stop() < LIMIT / 2);
     }
 }
 
@@ -128,7 +128,7 @@ fn server_stops_with_unread_answers() {
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-    assert!(server.stop() < Duration::from_secs(2));
+    assert!(server.stop() < LIMIT / 2);
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn wrong_descriptor_counts_are_refused() {
     }
     server.serves_the_next();
     drop(fds);
-    assert!(open_descriptors() < before + 20, "descriptors were leaked");
+    assert!(has_few_descriptors(before + 20), "descriptors were leaked");
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn with_full_calls(end: impl FnOnce(&Server, Wire, &Memory)) {
 
 #[test]
 fn full_call_descriptor_does_not_delay_stop() {
-    with_full_calls(|server, _wire, _| assert!(server.stop() < Duration::from_secs(5)));
+    with_full_calls(|server, _wire, _| assert!(server.stop() < LIMIT / 2));
 }
 
 #[test]
@@ -355,10 +355,7 @@ fn ring_starts_with_full_call_descriptor() {
     assert!(wire.start(0, &ring));
     assert!(wire.is_alive());
     ring.submit(0, IN, 0, 512);
-    assert!((0..100).any(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        !ring.used().is_empty()
-    }));
+    assert!(ring.is_answered());
 }
 
 #[test]

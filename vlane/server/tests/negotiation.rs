@@ -240,7 +240,7 @@ fn probing_client_leaves_room_for_next() {
     server.serves_the_next();
     // Other tests of this program come and go: a leak of one descriptor in each round would show
     // all the same.
-    assert!(open_descriptors() < before + 45);
+    assert!(has_few_descriptors(before + 45));
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn session_follows_session_on_one_socket() {
                 .unwrap();
         assert_eq!((report.ios, report.errors.total()), (400, 0));
     }
-    assert!(server.stop() < Duration::from_secs(2));
+    assert!(server.stop() < LIMIT / 2);
 }
 
 /// A socket whose queue of connections is full is a live server's, and finding that out takes no
@@ -281,8 +281,12 @@ fn busy_server_is_recognised_at_once() {
     while rustix::net::connect(waiting.last().unwrap(), &address).is_ok() {
         waiting.push(socket());
     }
-    let begin = std::time::Instant::now();
-    let refused = vlane_server::Listener::bind(&path).unwrap_err();
-    assert!(matches!(refused, vlane_server::ListenError::InUse { .. }), "{refused}");
-    assert!(begin.elapsed() < Duration::from_secs(1));
+    // A wait would come each time, a busy machine only now and then.
+    let is_quick = || {
+        let begin = std::time::Instant::now();
+        let refused = vlane_server::Listener::bind(&path).unwrap_err();
+        assert!(matches!(refused, vlane_server::ListenError::InUse { .. }), "{refused}");
+        begin.elapsed() < Duration::from_secs(1)
+    };
+    assert!((0..5).any(|_| is_quick()));
 }

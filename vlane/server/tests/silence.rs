@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 
-/// Longer than the patience with a silent one.
+/// The patience with a silent one.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longer than that.
 const LONG: Duration = Duration::from_secs(7);
 
 /// Returns true if an answer comes within that time.
@@ -90,21 +92,36 @@ fn silence_does_not_count_without_waiter() {
 #[test]
 fn silence_does_not_count_after_waiter_left() {
     let server = Server::new(null(None), 1, 1);
-    let silent = server.connect();
-    let looked_in = server.connect();
-    std::thread::sleep(Duration::from_millis(500));
-    drop(looked_in);
+    let silent = loop {
+        let silent = server.connect();
+        let begin = Instant::now();
+        let looked_in = server.connect();
+        std::thread::sleep(Duration::from_millis(500));
+        drop(looked_in);
+        // On a busy machine it may have waited longer than the patience is: then again.
+        if begin.elapsed() < PATIENCE {
+            break silent;
+        }
+    };
     std::thread::sleep(LONG);
     assert!(silent.is_alive(), "put out for one that is gone");
 }
 
 #[test]
 fn stopping_server_hangs_up_on_both() {
-    let server = Server::new(null(None), 1, 1);
-    let (silent, waiting) = (server.connect(), server.connect());
-    std::thread::sleep(Duration::from_millis(300));
-    let begin = Instant::now();
-    server.stop();
-    assert!(silent.is_hung_up(LIMIT) && waiting.is_hung_up(LIMIT));
-    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    let takes = || {
+        let server = Server::new(null(None), 1, 1);
+        let (silent, waiting) = (server.connect(), server.connect());
+        std::thread::sleep(Duration::from_millis(300));
+        let begin = Instant::now();
+        server.stop();
+        assert!(silent.is_hung_up(LIMIT) && waiting.is_hung_up(LIMIT));
+        begin.elapsed()
+    };
+    // A stop that waits for the end of the patience does so each time, a busy machine does not.
+    let mut times: Vec<Duration> = Vec::new();
+    while times.last().is_none_or(|time| *time >= PATIENCE - Duration::from_secs(1)) {
+        assert!(times.len() < 5, "{times:?}");
+        times.push(takes());
+    }
 }

@@ -1,7 +1,7 @@
 //! A file system that can be frozen under an image: ext4 on a loop device.
 //!
 //! A file system that stays frozen would harm the whole machine. It is unfrozen at every end of the
-//! test, and by a process of its own after a minute.
+//! test, and by a process of its own after two minutes.
 
 #![allow(
     dead_code,
@@ -67,7 +67,7 @@ impl Ext4 {
 
     pub fn freeze(&mut self) -> Result<(), String> {
         // First who ends it. Its own process group: Ctrl-C of the tests is not for it.
-        let script = "trap '' INT HUP; sleep 60; exec fsfreeze -u \"$0\"";
+        let script = "trap '' INT HUP; sleep 120; exec fsfreeze -u \"$0\"";
         let mut watchdog = Command::new("sh");
         watchdog
             .args(["-c", script, self.at()])

@@ -17,7 +17,7 @@ told() { grep -c 'notifies the vCPU scheduler at /run/vlane-sched/sched.sock' /o
 
 # Its unit is up before its sockets are there.
 listens() {
-    for _ in $(seq 100); do
+    for _ in $(seq 600); do
         [ -S /run/vlane-sched/sched.sock ] && return
         sleep 0.05
     done
@@ -33,6 +33,10 @@ all_is_well() { # when
     local before
     before=$(told)
     front_end vlane disk || wrong "$1: the volume's own user cannot use the disk"
+    for _ in $(seq 600); do
+        [ "$(told)" -gt "$before" ] && break
+        sleep 0.05
+    done
     [ "$(told)" -gt "$before" ] || wrong "$1: the scheduler is not told"
     systemctl is-active -q vlane@disk vlane-sched || wrong "$1: a unit has failed"
 }
@@ -63,7 +67,7 @@ order='one volume'
 start start vlane@disk
 start reload vlane@disk
 systemctl kill --kill-whom=main -s USR2 vlane@disk
-for _ in $(seq 100); do
+for _ in $(seq 300); do
     grep -q 'upgraded in place' /out/vlane@disk.service.log && break
     sleep 0.1
 done

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use vlane_sched::sys::{self, Attr};
 
 /// Until something that must come is taken for missing: the machine may have a lot else to do.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Another user: `nobody`.
 pub const OTHER: u32 = 65534;
 

@@ -5,12 +5,19 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tempfile::TempDir;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 #[allow(unused_imports, reason = "each test program uses its own part of this")]
 pub use vlane_testing::skip;
+
+/// For tests that look at locks: one at a time. A program that another test starts has all open
+/// files of this process for a moment, which is long on a busy machine.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs a command; its output, or its error.
 pub fn command(program: &str, args: &[&str]) -> Result<String, String> {
@@ -69,7 +76,7 @@ pub fn open_with(path: &Path, options: FileOptions) -> Arc<FileEngine> {
         |why: &str| why.contains("is in use") || why.contains("is locked by another process");
     loop {
         match FileEngine::open(path, options).map(Arc::new).map_err(|error| error.to_string()) {
-            Err(why) if is_passing(&why) && begin.elapsed().as_secs() < 5 => {
+            Err(why) if is_passing(&why) && begin.elapsed().as_secs() < 60 => {
                 std::thread::sleep(std::time::Duration::from_millis(20));
             }
             opened => return opened.expect("open"),
@@ -142,7 +149,16 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
+        let name = self.device.file_name().unwrap_or_default().to_string_lossy();
+        let attached = format!("/sys/block/{name}/loop/backing_file");
+        let backing = || std::fs::read(&attached).ok();
+        let before = backing();
         let _ = command("losetup", &["--detach", &self.device.to_string_lossy()]);
+        // The kernel detaches it when its last user closes it: another program may look at it.
+        let begin = std::time::Instant::now();
+        while before.is_some() && backing() == before && begin.elapsed().as_secs() < 10 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt, chown, symlink};
 use super::super::table::tests::entry;
 use super::super::table::{Entry, Table};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FileType;
 
@@ -48,6 +49,19 @@ impl Drop for Victim {
     }
 }
 
+/// Repairs once no list is held. A process that another test starts holds all open ones until it
+/// runs its own program.
+fn repair(dir: &Path) -> Result<Repaired> {
+    let until = Instant::now() + Duration::from_secs(60);
+    loop {
+        let done = super::repair(dir)?;
+        if done.held == 0 || Instant::now() > until {
+            return Ok(done);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// The attributes that an entry may have, applied to a thread.
 fn nice(is: Attr) -> Attr {
     Attr { nice: 7, slice_ns: 0, ..is }
@@ -72,7 +86,7 @@ fn only_abandoned_table_is_repaired() {
     let dir = tempfile::tempdir().unwrap();
     let mut table = Table::create(dir.path()).unwrap();
     table.enter(&entry(u32::MAX >> 1)).unwrap();
-    let done = repair(dir.path()).unwrap();
+    let done = super::repair(dir.path()).unwrap();
     assert_eq!((done.restored, done.held, done.lists), (Restored::default(), 1, 0));
     drop(table);
     let done = repair(dir.path()).unwrap();
