@@ -12,9 +12,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::places::{ROOM, TooSmall, open_with, skip};
+use common::places::{ROOM, TooSmall, current_report, open_with, skip};
 use common::{Op, Rig, bytes};
-use vlane_engine::file::{Cache, DirectReport, FileEngine, FileOptions, JournalReport, JournalWay};
+use vlane_engine::file::{Cache, DirectReport, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status, Writeback};
 use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{Evidence, FileSystem, Journal, LogKind};
@@ -46,20 +46,8 @@ fn pretend(engine: &FileEngine, ranges: &[Range<u64>]) {
     engine.pretend_layout(JournalLayout { journals: vec![journal], watched: Vec::new() });
 }
 
-/// The journal thread's report, when it has seen all that was done before.
-fn report(engine: &FileEngine) -> JournalReport {
-    let begin = Instant::now();
-    loop {
-        let report = engine.journal().expect("watched");
-        if report.is_current {
-            return report;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(60), "it does not answer: {report:?}");
-    }
-}
-
 fn direct(engine: &FileEngine) -> DirectReport {
-    report(engine).direct
+    current_report(engine).direct
 }
 
 /// Lets lanes work until it is so.

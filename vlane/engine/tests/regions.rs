@@ -11,10 +11,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::places::{Loop, image, in_memory, on_disk, open_with, skip};
+use common::places::{Loop, current_report, image, in_memory, on_disk, open_with, skip};
 use common::{Op, Rig, bytes};
 use tempfile::TempDir;
-use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalReport, JournalWay};
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalWay};
 use vlane_engine::{Engine, Status};
 use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{Evidence, FileSystem, Journal, LogKind};
@@ -50,20 +50,8 @@ fn layout(ranges: &[Range<u64>]) -> JournalLayout {
     JournalLayout { journals: vec![journal], watched: Vec::new() }
 }
 
-/// The journal thread's report, when it has seen all that was done before.
-fn report(engine: &FileEngine) -> JournalReport {
-    let begin = Instant::now();
-    loop {
-        let report = engine.journal().expect("watched");
-        if report.is_current {
-            return report;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(60), "it does not answer: {report:?}");
-    }
-}
-
 fn ranges(engine: &FileEngine) -> Vec<Range<u64>> {
-    report(engine).direct.ranges
+    current_report(engine).direct.ranges
 }
 
 /// Lets lanes work until it is so.
@@ -231,7 +219,7 @@ fn only_requests_in_changing_region_are_held() {
     }
     let early = other.collect();
     // Unless the machine was so slow that the change was put off.
-    let put_off = report(&engine).direct.put_off;
+    let put_off = current_report(&engine).direct.put_off;
     assert!(early.is_empty() || put_off > 0, "held");
     assert_eq!(stuck.drain().len(), 1);
     let answers = other.drain();

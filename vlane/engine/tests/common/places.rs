@@ -6,9 +6,11 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use vlane_engine::file::{Cache, FileEngine, FileOptions};
+use vlane_engine::Engine as _;
+use vlane_engine::file::{Cache, FileEngine, FileOptions, JournalReport};
 #[allow(unused_imports, reason = "each test program uses its own part of this")]
 pub use vlane_testing::skip;
 
@@ -17,6 +19,18 @@ pub use vlane_testing::skip;
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The report of an engine's journal thread, when it has seen all that was done before.
+pub fn current_report(engine: &FileEngine) -> JournalReport {
+    let begin = Instant::now();
+    loop {
+        let report = engine.journal().expect("watched");
+        if report.is_current {
+            return report;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not answer: {report:?}");
+    }
 }
 
 /// Runs a command; its output, or its error.
@@ -71,13 +85,13 @@ pub fn open(path: &Path, cache: Cache) -> Arc<FileEngine> {
 pub fn open_with(path: &Path, options: FileOptions) -> Arc<FileEngine> {
     // A program that another test starts has our descriptors for a moment, and so a claim that is
     // over.
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let is_passing =
         |why: &str| why.contains("is in use") || why.contains("is locked by another process");
     loop {
         match FileEngine::open(path, options).map(Arc::new).map_err(|error| error.to_string()) {
             Err(why) if is_passing(&why) && begin.elapsed().as_secs() < 60 => {
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(20));
             }
             opened => return opened.expect("open"),
         }
@@ -155,9 +169,9 @@ impl Drop for Loop {
         let before = backing();
         let _ = command("losetup", &["--detach", &self.device.to_string_lossy()]);
         // The kernel detaches it when its last user closes it: another program may look at it.
-        let begin = std::time::Instant::now();
+        let begin = Instant::now();
         while before.is_some() && backing() == before && begin.elapsed().as_secs() < 10 {
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
@@ -234,7 +248,7 @@ impl Drop for Mount {
             if command("umount", &[&at]).is_ok() {
                 return;
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
         }
         let _ = command("umount", &["--lazy", &at]);
     }
