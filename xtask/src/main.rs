@@ -11,6 +11,7 @@ mod bpf;
 mod citations;
 mod claim;
 mod experiment;
+mod map;
 mod page;
 mod prose;
 mod runner;
@@ -37,7 +38,8 @@ enum Command {
     Bpf,
     /// Check the house's rules (lengths, circles, the data path, links), and count lines
     Tidy,
-    /// Draw the crates and their imports again: docs/src/structure.svg
+    /// Draw the crates and their imports again (docs/src/structure.svg), and list the files of the
+    /// data path (docs/src/architecture.md)
     Structure,
     /// Make docs/src/specification.md again: which sentence of the specifications is fulfilled
     /// where, and tested where
@@ -70,7 +72,7 @@ fn main() -> ExitCode {
         Command::Experiments(args) => runner::run(&root, &args.names, args.list, args.pages),
         Command::Bpf => bpf::compile(&root),
         Command::Tidy => tidy::run(&root),
-        Command::Structure => structure::run(&root),
+        Command::Structure => map::run(&root),
         Command::Citations => citations::run(&root),
         Command::Prose { lower } => prose::run(&root, lower),
     };

@@ -1,14 +1,12 @@
-//! `cargo xtask structure`: draws `docs/src/structure.svg`, the crates and what they take from each
-//! other, from their real imports.
+//! The picture `docs/src/structure.svg`: the crates and what they take from each other, from their
+//! real imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::Path;
 
-use anyhow::{Context, Result};
 use proc_macro2::{TokenStream, TokenTree};
 
-use crate::tidy::source::{self, Source};
+use crate::tidy::source::Source;
 
 /// Where the picture is.
 pub(crate) const PICTURE: &str = "docs/src/structure.svg";
@@ -21,18 +19,6 @@ struct Room {
     name: String,
     what: String,
     takes: BTreeSet<String>,
-}
-
-/// Draws the picture again.
-///
-/// # Errors
-/// If the sources cannot be read, or the picture cannot be written.
-pub(crate) fn run(root: &Path) -> Result<()> {
-    let files = source::files(root)?;
-    let picture = draw(&files, &source::sources(&files)?);
-    std::fs::write(root.join(PICTURE), picture).context(PICTURE)?;
-    println!("{PICTURE}");
-    Ok(())
 }
 
 /// The picture, as it should be.

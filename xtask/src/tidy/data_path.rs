@@ -44,22 +44,48 @@ const BANNED: &[(&str, &str)] = &[
     ("sleep", "waiting"),
 ];
 
+/// The sources of the crate of lanes and of the crates below it.
+fn real<'a>(files: &BTreeMap<String, String>, sources: &'a [Source]) -> Vec<&'a Source> {
+    let crates = structure::below(files, sources, CRATE);
+    let is_real = |source: &&Source| {
+        // Simulated threads and kernels replace real ones in tests only.
+        let is_simulated = source.module.iter().flatten().any(|part| part == "simulated");
+        crates.contains(&source.home) && !is_simulated
+    };
+    sources.iter().filter(is_real).collect()
+}
+
+/// The functions of the way, and those that lead off it.
+fn reached<'a>(real: &[&'a Source]) -> Vec<(&'a Source, &'a Function)> {
+    let is_root = |function: &Function| ROOTS.contains(&&function.full_name()[..]);
+    Graph::new(real.iter().copied()).reached(is_root, is_off)
+}
+
+/// True for a function that leads off the way.
+fn is_off(source: &Source, function: &Function) -> bool {
+    function.is_cold || mark_above(&source.text, function.line).is_some()
+}
+
+/// The files that have functions of the way, with the number of these functions.
+pub(crate) fn on_the_way<'a>(
+    files: &BTreeMap<String, String>,
+    sources: &'a [Source],
+) -> BTreeMap<&'a str, usize> {
+    let mut found = BTreeMap::new();
+    let functions = reached(&real(files, sources));
+    for (source, _) in functions.iter().filter(|(source, function)| !is_off(source, function)) {
+        *found.entry(&source.name[..]).or_default() += 1;
+    }
+    found
+}
+
 /// All faults: the file, the line, and the text.
 pub(crate) fn faults(
     files: &BTreeMap<String, String>,
     sources: &[Source],
 ) -> Vec<(String, usize, String)> {
-    let crates = structure::below(files, sources, CRATE);
-    let real = |source: &&Source| {
-        // Simulated threads and kernels replace real ones in tests only.
-        let is_simulated = source.module.iter().flatten().any(|part| part == "simulated");
-        crates.contains(&source.home) && !is_simulated
-    };
-    let graph = Graph::new(sources.iter().filter(real));
-    let is_root = |function: &Function| ROOTS.contains(&&function.full_name()[..]);
-    let reached = graph.reached(is_root, |source, function| {
-        function.is_cold || mark_above(&source.text, function.line).is_some()
-    });
+    let real = real(files, sources);
+    let reached = reached(&real);
     let mut found = Vec::new();
     for root in ROOTS {
         if !reached.iter().any(|(_, function)| function.full_name() == *root) {
@@ -88,7 +114,7 @@ pub(crate) fn faults(
             }
         }
     }
-    for source in sources.iter().filter(real) {
+    for source in real {
         for (number, line) in (1..).zip(source.text.lines()) {
             if line.trim_start().starts_with(MARK) && !used.contains(&(&source.name, number)) {
                 found.push((

@@ -2,7 +2,7 @@
 
 mod calls;
 mod circles;
-mod data_path;
+pub(crate) mod data_path;
 mod links;
 pub(crate) mod source;
 
@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 pub(crate) use circles::arrows;
 use source::{Lines, Source};
 
-use crate::{citations, prose, structure};
+use crate::{citations, map, prose, structure};
 
 /// Lines that a file may have, all together, and a function.
 const FILE: usize = 800;
@@ -78,6 +78,10 @@ fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, 
     if files.get(structure::PICTURE) != Some(&structure::draw(files, sources)) {
         let why = "not as the crates are now: cargo xtask structure draws it again";
         faults.push((structure::PICTURE.to_owned(), 1, why.to_owned()));
+    }
+    if files.get(map::PAGE) != map::page(files, sources).as_ref() {
+        let why = "its list of files is not as the code is: cargo xtask structure makes it again";
+        faults.push((map::PAGE.to_owned(), 1, why.to_owned()));
     }
     match citations::page(files) {
         Ok((page, wrong)) => {
@@ -190,6 +194,7 @@ mod tests {
             ("docs/src/SUMMARY.md", "[a](a.md)\n".to_owned()),
             ("docs/src/a.md", "[gone](gone.md)\n".to_owned()),
             ("docs/src/lost.md", String::new()),
+            (map::PAGE, "No list.\n".to_owned()),
         ]
         .map(|(name, text)| (name.to_owned(), text))
         .into();
@@ -203,6 +208,7 @@ mod tests {
             ("docs/src/lost.md", "does not name it"),
             ("vlane/x/Cargo.toml", "is of the lab"),
             ("docs/src/structure.svg", "draws it again"),
+            (map::PAGE, "makes it again"),
             ("docs/src/specification.md", "makes it again"),
             ("vlane-lane", "is not there"),
         ] {
