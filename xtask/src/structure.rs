@@ -4,12 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use proc_macro2::{TokenStream, TokenTree};
+use proc_macro2::{Spacing, TokenStream, TokenTree};
 
 use crate::tidy::source::Source;
 
 /// Where the picture is.
 pub(crate) const PICTURE: &str = "docs/src/structure.svg";
+
+/// The letters in a line of a crate's description, and its lines.
+const COLUMNS: usize = 28;
+const LINES: usize = 3;
 
 /// A crate: its name, its purpose, and the crates that it imports.
 #[derive(Debug)]
@@ -60,6 +64,12 @@ pub(crate) fn strays(
     imports.filter(|(_, name)| is_lab(name)).collect()
 }
 
+/// Folders of the crates with a description that is longer than its place in the picture.
+pub(crate) fn cut(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<String> {
+    let is_cut = |room: &Room| wrapped(&room.what, COLUMNS).len() > LINES;
+    rooms(files, sources).into_iter().filter(is_cut).map(|room| room.home).collect()
+}
+
 /// Checks are not drawn: they work on the product and the lab, or test them from outside.
 fn is_check(home: &str) -> bool {
     ["checks", "fuzz", "xtask"].contains(&home.split('/').next().unwrap_or_default())
@@ -94,20 +104,29 @@ fn rooms(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<Room> {
     rooms
 }
 
-/// All names that begin with `vlane_`: crates, and others, which are no crate's.
+/// All names that begin with `vlane_`, crates' and others', and `vlane` at the head of a path.
 fn imports(tokens: TokenStream, found: &mut BTreeSet<String>) {
-    for token in tokens {
+    let mut tokens = tokens.into_iter().peekable();
+    while let Some(token) = tokens.next() {
         match token {
             TokenTree::Group(group) => imports(group.stream(), found),
             TokenTree::Ident(ident) => {
                 let name = ident.to_string();
-                if name.starts_with("vlane_") {
+                if name.starts_with("vlane_")
+                    || name == "vlane" && tokens.peek().is_some_and(is_path_colon)
+                {
                     found.insert(name.replace('_', "-"));
                 }
             }
             _ => {}
         }
     }
+}
+
+/// The first colon of `::`.
+fn is_path_colon(token: &TokenTree) -> bool {
+    matches!(token, TokenTree::Punct(punct)
+        if punct.as_char() == ':' && punct.spacing() == Spacing::Joint)
 }
 
 /// The floor of each crate: one above the highest that it takes something from.
@@ -206,7 +225,7 @@ fn svg(rooms: &[Room], floors: &BTreeMap<&str, usize>) -> String {
             x + 10,
             y + 21
         );
-        for (line, text) in (0..).zip(wrapped(&room.what, 29).iter().take(3)) {
+        for (line, text) in (0..).zip(wrapped(&room.what, COLUMNS).iter().take(LINES)) {
             let (x, y) = (x + 10, y + 38 + line * 13);
             let _ = writeln!(
                 out,
@@ -255,12 +274,21 @@ fn escaped(text: &str) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
     fn room(name: &str, takes: &[&str]) -> Room {
         let takes = takes.iter().map(|name| (*name).to_owned()).collect();
         Room { home: String::new(), name: name.to_owned(), what: String::new(), takes }
+    }
+
+    #[test]
+    fn imports_are_paths_of_crates() {
+        let mut found = BTreeSet::new();
+        let code = "use vlane::serve; fn f(vlane: u8) { vlane_lane::g(self.vlane) }";
+        imports(code.parse().unwrap(), &mut found);
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["vlane", "vlane-lane"]);
     }
 
     /// An arrow that others imply is left out.

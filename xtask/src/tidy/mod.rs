@@ -64,6 +64,10 @@ fn faults(files: &BTreeMap<String, String>, sources: &[Source]) -> Vec<(String, 
         let why = format!("{home} is of the product, and imports {name}, which is of the lab");
         faults.push((format!("{home}/Cargo.toml"), 1, why));
     }
+    for home in structure::cut(files, sources) {
+        let why = "the description is cut in the picture of the crates: make it shorter";
+        faults.push((format!("{home}/Cargo.toml"), 1, why.to_owned()));
+    }
     for dead in dead(sources) {
         faults.push((dead.to_owned(), 1, "no module declares it".to_owned()));
     }
@@ -183,7 +187,7 @@ mod tests {
     fn each_fault_is_found() {
         let long = format!("fn f() {{\n{}}}\n", "    g();\n".repeat(80));
         let files: BTreeMap<String, String> = [
-            ("vlane/x/Cargo.toml", String::new()),
+            ("vlane/x/Cargo.toml", format!("description = \"{}\"\n", "word ".repeat(30))),
             ("vlane/x/src/lib.rs", "mod a;\nmod b;\nmod long;\nuse vlane_y::Y;\n".to_owned()),
             ("lab/y/Cargo.toml", "name = \"vlane-y\"\n".to_owned()),
             ("lab/y/src/lib.rs", "pub struct Y;\n".to_owned()),
@@ -207,6 +211,7 @@ mod tests {
             ("docs/src/a.md", "leads nowhere"),
             ("docs/src/lost.md", "does not name it"),
             ("vlane/x/Cargo.toml", "is of the lab"),
+            ("vlane/x/Cargo.toml", "is cut"),
             ("docs/src/structure.svg", "draws it again"),
             (map::PAGE, "makes it again"),
             ("docs/src/specification.md", "makes it again"),
