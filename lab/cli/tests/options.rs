@@ -267,3 +267,121 @@ fn misplaced_option_is_told_its_place() {
 fn command_line_definition_is_sound() {
     vlane_lab::command().debug_assert();
 }
+
+/// The code of a page: texts between backticks, indented lines and fenced ones, continued lines
+/// joined.
+fn code(page: &str) -> Vec<String> {
+    let page = page.replace("\\\n", " ");
+    let (mut found, mut prose) = (Vec::new(), String::new());
+    let mut is_fenced = false;
+    for line in page.lines() {
+        if line.trim_start().starts_with("```") {
+            is_fenced = !is_fenced;
+        } else if is_fenced || line.starts_with("    ") {
+            found.push(line.trim().to_owned());
+        } else {
+            prose += &format!("{line}\n");
+        }
+    }
+    // A span may cross the end of a line.
+    let spans = prose.split("\n\n").flat_map(|part| part.split('`').skip(1).step_by(2));
+    found.extend(spans.map(|span| span.split_whitespace().collect::<Vec<_>>().join(" ")));
+    found
+}
+
+/// The options behind a program's name that none of its commands has.
+fn unknown(code: &str) -> Vec<String> {
+    let code = code.replace("cargo run --release -p vlane-lab --", "vlane-lab");
+    let code = code.replace("cargo run --release --", "vlane");
+    let mut wrong = Vec::new();
+    for part in code.split(['|', ';', '&', '#', '(', ')', '"', '\'']) {
+        let words: Vec<&str> = part.split_whitespace().collect();
+        // Behind another program's name it is an argument.
+        let before = |word: &&&str| ["sudo", "time"].contains(*word) || word.contains('=');
+        let at = words.iter().take_while(before).count();
+        let name = words.get(at).map_or("", |word| word.rsplit('/').next().unwrap_or_default());
+        if name != "vlane" && name != "vlane-lab" {
+            continue;
+        }
+        let root = match words[at].ends_with("vlane-lab") {
+            true => vlane_lab::command(),
+            false => vlane::command(),
+        };
+        let mut chain = vec![root];
+        for word in &words[at + 1..] {
+            let last = chain.last().unwrap();
+            if let Some(option) = word.strip_prefix("--").filter(|option| !option.is_empty()) {
+                let name = option.split(['=', '[', ',', '.', ':']).next().unwrap_or_default();
+                let has = |command: &clap::Command| {
+                    command.get_arguments().any(|arg| {
+                        let all = arg.get_long_and_visible_aliases().unwrap_or_default();
+                        all.contains(&name)
+                            || arg.get_all_aliases().unwrap_or_default().contains(&name)
+                    })
+                };
+                if !["help", "version"].contains(&name) && !chain.iter().any(has) {
+                    wrong.push(format!("`{part}`: no --{name}"));
+                }
+            } else if let Some(below) = last.find_subcommand(word) {
+                chain.push(below.clone());
+            }
+        }
+    }
+    wrong
+}
+
+/// The options in the first cells of a page's table that begins with this head.
+fn options_of_table(page: &str, head: &str) -> Vec<String> {
+    let table = page.split_once(head).unwrap().1;
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let cells = rows.map(|row| row.split('|').nth(1).unwrap_or_default().to_owned());
+    let words =
+        cells.flat_map(|cell| cell.split(['`', ' ', ',']).map(str::to_owned).collect::<Vec<_>>());
+    words.filter_map(|word| word.strip_prefix("--").map(str::to_owned)).collect()
+}
+
+/// The options of a command that its help shows, without those of all commands.
+fn options_of(command: &clap::Command, name: &str) -> Vec<String> {
+    let command = command.find_subcommand(name).unwrap();
+    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    shown.filter_map(|arg| arg.get_long().map(str::to_owned)).collect()
+}
+
+#[test]
+fn book_uses_existing_options() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let mut pages = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
+    for dir in ["docs/src", "experiments"] {
+        let files = std::fs::read_dir(root.join(dir)).unwrap().map(|file| file.unwrap().path());
+        pages.extend(files.filter(|file| file.extension().is_some_and(|end| end == "md")));
+    }
+    let (mut wrong, mut tried) = (Vec::new(), 0);
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for code in code(&text) {
+            tried += usize::from(code.contains("vlane"));
+            wrong.extend(unknown(&code).into_iter().map(|why| format!("{page:?}: {why}")));
+        }
+    }
+    assert!(tried > 200, "only {tried} pieces of code name the programs");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(unknown("vlane serve a --socket b --latency 1ms | vlane volume c").len(), 1);
+}
+
+#[test]
+fn page_of_serve_lists_every_option() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let page = std::fs::read_to_string(root.join("docs/src/serve.md")).unwrap();
+    let sorted = |mut options: Vec<String>| {
+        options.sort();
+        options
+    };
+    let product = sorted(options_of(&vlane::command(), "serve"));
+    assert_eq!(sorted(options_of_table(&page, "\n| option | default | meaning |")), product);
+    let lab = options_of(&vlane_lab::command(), "serve");
+    let lab = lab.into_iter().filter(|option| !product.contains(option)).collect();
+    assert_eq!(
+        sorted(options_of_table(&page, "\n| experiment | default | meaning |")),
+        sorted(lab)
+    );
+}
