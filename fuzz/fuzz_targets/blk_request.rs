@@ -30,7 +30,7 @@ struct Input {
     sector: u64,
     /// Bytes at the start of the data, behind the header.
     bytes: Vec<u8>,
-    /// Whether the header has a buffer of its own, and where else it is cut.
+    /// True if the header has a buffer of its own, and the other places where it is cut.
     cuts: Vec<u8>,
     readable: Vec<Buffer>,
     writable: Vec<Buffer>,

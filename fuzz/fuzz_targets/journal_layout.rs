@@ -25,7 +25,7 @@ struct Input {
     /// Sectors that are cut off at the end.
     short: u16,
     damage: Vec<Damage>,
-    /// What is damaged before which read.
+    /// The damage before each read.
     later: Option<(u8, Damage)>,
 }
 

@@ -44,7 +44,7 @@ fuzz_target!(|input: Input| {
     let mut queue = Queue::new(config, ram.memory.clone()).expect("queue");
     let mut taken: Vec<(Slot, u16, Expect)> = Vec::new();
     let (mut next, mut used) = (input.base, input.used);
-    // What the device has seen of the available index.
+    // The available index that the device has seen.
     let mut seen = input.base;
     for op in input.ops {
         match op {

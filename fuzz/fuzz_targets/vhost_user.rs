@@ -128,7 +128,7 @@ struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// Whether it went out: the session may have ended.
+    /// False if it did not go out: the session may have ended.
     fn send(&self, request: u32, flags: u32, size: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
         let head = [request.to_le_bytes(), flags.to_le_bytes(), size.to_le_bytes()].concat();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
@@ -143,7 +143,7 @@ impl FrontEnd {
             &mut ancillary,
             SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
         );
-        // Nobody reads the answers, but they must not fill the socket.
+        // The answers are not used, but they must not fill the socket.
         let mut answers = [0u8; 4096];
         while rustix::net::recv(&self.stream, &mut answers, RecvFlags::DONTWAIT).is_ok_and(|(n, _)| n > 0) {}
         sent.is_ok()
@@ -312,7 +312,7 @@ fn volume() -> Arc<Volume> {
             topology: Topology { queues: 4, threads: 1, cpus: Vec::new(), adapts: false },
             poll: vlane_lane::PollMode::Off,
             poll_max: Duration::ZERO,
-            // What a request's priority says is the guest's: any number.
+            // A request's priority is the guest's: any number.
             express: Express { mode: Mode::On, ..Express::default() },
         };
         Arc::new(Volume::new(Arc::new(engine), config).expect("volume"))

@@ -172,7 +172,7 @@ pub(crate) fn page(files: &BTreeMap<String, String>) -> Result<(String, Vec<Faul
          protocol. Each has the\nplace in the code that does so, and the tests that show it.\n\n\
          Of {all} sentences {code} are quoted in the code, and {tests} above a test. {different} \
          more are not followed, each\nfor the reason that stands there. The page is made by \
-         `cargo xtask citations` from `specification/` and\nfrom the comments in the code \
+         `cargo xtask citations` from `specification/`\nand from the comments in the code \
          (`//= virtio 2.7.8.2`, `//# the sentence`).\n{tables}"
     );
     Ok((page, faults))
