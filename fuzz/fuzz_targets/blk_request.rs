@@ -6,10 +6,10 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vlane_fuzz::model;
 use vlane_fuzz::{
-    DATA, DESC, DEVICE, DRIVER, Desc, INDIRECT, Length, NEXT, Place, REGIONS, Ram, WRITE, config, header,
-    write,
+    DATA, DESC, DEVICE, DRIVER, Desc, INDIRECT, Length, NEXT, Place, REGIONS, Ram, WRITE, config,
+    header, write,
 };
-use vlane_ring::{RingFormat, Queue, Status};
+use vlane_ring::{Queue, RingFormat, Status};
 
 /// Room for more than the longest legal chain.
 const TABLE: u64 = 0x4_0000;
@@ -55,8 +55,8 @@ fuzz_target!(|input: Input| {
     for (buffers, flags) in [(&input.readable, 0), (&input.writable, WRITE)] {
         for buffer in buffers.iter().take(16) {
             let addr = buffer.place.map_or(at, Place::addr);
-            let times =
-                usize::from(buffer.times % 1100).min(TABLE_ENTRIES - 1 - chain.len().min(TABLE_ENTRIES - 1));
+            let times = usize::from(buffer.times % 1100)
+                .min(TABLE_ENTRIES - 1 - chain.len().min(TABLE_ENTRIES - 1));
             let desc = Desc { addr, len: buffer.length.bytes(), flags, link: 0 };
             chain.extend(std::iter::repeat_n(desc, times));
             if buffer.place.is_none() {
@@ -74,7 +74,11 @@ fuzz_target!(|input: Input| {
     let last = chain.len() - 1;
     for (i, desc) in chain.iter().enumerate() {
         let next = if i < last { NEXT } else { 0 };
-        let desc = Desc { flags: desc.flags | next, link: if i < last { i as u16 + 1 } else { 0 }, ..*desc };
+        let desc = Desc {
+            flags: desc.flags | next,
+            link: if i < last { i as u16 + 1 } else { 0 },
+            ..*desc
+        };
         ram.write(TABLE + 16 * i as u64, &desc.split());
     }
     let table = Desc { addr: TABLE, len: 16 * chain.len() as u32, flags: INDIRECT, link: 0 };
@@ -93,7 +97,10 @@ fuzz_target!(|input: Input| {
             assert!(status == 2 || in_ring);
         }
         (got, expected) => {
-            assert_eq!(got.expect_err("the model refuses"), expected.expect_err("the queue refuses"))
+            assert_eq!(
+                got.expect_err("the model refuses"),
+                expected.expect_err("the queue refuses")
+            )
         }
     }
     queue.show();

@@ -60,13 +60,22 @@ impl Bench {
         };
         let marks = InflightRegion::create(INDEX + 1, size).expect("marks");
         let bytes = InflightRegion::bytes(INDEX + 1, size).expect("legal");
-        Bench { ram: Ram::new(&REGIONS), format, size, event_idx: input.event_idx, marks, bytes, avail: 0 }
+        Bench {
+            ram: Ram::new(&REGIONS),
+            format,
+            size,
+            event_idx: input.event_idx,
+            marks,
+            bytes,
+            avail: 0,
+        }
     }
 
     fn device(&self, base: u32) -> Queue {
         let config = config(self.format, self.size, self.event_idx, base, [DESC, DRIVER, DEVICE]);
         let mut queue = Queue::new(config, self.ram.memory.clone()).expect("queue");
-        let region = InflightRegion::map(&self.marks, 0, self.bytes, INDEX + 1, self.size).expect("region");
+        let region =
+            InflightRegion::map(&self.marks, 0, self.bytes, INDEX + 1, self.size).expect("region");
         queue.track(region.part(INDEX).expect("part"));
         queue
     }

@@ -150,10 +150,13 @@ fn disk(input: &Input) -> Sparse {
         }
         Table::Gpt { large, partitions } => {
             let sector = if *large { 4096 } else { 512 };
-            let ends =
-                |(first, last): &(u16, u16)| [first, last].map(|at| u64::from(*at) * (MIB / 64) / sector);
-            let mut all =
-                vec![(MIB / sector, second / sector - 1), (second / sector, disk.size / sector - 40)];
+            let ends = |(first, last): &(u16, u16)| {
+                [first, last].map(|at| u64::from(*at) * (MIB / 64) / sector)
+            };
+            let mut all = vec![
+                (MIB / sector, second / sector - 1),
+                (second / sector, disk.size / sector - 40),
+            ];
             all.extend(partitions.iter().take(100).map(ends).map(|[first, last]| (first, last)));
             gpt(&mut disk, sector, &all);
         }
@@ -166,8 +169,10 @@ fn disk(input: &Input) -> Sparse {
     for damage in &input.damage {
         disk.write(place(damage), &damage.bytes.bytes());
     }
-    disk.change =
-        input.later.as_ref().map(|(when, damage)| ((*when).into(), place(damage), damage.bytes.bytes()));
+    disk.change = input
+        .later
+        .as_ref()
+        .map(|(when, damage)| ((*when).into(), place(damage), damage.bytes.bytes()));
     disk
 }
 

@@ -7,9 +7,10 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vlane_fuzz::packed::{AVAIL, USED};
 use vlane_fuzz::{
-    AnyDesc, DESC, DEVICE, DRIVER, Desc, Place, REGIONS, Ram, TABLES, check_request, config, header, write,
+    AnyDesc, DESC, DEVICE, DRIVER, Desc, Place, REGIONS, Ram, TABLES, check_request, config,
+    header, write,
 };
-use vlane_ring::{Broken, RingFormat, Queue, Slot, Status};
+use vlane_ring::{Broken, Queue, RingFormat, Slot, Status};
 
 #[derive(Debug, Arbitrary)]
 enum Op {
@@ -44,7 +45,8 @@ fuzz_target!(|input: Input| {
     let size = u16::from(input.size % 64) + 1;
     let ram = Ram::new(&REGIONS);
     let make = |base| {
-        let config = config(RingFormat::Packed, size, input.event_idx, base, [DESC, DRIVER, DEVICE]);
+        let config =
+            config(RingFormat::Packed, size, input.event_idx, base, [DESC, DRIVER, DEVICE]);
         Queue::new(config, ram.memory.clone()).expect("queue")
     };
     let mut queue = make(input.base.unwrap_or(0x8000_8000));

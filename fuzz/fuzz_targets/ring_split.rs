@@ -6,9 +6,10 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use vlane_fuzz::model::{self, Expect};
 use vlane_fuzz::{
-    AnyDesc, DESC, DEVICE, DRIVER, Place, REGIONS, Ram, TABLES, check_request, config, header, write,
+    AnyDesc, DESC, DEVICE, DRIVER, Place, REGIONS, Ram, TABLES, check_request, config, header,
+    write,
 };
-use vlane_ring::{Broken, RingFormat, Queue, Slot, Status};
+use vlane_ring::{Broken, Queue, RingFormat, Slot, Status};
 
 #[derive(Debug, Arbitrary)]
 enum Op {
@@ -40,7 +41,8 @@ fuzz_target!(|input: Input| {
     let ram = Ram::new(&REGIONS);
     ram.write_u16(DRIVER + 2, input.base);
     ram.write_u16(DEVICE + 2, input.used);
-    let config = config(RingFormat::Split, size, input.event_idx, input.base.into(), [DESC, DRIVER, DEVICE]);
+    let config =
+        config(RingFormat::Split, size, input.event_idx, input.base.into(), [DESC, DRIVER, DEVICE]);
     let mut queue = Queue::new(config, ram.memory.clone()).expect("queue");
     let mut taken: Vec<(Slot, u16, Expect)> = Vec::new();
     let (mut next, mut used) = (input.base, input.used);

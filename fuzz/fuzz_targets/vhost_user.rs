@@ -17,8 +17,8 @@ use libfuzzer_sys::fuzz_target;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_fuzz::{Desc, INDIRECT, NEXT, WRITE, header};
-use vlane_policy::express::{Express, Mode};
 use vlane_lane::Topology;
+use vlane_policy::express::{Express, Mode};
 use vlane_server::{Session, Volume, VolumeConfig};
 
 /// Guest memory: one file of which every region is a part.
@@ -129,7 +129,14 @@ struct FrontEnd {
 
 impl FrontEnd {
     /// False if it did not go out: the session may have ended.
-    fn send(&self, request: u32, flags: u32, size: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+    fn send(
+        &self,
+        request: u32,
+        flags: u32,
+        size: u32,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> bool {
         let head = [request.to_le_bytes(), flags.to_le_bytes(), size.to_le_bytes()].concat();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -145,7 +152,9 @@ impl FrontEnd {
         );
         // The answers are not used, but they must not fill the socket.
         let mut answers = [0u8; 4096];
-        while rustix::net::recv(&self.stream, &mut answers, RecvFlags::DONTWAIT).is_ok_and(|(n, _)| n > 0) {}
+        while rustix::net::recv(&self.stream, &mut answers, RecvFlags::DONTWAIT)
+            .is_ok_and(|(n, _)| n > 0)
+        {}
         sent.is_ok()
     }
 
@@ -232,13 +241,16 @@ impl FrontEnd {
     fn perform(&mut self, op: Op) -> bool {
         let (event, memory) = (self.event.as_fd(), self.memory.as_fd());
         match op {
-            Op::Start { queue, packed, event_idx, size } => self.start(queue, packed, event_idx, size),
+            Op::Start { queue, packed, event_idx, size } => {
+                self.start(queue, packed, event_idx, size)
+            }
             Op::Request { queue, kind, sector, sectors, indirect } => {
                 self.request(queue, kind, sector, sectors, indirect);
                 true
             }
             Op::Poke(at, value) => {
-                let _ = self.memory.write_all_at(&value.to_le_bytes(), u64::from(at) % (MEMORY - 2));
+                let _ =
+                    self.memory.write_all_at(&value.to_le_bytes(), u64::from(at) % (MEMORY - 2));
                 true
             }
             Op::Kick => {
@@ -280,7 +292,8 @@ impl FrontEnd {
             }
             Op::Config { set, offset, size, bytes } => {
                 let mut body =
-                    [u32::from(offset).to_le_bytes(), u32::from(size).to_le_bytes(), [0; 4]].concat();
+                    [u32::from(offset).to_le_bytes(), u32::from(size).to_le_bytes(), [0; 4]]
+                        .concat();
                 body.extend(bytes.iter().copied().chain(std::iter::repeat(0)).take(size.into()));
                 self.send(if set { 25 } else { 24 }, 1, body.len() as u32, &body, &[])
             }
@@ -304,8 +317,8 @@ impl FrontEnd {
 fn volume() -> Arc<Volume> {
     static VOLUME: OnceLock<Arc<Volume>> = OnceLock::new();
     let make = || {
-        let engine =
-            NullEngine::new(NullConfig { size: 1 << 30, latency: None, parallelism: 1 }).expect("engine");
+        let engine = NullEngine::new(NullConfig { size: 1 << 30, latency: None, parallelism: 1 })
+            .expect("engine");
         let config = VolumeConfig {
             name: "fuzz".into(),
             serial: "fuzz".into(),
