@@ -1,17 +1,42 @@
-//! `vlane-lab compare topologies`: Baseline, MQ and MT.
+//! `vlane-lab compare topologies`: Baseline, MQ and MT, or how many queues and threads a device
+//! should have.
+//!
+//! The experiment of Kim, Kang and Eom, "Improving Performance of I/O Virtualization Framework
+//! based on Multi-queue SSD" (KIISE 2016), with `vlane serve` as the device. The device is null, so
+//! that only the way to it is measured.
+//!
+//! | | queues | threads |
+//! |---|---|---|
+//! | Baseline | 1, shared by all jobs | 1 |
+//! | MQ | one per job | 1 |
+//! | MT | one per job | one per queue |
+//!
+//! It is a profile of `vlane-lab bench`, made from a few options.
 
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_bench::Setting;
+use vlane_bench::{Load, Pattern, Profile, Setting, Size, Target};
 use vlane_client::Progress;
-use vlane_compare::topologies::{self, Options};
+use vlane_error::counted;
 use vlane_guest::{Host, Install};
-use vlane_testbed::Interrupt;
+use vlane_testbed::{Error, ErrorKind, Interrupt};
 
 use crate::output::{OutputArgs, command_line};
 use crate::values;
+
+/// Capacity of the null device.
+const BYTES: u64 = 16 << 30;
+
+/// The paper's four patterns, in its order: name, title, bytes per request.
+const PATTERNS: [(&str, &str, u64); 4] = [
+    ("randread", "4K random read", 4096),
+    ("randwrite", "4K random write", 4096),
+    ("read", "32K sequential read", 32768),
+    ("write", "32K sequential write", 32768),
+];
 
 /// Compare one queue, many queues and many threads on a null device
 ///
@@ -53,27 +78,60 @@ pub struct TopologiesArgs {
 
 /// Parses the name of a pattern.
 fn parse_pattern(text: &str) -> Result<String, String> {
-    values::one_of(text, "pattern", topologies::PATTERNS.map(|(name, ..)| name))
+    values::one_of(text, "pattern", PATTERNS.map(|(name, ..)| name))
 }
 
 impl TopologiesArgs {
-    fn options(&self) -> Options {
+    /// The profile that measures every pattern, with each number of jobs, on each topology.
+    fn profile(&self) -> anyhow::Result<Profile> {
         let ms = Duration::from_millis;
         let (time, ramp, repeats) =
             if self.quick { (ms(250), ms(80), 2) } else { (ms(400), ms(100), 5) };
-        let mut patterns = self.patterns.clone();
-        if self.quick && patterns.is_empty() {
-            patterns = vec!["randread".into(), "read".into()];
+        let mut jobs = self.jobs.clone();
+        jobs.sort_unstable();
+        jobs.dedup();
+        let is_wanted = |name: &str| match self.patterns.is_empty() {
+            true => !self.quick || ["randread", "read"].contains(&name),
+            false => self.patterns.iter().any(|other| other == name),
+        };
+        let at_least_one = |count| NonZeroU16::new(count).unwrap_or(NonZeroU16::MIN);
+        let mut loads = Vec::new();
+        for (name, title, block) in PATTERNS.into_iter().filter(|(name, ..)| is_wanted(name)) {
+            let pattern =
+                name.parse().map_err(|text: String| Error::new(ErrorKind::Usage, text))?;
+            for jobs in &jobs {
+                loads.push(Load {
+                    rw: Pattern(pattern),
+                    bs: Size(block),
+                    depth: at_least_one(self.depth),
+                    jobs: at_least_one(*jobs),
+                    batch: self.batch,
+                    ..Load::named(format!("{title}, {}", counted(*jobs, "job")))
+                });
+            }
         }
-        Options {
-            jobs: self.jobs.clone(),
-            patterns,
-            depth: self.depth,
-            batch: self.batch,
+        let target = |name: &str, one_queue, threads: &[&str]| Target {
+            one_queue,
+            args: threads.iter().map(|word| (*word).to_owned()).collect(),
+            ..Target::named(name)
+        };
+        let one_thread = ["--threads", "1"];
+        let text = "Baseline has one queue for all jobs and one thread; MQ a queue per job and \
+                    one thread; MT a queue and a thread per job. With more jobs than CPUs the \
+                    figures show the cost of a topology, not its scaling.";
+        Ok(Profile {
+            text: vec![text.into()],
+            repeats: self.repeats.map_or(repeats, usize::from),
             time: self.time.unwrap_or(time),
             ramp,
-            repeats: self.repeats.map_or(repeats, usize::from),
-        }
+            size: BYTES,
+            targets: vec![
+                target("MT", false, &[]),
+                target("MQ", false, &one_thread),
+                target("Baseline", true, &one_thread),
+            ],
+            ..Profile::of("Topologies: one queue, many queues, many threads", loads)
+        })
     }
 }
 
@@ -82,7 +140,7 @@ impl TopologiesArgs {
 /// # Errors
 /// The fault of a back end, a client or an output file; all started processes are gone then.
 pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
-    let profile = topologies::profile(&args.options())?;
+    let profile = args.profile()?;
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(Install::Never)?;
@@ -120,14 +178,33 @@ mod tests {
         args: TopologiesArgs,
     }
 
+    fn profile(words: &[&str]) -> Profile {
+        Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.profile().unwrap()
+    }
+
+    fn names(profile: &Profile) -> Vec<&str> {
+        profile.loads.iter().map(|load| load.name.as_str()).collect()
+    }
+
     #[test]
     fn short_runs_yield_to_options() {
-        let of = |words: &[&str]| {
-            Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options()
-        };
-        assert_eq!(of(&["--quick"]).patterns, ["randread", "read"]);
-        assert!(of(&[]).patterns.is_empty() && of(&[]).repeats == 5);
-        assert_eq!(of(&["--quick", "--time", "1s"]).time, Duration::from_secs(1));
-        assert_eq!(of(&["--jobs", "1,3"]).jobs, [1, 3]);
+        let quick = profile(&["--quick", "--jobs", "1"]);
+        assert_eq!(names(&quick), ["4K random read, 1 job", "32K sequential read, 1 job"]);
+        assert_eq!((profile(&[]).loads.len(), profile(&[]).repeats), (4 * 5, 5));
+        assert_eq!(profile(&["--quick", "--time", "1s"]).time, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn patterns_and_job_counts_meet_once() {
+        let profile = profile(&["--jobs", "4,1,4", "--patterns", "read,randread"]);
+        let expected = [
+            "4K random read, 1 job",
+            "4K random read, 4 jobs",
+            "32K sequential read, 1 job",
+            "32K sequential read, 4 jobs",
+        ];
+        assert_eq!(names(&profile), expected);
+        let shared = profile.targets.iter().filter(|target| target.one_queue);
+        assert_eq!(shared.map(|target| target.name.as_str()).collect::<Vec<_>>(), ["Baseline"]);
     }
 }

@@ -7,5 +7,4 @@
 
 pub mod compare;
 pub mod peers;
-pub mod topologies;
 pub mod work;
