@@ -5,37 +5,30 @@
 //! `/gate`, which prints the guest's interrupts. The first waits for a line on the console, so that
 //! the host can look at QEMU's threads and at its trace log.
 
-use std::io::{Read, Seek, SeekFrom};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use vlane_guest::{Choice, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram};
-
-use super::{BLOCKS, Direction};
-use vlane_client::progress::Progress;
+use serde::Serialize;
 use vlane_cost::interrupts::Interrupts;
 use vlane_cost::kvm::KvmStats;
-use vlane_cost::qemu;
-use vlane_cost::{Counted, Role, Sampler, Tally, Used};
-use vlane_testbed::Rounds;
+use vlane_cost::{Role, Sampler, qemu};
+use vlane_guest::{
+    Boot, Choice, Controller, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram,
+};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::guests::{trouble, wait};
 use vlane_testbed::interrupt::Interrupt;
 
-/// Steps of [`measure`]: the boot, and every case in each pass.
-pub const fn steps(passes: usize) -> usize {
-    1 + CASES * passes
-}
-
-/// Cases: reads and writes, small and large.
-const CASES: usize = Direction::ALL.len() * BLOCKS.len();
 /// The disk's PCI slot.
 const SLOT: u8 = 4;
 /// Longest time to boot, and for one case, on a busy machine with an emulated CPU.
 const BOOT: Duration = Duration::from_secs(120);
 const CASE: Duration = Duration::from_secs(180);
 /// Bytes that each measurement moves.
-const BYTES: u64 = 32 << 20;
+pub(super) const BYTES: u32 = 32 << 20;
 /// Requests in flight.
 const DEPTH: u16 = 32;
 
@@ -69,168 +62,130 @@ if [ "$1" = begin ]; then
 fi
 "#;
 
-/// Components of the machine.
-#[derive(Debug)]
-pub struct Parts<'a> {
-    /// The host.
-    pub host: &'a Host,
-    /// Which QEMU.
-    pub program: QemuProgram,
-    /// The guest's kernel.
-    pub kernel: Kernel,
-    /// How instructions are executed.
-    pub accel: Choice,
-}
-
-/// One case.
-#[derive(Debug, Clone, PartialEq)]
-pub struct GuestMeasured {
-    /// Read or write.
-    pub direction: Direction,
-    /// Bytes per request of the program in the guest.
-    pub block: u32,
-    /// In which pass.
-    pub pass: usize,
-    /// Bytes moved.
-    pub bytes: u64,
+/// One measurement of a case.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub(super) struct Sample {
     /// Time that it took, the end of fio's job included.
-    pub seconds: f64,
-    /// Calls of QEMU's virtio-blk functions, by trace event.
-    pub calls: Tally,
-    /// Interrupts of the disk in the guest.
-    pub interrupts: u64,
-    /// Resources used by QEMU's threads.
-    pub used: Used,
-    /// Exits to the host.
-    pub exits: Counted<KvmStats>,
-}
-
-impl GuestMeasured {
+    pub(super) seconds: f64,
     /// Requests that arrived in QEMU: the guest's block layer splits large ones and merges small
     /// ones.
-    pub fn requests(&self) -> u64 {
-        self.calls.of("virtio_blk_handle_read") + self.calls.of("virtio_blk_handle_write")
-    }
+    pub(super) requests: f64,
+    /// Calls of QEMU's virtio-blk functions.
+    pub(super) calls: f64,
+    /// The same by trace event.
+    pub(super) events: BTreeMap<String, u64>,
+    /// Interrupts of the disk in the guest.
+    pub(super) interrupts: f64,
+    /// Context switches of QEMU.
+    pub(super) switches: f64,
+    /// CPU time of QEMU's threads by role.
+    pub(super) cpu_us: BTreeMap<String, f64>,
+    /// Exits to the host, where they are counted.
+    pub(super) exits: Option<f64>,
 }
 
-/// Boots the guest and measures every case.
-///
-/// # Errors
-/// Those of starting QEMU; [`ErrorKind::Process`] with the console's end if the guest does not do
-/// what it should; [`ErrorKind::Interrupted`].
-pub fn measure(
-    parts: &Parts<'_>,
-    image: &Path,
-    dir: &Path,
-    passes: usize,
-    interrupt: &Interrupt,
-    progress: &mut Progress,
-) -> Result<(Vec<GuestMeasured>, Rounds)> {
-    progress.step("booting a guest on QEMU's virtio-blk");
-    let log = dir.join("qemu-trace.log");
-    let kernel = parts.kernel.image.clone();
-    let boot = vlane_guest::Boot::Kernel { kernel, initramfs: None, append: String::new() };
-    let mut machine = Qemu::new(parts.program.clone(), parts.accel.accel, boot, Disk::at(""));
-    machine.disks = Vec::new();
-    let controller = vlane_guest::Controller::Virtio { queues: 1, iothreads: 1 };
-    machine.drives = vec![Drive {
-        id: "disk".into(),
-        image: image.to_path_buf(),
-        direct: false,
-        controller,
-        slot: SLOT,
-    }];
-    machine.vcpus = 1;
-    machine.extra = ["-name", "work,debug-threads=on"].map(String::from).to_vec();
-    for word in qemu::arguments(&log) {
-        machine.extra.push(word.into_string().map_err(|word| {
-            Error::new(
-                ErrorKind::Invalid,
-                format!("{}: not a path that can be passed on", word.display()),
-            )
-        })?);
-    }
-    let initramfs = Initramfs::new(SCRIPT).programs(["fio"]).file("gate", 0o755, GATE);
-    let limit = BOOT + CASE * u32::try_from(CASES * passes).unwrap_or(u32::MAX);
-    let mut guest = machine.start_with(parts.host, &parts.kernel, &initramfs, limit, None)?;
-    wait(&mut guest, "ready", BOOT, interrupt)?;
-    let mut all = Vec::new();
-    let rounds = Rounds::measure(passes, |pass| {
-        let cases =
-            Direction::ALL.into_iter().flat_map(|direction| BLOCKS.map(|block| (direction, block)));
-        let mut cases: Vec<_> = cases.collect();
-        if pass % 2 == 1 {
-            cases.reverse();
+/// The guest, and QEMU's log of its functions.
+pub(super) struct InGuest<'a> {
+    guest: Guest,
+    /// Read up to the last measurement's end.
+    log: File,
+    interrupt: &'a Interrupt,
+}
+
+impl<'a> InGuest<'a> {
+    /// Boots the guest, which lives long enough for so many cases.
+    pub(super) fn boot(
+        host: &Host,
+        (program, kernel, accel): (QemuProgram, &Kernel, &Choice),
+        image: &Path,
+        dir: &Path,
+        cases: usize,
+        interrupt: &'a Interrupt,
+    ) -> Result<Self> {
+        let log = dir.join("qemu-trace.log");
+        let boot =
+            Boot::Kernel { kernel: kernel.image.clone(), initramfs: None, append: String::new() };
+        let mut machine = Qemu::new(program, accel.accel, boot, Disk::at(""));
+        machine.disks = Vec::new();
+        machine.drives = vec![Drive {
+            id: "disk".into(),
+            image: image.to_path_buf(),
+            direct: false,
+            controller: Controller::Virtio { queues: 1, iothreads: 1 },
+            slot: SLOT,
+        }];
+        machine.vcpus = 1;
+        machine.extra = ["-name", "work,debug-threads=on"].map(String::from).to_vec();
+        for word in qemu::arguments(&log) {
+            machine.extra.push(word.into_string().map_err(|word| {
+                let context = format!("{}: not a path that can be passed on", word.display());
+                Error::new(ErrorKind::Invalid, context)
+            })?);
         }
-        for (direction, block) in cases {
-            progress.step(format!("in the guest: {}K {}", block >> 10, direction.name()));
-            all.push(measure_case(&mut guest, &log, (direction, block), pass, interrupt)?);
-        }
-        Ok(())
-    })?;
-    all.retain(|measured| measured.pass < rounds.whole());
-    // A guest that is gone has quit.
-    let _ = guest.send("quit\n");
-    Ok((all, rounds))
-}
-
-/// Measures one case in the guest: fio's job between its gates.
-fn measure_case(
-    guest: &mut Guest,
-    log: &Path,
-    (direction, block): (Direction, u32),
-    pass: usize,
-    interrupt: &Interrupt,
-) -> Result<GuestMeasured> {
-    let id = format!("{}-{block}-{pass}", direction.pattern());
-    guest.send(&format!("run {id} {} {block} {BYTES} {DEPTH}\n", direction.pattern()))?;
-    let begin = wait(guest, &format!("begin.{id}"), CASE, interrupt)?;
-    let pid = i32::try_from(guest.id()).unwrap_or(i32::MAX);
-    let mut sampler = Sampler::new(Role::qemu(pid));
-    let (log_before, exits_before) = (length(log)?, KvmStats::take(pid));
-    let (before, start) = (sampler.take(), Instant::now());
-    guest.send("go\n")?;
-    let end = wait(guest, &format!("end.{id}"), CASE, interrupt)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let used = sampler.take().since(&before);
-    let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
-    let calls = read_log(log, log_before)?;
-    if wait(guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
-        return Err(trouble(guest, "fio failed in the guest"));
+        let initramfs = Initramfs::new(SCRIPT).programs(["fio"]).file("gate", 0o755, GATE);
+        let limit = BOOT + CASE * u32::try_from(cases).unwrap_or(u32::MAX);
+        let mut guest = machine.start_with(host, kernel, &initramfs, limit, None)?;
+        wait(&mut guest, "ready", BOOT, interrupt)?;
+        let log = File::open(&log)
+            .context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
+        Ok(Self { guest, log, interrupt })
     }
-    let parse = |text: &str| Interrupts::parse(&text.replace('|', "\n"));
-    let interrupts = parse(&end).since(&parse(&begin)).of_device("virtio");
-    Ok(GuestMeasured {
-        direction,
-        block,
-        pass,
-        bytes: BYTES,
-        seconds,
-        calls,
-        interrupts,
-        used,
-        exits,
-    })
+
+    /// Measures one case: fio's job between its gates.
+    pub(super) fn measure(&mut self, pattern: &str, block: u32, pass: usize) -> Result<Sample> {
+        let Self { guest, log, interrupt } = self;
+        let id = format!("{pattern}-{block}-{pass}");
+        guest.send(&format!("run {id} {pattern} {block} {BYTES} {DEPTH}\n"))?;
+        let begin = wait(guest, &format!("begin.{id}"), CASE, interrupt)?;
+        let pid = guest.id().cast_signed();
+        let mut sampler = Sampler::new(Role::qemu(pid));
+        // Events before it do not count.
+        rest(log)?;
+        let exits_before = KvmStats::take(pid);
+        let (before, start) = (sampler.take(), Instant::now());
+        guest.send("go\n")?;
+        let end = wait(guest, &format!("end.{id}"), CASE, interrupt)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let used = sampler.take().since(&before);
+        let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
+        let events = qemu::events(&rest(log)?, "virtio_blk_");
+        if wait(guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
+            return Err(trouble(guest, "fio failed in the guest"));
+        }
+        let parse = |text: &str| Interrupts::parse(&text.replace('|', "\n"));
+        let interrupts = parse(&end).since(&parse(&begin)).of_device("virtio");
+        let requests = events.of("virtio_blk_handle_read") + events.of("virtio_blk_handle_write");
+        Ok(Sample {
+            seconds,
+            requests: requests as f64,
+            calls: events.total() as f64,
+            events: events.0,
+            interrupts: interrupts as f64,
+            switches: used.switches() as f64,
+            cpu_us: used
+                .roles
+                .iter()
+                .map(|role| (role.name.clone(), role.cpu.as_secs_f64() * 1e6))
+                .collect(),
+            exits: exits.get().map(|exits| exits.exits() as f64),
+        })
+    }
+
+    /// The reason why exits to the host are not counted.
+    pub(super) fn uncounted(&self) -> Option<String> {
+        KvmStats::take(self.guest.id().cast_signed()).reason().map(str::to_owned)
+    }
+
+    /// Ends the guest.
+    pub(super) fn quit(mut self) {
+        // A guest that is gone has quit.
+        let _ = self.guest.send("quit\n");
+    }
 }
 
-/// How long QEMU's log is.
-fn length(log: &Path) -> Result<u64> {
-    let meta = std::fs::metadata(log);
-    Ok(meta
-        .context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?
-        .len())
-}
-
-/// The events in QEMU's log from a place on.
-fn read_log(log: &Path, from: u64) -> Result<Tally> {
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = std::fs::File::open(log)?;
-        file.seek(SeekFrom::Start(from))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    let bytes =
-        read().context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
-    Ok(qemu::events(&String::from_utf8_lossy(&bytes), "virtio_blk_"))
+/// The unread lines of QEMU's log.
+fn rest(log: &mut File) -> Result<String> {
+    let mut bytes = Vec::new();
+    log.read_to_end(&mut bytes).context(ErrorKind::Io, || "QEMU's trace log cannot be read")?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -14,52 +14,34 @@ use vlane_client::progress::Progress;
 use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_report::Report;
 use vlane_report::build::Begun;
+use vlane_report::judge::Arms;
+use vlane_testbed::Rounds;
 use vlane_testbed::error::{Context, ErrorKind, Result};
 use vlane_testbed::image::{self, Image, Place};
 use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::rounds::in_turns;
 
-/// The small requests, in bytes.
-pub const SMALL: u32 = 4 << 10;
-/// The large ones.
-pub const LARGE: u32 = 512 << 10;
-/// Both.
-pub const BLOCKS: [u32; 2] = [SMALL, LARGE];
+use self::guest::{InGuest, Sample};
+
+/// Sizes of the requests in KiB: large ones first, which small ones are compared with.
+const BLOCKS: [u32; 2] = [512, 4];
+/// Size of the image.
+const IMAGE: u64 = 256 << 20;
 
 /// Direction of the requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// Random reads.
-    Read,
-    /// Random writes.
-    Write,
-}
-
-impl Direction {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Read, Self::Write];
-
-    /// For people.
-    pub fn name(self) -> &'static str {
-        self.parts().0
-    }
-
-    /// As fio and the driver call it.
-    pub fn pattern(self) -> &'static str {
-        self.parts().1
-    }
-
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Direction {
+    name: &'static str,
+    /// As fio calls it.
+    pattern: &'static str,
     /// The published ratio of function calls, 4K to 512K.
-    pub fn published(self) -> f64 {
-        self.parts().2
-    }
-
-    fn parts(self) -> (&'static str, &'static str, f64) {
-        match self {
-            Self::Read => ("random read", "randread", 10.87),
-            Self::Write => ("random write", "randwrite", 27.7),
-        }
-    }
+    published: f64,
 }
+
+const DIRECTIONS: [Direction; 2] = [
+    Direction { name: "random read", pattern: "randread", published: 10.87 },
+    Direction { name: "random write", pattern: "randwrite", published: 27.7 },
+];
 
 /// Options of the measurement.
 #[derive(Debug, Clone)]
@@ -74,6 +56,15 @@ pub struct Options {
     pub accel: Option<Accel>,
 }
 
+/// The results: for each direction large and small requests.
+struct Measured {
+    accel: Accel,
+    passes: usize,
+    all: Vec<(Direction, Arms<Sample>)>,
+    /// The reason why exits to the host are not counted.
+    uncounted: Option<String>,
+}
+
 /// Measures, and makes a report.
 ///
 /// # Errors
@@ -82,32 +73,39 @@ pub struct Options {
 /// any case.
 pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
     let begun = Begun::now(&options.command);
-    let parts = find_guest(options, host)?;
-    // The counts do not depend on the disk.
-    let place = Place::find(image::Medium::Ram, options.dir.as_deref(), IMAGE, "--dir")?;
-    let image: Image = place.image(IMAGE, interrupt)?;
-    let dir = tempfile::Builder::new().prefix("vlane-work-").tempdir();
-    let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
-    let mut progress = Progress::new(guest::steps(options.passes));
-    let (measured, rounds) =
-        guest::measure(&parts, image.path(), dir.path(), options.passes, interrupt, &mut progress)?;
-    progress.clear();
-    let mut report = report::fill(&measured, parts.accel.accel, &begun);
-    rounds.mark(&mut report);
-    Ok(report)
-}
-
-/// Size of the image.
-const IMAGE: u64 = 256 << 20;
-
-fn find_guest<'a>(options: &Options, host: &'a Host) -> Result<guest::Parts<'a>> {
-    let program = QemuProgram::find(host)?;
-    let kernel = Kernel::find(host)?;
+    let (program, kernel) = (QemuProgram::find(host)?, Kernel::find(host)?);
     host.program("busybox")?;
     host.program("fio")?;
     let accel = match options.accel {
         Some(accel) => Choice { accel, why: "as asked for".into() },
         None => Choice::probe(host, &program, &kernel)?,
     };
-    Ok(guest::Parts { host, program, kernel, accel })
+    // The counts do not depend on the disk.
+    let place = Place::find(image::Medium::Ram, options.dir.as_deref(), IMAGE, "--dir")?;
+    let image: Image = place.image(IMAGE, interrupt)?;
+    let dir = tempfile::Builder::new().prefix("vlane-work-").tempdir();
+    let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
+    let cases = DIRECTIONS.len() * BLOCKS.len() * options.passes;
+    let mut progress = Progress::new(1 + cases);
+    progress.step("booting a guest on QEMU's virtio-blk");
+    let parts = (program, &kernel, &accel);
+    let mut guest = InGuest::boot(host, parts, image.path(), dir.path(), cases, interrupt)?;
+    let arms = || Arms::once(BLOCKS.map(|block| format!("{block}K")));
+    let mut all = DIRECTIONS.map(|direction| (direction, arms()));
+    let rounds = Rounds::measure(options.passes, |pass| {
+        for (direction, arms) in &mut all {
+            in_turns(arms, pass, |at, arm| {
+                progress.step(format!("in the guest: {arm} {}", direction.name));
+                guest.measure(direction.pattern, BLOCKS[at] << 10, pass)
+            })?;
+        }
+        Ok(())
+    })?;
+    progress.clear();
+    all.iter_mut().for_each(|(_, arms)| arms.keep(rounds.whole()));
+    let (accel, passes, uncounted) = (accel.accel, rounds.whole(), guest.uncounted());
+    guest.quit();
+    let mut report = report::fill(&Measured { accel, passes, all: all.into(), uncounted }, &begun);
+    rounds.mark(&mut report);
+    Ok(report)
 }
