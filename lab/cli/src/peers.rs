@@ -7,7 +7,7 @@ use vlane_report::build::Begun;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_compare::peers::{self, Options, RowResult, fixed};
+use vlane_compare::peers::{self, Options, RowResult};
 use vlane_guest::Install;
 use vlane_testbed::{Interrupt, Output};
 
@@ -33,9 +33,9 @@ pub struct PeersArgs {
     /// Example: "--poll-max 0". May be given several times.
     #[arg(long, value_name = "OPTIONS", requires = "fixed_load", allow_hyphen_values = true, value_parser = parse_also)]
     also: Vec<Also>,
-    /// Measurements of each contender per row [default: 5]
-    #[arg(long = "repeat", alias = "pairs", value_name = "N", value_parser = values::whole::<u32>(1..=10_000))]
-    pairs: Option<u32>,
+    /// Measurements of each contender per row
+    #[arg(long = "repeat", alias = "pairs", value_name = "N", default_value_t = 5, value_parser = values::whole::<usize>(1..=10_000))]
+    pairs: usize,
     /// Duration of each measurement [default: 3s; with --fixed-load: 1.5s]
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Option<Duration>,
@@ -107,21 +107,30 @@ pub fn parse_also(text: &str) -> Result<Also, String> {
 
 /// Parses the name of a row, or of a group of rows.
 fn parse_row(text: &str) -> Result<String, String> {
-    let named = |text: &&str| fixed::rows().iter().any(|row| row.is_called(text));
-    let usual = peers::rows().into_iter().map(|row| row.id);
-    let more = Some(text).filter(named).into_iter();
-    values::one_of(
-        text,
-        "row",
-        usual.chain(fixed::groups().iter().map(|group| group.id)).chain(more),
-    )
+    let (usual, rated) = (peers::rows(false, &[]), peers::rows(true, &[]));
+    let mut names: Vec<&str> = usual.iter().map(|row| row.id.as_str()).collect();
+    names.extend(rated.chunk_by(|a, b| a.group == b.group).map(|rows| rows[0].group.0));
+    names.extend(rated.iter().map(|row| row.id.as_str()).filter(|id| *id == text));
+    values::one_of(text, "row", names)
 }
 
-/// Prints the names of rows.
-fn list(fixed_load: bool) {
-    match fixed_load {
-        true => fixed::rows().iter().for_each(|row| println!("{:<22} {}", row.id(), row.title())),
-        false => peers::rows().iter().for_each(|row| println!("{:<16} {}", row.id, row.title)),
+impl PeersArgs {
+    fn options(&self) -> anyhow::Result<Options> {
+        let (time, ramp) = if self.fixed_load { (1500, 400) } else { (3000, 1000) };
+        Ok(Options {
+            vlane: std::env::current_exe().context("cannot find this program's own file")?,
+            fixed_load: self.fixed_load,
+            also: self.also.iter().map(|also| also.0.clone()).collect(),
+            rows: self.rows.clone(),
+            pairs: self.pairs,
+            time: self.time.unwrap_or(Duration::from_millis(time)),
+            ramp: self.ramp.unwrap_or(Duration::from_millis(ramp)),
+            install: if self.install { Install::Allowed } else { Install::Never },
+            server_cpu: self.server_cpu,
+            driver_cpu: self.driver_cpu,
+            ram_dir: self.ram_dir.clone(),
+            disk_dir: self.disk_dir.clone(),
+        })
     }
 }
 
@@ -131,35 +140,22 @@ fn list(fixed_load: bool) {
 /// Obstacles to the measurements.
 pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if args.list {
-        list(args.fixed_load);
+        for row in peers::rows(args.fixed_load, &[]) {
+            println!("{:<22} {}", row.id, row.title);
+        }
         return Ok(());
     }
     if let Some(path) = &args.html {
         vlane_testbed::reports::check_report(path, args.overwrite.force)?;
     }
-    let options = Options {
-        vlane: std::env::current_exe().context("cannot find this program's own file")?,
-        rows: args.rows.clone(),
-        pairs: args.pairs.unwrap_or(5),
-        time: args.time.unwrap_or(Duration::from_millis(if args.fixed_load { 1500 } else { 3000 })),
-        ramp: args.ramp.unwrap_or(Duration::from_millis(if args.fixed_load { 400 } else { 1000 })),
-        install: if args.install { Install::Allowed } else { Install::Never },
-        server_cpu: args.server_cpu,
-        driver_cpu: args.driver_cpu,
-        ram_dir: args.ram_dir.clone(),
-        disk_dir: args.disk_dir.clone(),
-    };
+    let options = args.options()?;
     let json = args.json.as_deref().map(|path| peers::json_output(path, args.overwrite.force));
     json.as_ref().map_or(Ok(()), Output::check)?;
     let interrupt = Interrupt::listen()?;
-    if args.fixed_load {
-        return fixed_load(args, &options, json.as_ref(), &interrupt);
-    }
     let begun = Begun::now(command_line());
     let mut so_far: Vec<RowResult> = Vec::new();
     let mut written = Ok(());
     let outcome = peers::run(&options, &interrupt, |result| {
-        println!("{}", result.title);
         print!("{}", peers::lines(result));
         so_far.push(result.clone());
         // After every row: a run that is killed keeps what it has.
@@ -168,6 +164,8 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     for missing in &outcome.missing {
         println!("not measured: {missing}");
     }
+    let report = peers::report(&outcome, &options, &begun);
+    println!("\n{}", report.summary.join("\n"));
     if args.targets {
         println!("\n{}", peers::targets(&outcome.rows));
     }
@@ -175,50 +173,9 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         println!("\n{}", peers::markdown(&outcome.rows));
     }
     if let Some(path) = &args.html {
-        let mut report = peers::report(&outcome, &begun);
-        outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
         vlane_testbed::reports::write_report(&report, path, args.overwrite.force)?;
         println!("{}", path.display());
     }
     written?;
-    whole(outcome.partial)
-}
-
-/// An error, at the end, of a result that is not all of what was wanted.
-fn whole(partial: Option<String>) -> anyhow::Result<()> {
-    partial.map_or(Ok(()), |missing| Err(Partial(missing).into()))
-}
-
-/// The measurements at given rates.
-fn fixed_load(
-    args: &PeersArgs,
-    options: &Options,
-    json: Option<&Output>,
-    interrupt: &Interrupt,
-) -> anyhow::Result<()> {
-    let begun = Begun::now(command_line());
-    let also: Vec<Vec<String>> = args.also.iter().map(|also| also.0.clone()).collect();
-    let mut so_far: Vec<fixed::RowResult> = Vec::new();
-    let mut written = Ok(());
-    let outcome = fixed::run(options, &also, interrupt, |result| {
-        print!("{}", fixed::lines(result));
-        so_far.push(result.clone());
-        // After every row: a run that is killed keeps what it has.
-        written = json.map_or(Ok(()), |output| peers::write_json(output, &so_far));
-    })?;
-    let mut report = fixed::report(&outcome, options, &begun);
-    outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
-    println!();
-    for sentence in &report.summary {
-        println!("{sentence}");
-    }
-    if args.markdown {
-        println!("\n{}", fixed::markdown(&outcome.rows));
-    }
-    if let Some(path) = &args.html {
-        vlane_testbed::reports::write_report(&report, path, args.overwrite.force)?;
-        println!("{}", path.display());
-    }
-    written?;
-    whole(outcome.partial)
+    outcome.partial.map_or(Ok(()), |missing| Err(Partial(missing).into()))
 }

@@ -218,7 +218,7 @@ impl Scratch {
 ///
 /// # Errors
 /// [`ErrorKind::Process`] with what it said, [`ErrorKind::Timeout`], [`ErrorKind::Interrupted`].
-pub(super) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result<String> {
+pub(crate) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result<String> {
     let failed = || spec.shell_line();
     let mut child = spec.spawn_apart("KILL")?;
     let read = |pipe: Option<Box<dyn Read + Send>>| {

@@ -1,13 +1,23 @@
-//! Ratios, targets and verdicts, and the lines and tables that show them.
+//! Verdicts on the claims, and the limit of the client.
+//!
+//! A client that sleeps when idle, and never sleeps in a measurement, could not have asked for
+//! more. The back end's further capacity is then unknown, and two back ends that both wait for the
+//! client look alike. A client that polls is always awake, which is inconclusive.
 
 use serde::Serialize;
-use vlane_report::judge::{Bound, Met};
-use vlane_report::stats::median;
-
-use super::plan::{Claim, Contender, Metric, Row, rows};
-use super::{Figures, Measured, RowResult};
-use vlane_report::stats::{self, Better, LEAST_PAIRS, Outcome, THRESHOLD};
+use vlane_bench::CLIENT_BOUND;
+use vlane_driver::Wait;
+use vlane_report::judge::{Arms, Bound, Met};
+use vlane_report::stats::{self, Better, LEAST_PAIRS, Outcome, Side, THRESHOLD, median};
 use vlane_report::{Spread, figure};
+
+use super::Sample;
+use super::plan::{CPU, Claim, Client, Figure, IOPS, P50, Row};
+
+/// Part of a rate to achieve for it to count as reached.
+pub(super) const REACHED: f64 = 0.98;
+/// How exactly fio tells latencies: 64 steps between powers of two.
+const FIO_STEP: f64 = 1.0 / 64.0;
 
 /// Result of a claim.
 #[derive(Debug, Clone, Serialize)]
@@ -36,54 +46,50 @@ pub struct Verdict {
     pub met: Met,
     /// Difference of the two, with regard to the noise; absent without a comparison.
     pub difference: Option<stats::Verdict>,
+    /// Contenders that did not keep the row's rate, with the achieved ones: they are not compared.
+    pub late: String,
 }
 
-impl Metric {
-    /// Its name.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Iops => "IOPS",
-            Self::CpuPerIo => "CPU per I/O",
-            Self::P50 => "p50 latency",
-            Self::SwitchesPerIo => "context switches per I/O",
-            Self::IdleCpu => "CPU time",
-            Self::IdleSwitches => "context switches",
-        }
+impl Figure {
+    pub(super) fn all(&self, rounds: &[Sample]) -> Vec<f64> {
+        rounds.iter().map(self.of).collect()
     }
 
-    /// The unit of its figures.
-    pub(super) fn unit(self) -> &'static str {
-        match self {
-            Self::Iops => "IOPS",
-            Self::CpuPerIo | Self::P50 => "us",
-            Self::IdleCpu => "ms",
-            Self::SwitchesPerIo | Self::IdleSwitches => "",
-        }
+    pub(super) fn median(&self, rounds: &[Sample]) -> f64 {
+        median(&self.all(rounds))
     }
 
-    fn better(self) -> Better {
-        if self == Self::Iops { Better::Higher } else { Better::Lower }
+    pub(super) fn spread(&self, rounds: &[Sample]) -> Option<Spread> {
+        Spread::of(&self.all(rounds))
     }
 
-    /// It, of a measurement.
-    pub(super) fn of(self, f: &Figures) -> f64 {
-        match self {
-            Self::Iops => f.iops,
-            Self::CpuPerIo => f.cpu_us_per_io,
-            Self::P50 => f.p50_us,
-            Self::SwitchesPerIo => f.switches_per_io,
-            Self::IdleCpu => f.cpu_ms,
-            Self::IdleSwitches => f.switches,
-        }
+    pub(super) fn show(&self, value: f64) -> String {
+        figure::with_unit(value, self.unit)
     }
+}
 
-    fn show(self, value: f64) -> String {
-        match self {
-            // "347.6k" can be nothing else.
-            Self::Iops => figure::with_unit(value, ""),
-            _ => figure::with_unit(value, self.unit()),
-        }
+/// True if rounds kept a row's rate; without a rate, each does.
+pub(super) fn is_reached(row: &Row, rounds: &[Sample]) -> bool {
+    row.load.rate.is_none_or(|rate| IOPS.median(rounds) >= REACHED * f64::from(rate))
+}
+
+/// The contender that a claim is compared with: of qemu-storage-daemon the better setting in this
+/// row, all others are alone. Without a rate, more requests are better. At a rate, the better one
+/// keeps it and needs less CPU time.
+pub(super) fn resolve(row: &Row, arms: &Arms<Sample>, over: usize) -> usize {
+    if !row.is_daemon(over) {
+        return over;
     }
+    let badness = |place: &usize| {
+        let rounds = &arms.0[*place].rounds;
+        let cost = if row.load.rate.is_some() { CPU.median(rounds) } else { -IOPS.median(rounds) };
+        (!is_reached(row, rounds), cost)
+    };
+    let worse = |a: &usize, b: &usize| {
+        let (a, b) = (badness(a), badness(b));
+        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+    };
+    (0..arms.0.len()).filter(|place| row.is_daemon(*place)).min_by(worse).unwrap_or(over)
 }
 
 /// A quotient that is good for comparisons: nothing over nothing is 1.
@@ -91,277 +97,122 @@ fn ratio(a: f64, b: f64) -> f64 {
     if a == 0.0 && b == 0.0 { 1.0 } else { a / b }
 }
 
-/// The contender that a claim is compared with: of qemu-storage-daemon the setting that does most
-/// in this row, by the median; all others are alone.
-pub(super) fn resolve(row: &Row, measured: &Measured, over: usize) -> usize {
-    let is_daemon = |who: usize| matches!(row.contenders[who].1, Contender::Qsd(_));
-    if !is_daemon(over) {
-        return over;
-    }
-    let does =
-        |who: usize| median(&measured.rounds[who].iter().map(|f| f.iops).collect::<Vec<_>>());
-    let daemons = (0..row.contenders.len()).filter(|who| is_daemon(*who));
-    daemons.reduce(|best, who| if does(who) > does(best) { who } else { best }).unwrap_or(over)
-}
-
-/// Judges a claim by its rounds.
-pub(super) fn judge(row: &Row, claim: &Claim, measured: &Measured) -> Verdict {
-    let figures = |who: usize| -> Vec<f64> {
-        measured.rounds[who].iter().map(|f| claim.metric.of(f)).collect()
-    };
-    let of = figures(claim.of);
-    let against = claim.over.map(|over| resolve(row, measured, over));
-    let over = against.map(&figures);
-    let ratios = match &over {
+/// Judges a claim by its rounds, in which round i of both was measured one after the other.
+pub(super) fn judge(row: &Row, claim: &Claim, arms: &Arms<Sample>) -> Verdict {
+    let rounds = |place: usize| arms.0[place].rounds.as_slice();
+    let of = claim.figure.all(rounds(claim.of));
+    let against = claim.over.map(|over| resolve(row, arms, over));
+    let over = against.map(|over| claim.figure.all(rounds(over)));
+    let ratios: Vec<f64> = match &over {
         Some(over) => of.iter().zip(over).map(|(a, b)| ratio(*a, *b)).collect(),
         None => of.clone(),
     };
-    let middle = median(&ratios);
-    let target = match (claim.bound, claim.over) {
-        (Bound::AtLeast(b), Some(_)) => format!(">= {b:.2}x"),
-        (Bound::AtMost(b), Some(_)) => format!("<= {b:.2}x"),
-        (Bound::AtLeast(b), None) => format!(">= {}", claim.metric.show(b)),
-        (Bound::AtMost(b), None) => format!("<= {}", claim.metric.show(b)),
-    };
-    let difference =
-        over.as_deref().map(|over| stats::paired(&of, over, claim.metric.better(), THRESHOLD));
+    let late = [Some(claim.of), against].into_iter().flatten();
+    let late = late.filter(|place| !is_reached(row, rounds(*place))).map(|place| {
+        let achieved = figure::with_unit(IOPS.median(rounds(place)), "IOPS");
+        format!("{} {achieved}", arms.0[place].arm)
+    });
+    let late = late.collect::<Vec<_>>().join(", ");
+    let better = if claim.figure.name == IOPS.name { Better::Higher } else { Better::Lower };
+    let threshold = THRESHOLD.max(resolution(row, claim, &of));
+    let difference = over
+        .as_deref()
+        .filter(|_| late.is_empty())
+        .map(|over| stats::paired(&of, over, better, threshold));
     let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let ends = match difference {
-        Some(known) if known.confidence > 0.0 => Some((known.low, known.high)),
+    let met = match difference {
+        _ if !late.is_empty() => Met::Unclear,
+        Some(known) if row.load.rate.is_some() => held(&known),
+        Some(known) if known.confidence > 0.0 => claim.bound.met(Some((known.low, known.high))),
         // A figure that is nothing has no ratio, so no interval: all pairs must agree, and be
         // enough. A count of nothing is exact.
-        Some(_) if ratios.len() < LEAST_PAIRS => None,
-        _ => Some((lowest, highest)),
+        Some(_) if ratios.len() < LEAST_PAIRS => Met::Unclear,
+        _ => claim.bound.met(Some((lowest, highest))),
     };
+    let (sign, bound) = match claim.bound {
+        Bound::AtLeast(bound) => (">=", bound),
+        Bound::AtMost(bound) => ("<=", bound),
+    };
+    let bound = if over.is_some() { format!("{bound:.2}x") } else { claim.figure.show(bound) };
     Verdict {
-        row: row.title.into(),
-        metric: claim.metric.name(),
-        of: row.contenders[claim.of].0.into(),
+        row: row.title.clone(),
+        metric: claim.figure.name,
+        of: arms.0[claim.of].arm.clone(),
         value: median(&of),
-        over: against.map(|over| row.contenders[over].0.into()),
+        over: against.map(|over| arms.0[over].arm.clone()),
         other: over.as_deref().map(median),
-        ratio: middle,
+        ratio: median(&ratios),
         lowest,
         highest,
-        target,
-        met: claim.bound.met(ends),
+        target: format!("{sign} {bound}"),
+        met,
         difference,
+        late,
     }
 }
 
-/// The ratios of a verdict, or the figure itself.
-pub(super) fn spread(verdict: &Verdict, runs: usize) -> Spread {
-    Spread { median: verdict.ratio, min: verdict.lowest, max: verdict.highest, runs }
-}
-
-/// The ratio as it is told: with its interval, or alone where there is none.
-fn told_ratio(v: &Verdict) -> String {
-    match v.difference {
-        Some(known) if known.confidence > 0.0 => {
-            format!("{:.2} ({:.2}-{:.2})", known.ratio, known.low, known.high)
-        }
-        _ => format!("{:.2}", v.ratio),
+/// How exactly a client tells its median latency: a share of it.
+fn resolution(row: &Row, claim: &Claim, of: &[f64]) -> f64 {
+    match row.client {
+        _ if row.load.rate.is_none() || claim.figure.name != P50.name => 0.0,
+        // Its short answer is in whole us.
+        Client::Guest(_) => FIO_STEP.max(1.0 / median(of).max(1.0)),
+        _ => FIO_STEP,
     }
 }
 
-/// Of those that are compared, the ones with which the client was the limit.
-fn limited(result: &RowResult, v: &Verdict) -> String {
-    let both = [Some(v.of.as_str()), v.over.as_deref()].into_iter().flatten();
-    let names: Vec<&str> = both.filter(|name| result.client_limited.contains(name)).collect();
-    if names.is_empty() {
-        String::new()
-    } else {
-        format!("; the client is the limit with {}", names.join(" and "))
+/// Decides by the interval if a cost is at most the other's.
+fn held(difference: &stats::Verdict) -> Met {
+    match (difference.outcome, difference.side(1.0)) {
+        (Outcome::Better | Outcome::Same, _) | (_, Side::Below) => Met::Yes,
+        (Outcome::Worse, _) => Met::No,
+        _ => Met::Unclear,
     }
 }
 
-/// The cells of a verdict: vlane, other, ratio, and what vlane is.
-fn cells(claim: &Claim, v: &Verdict) -> [String; 4] {
-    let show = |value| claim.metric.show(value);
-    let vlane =
-        if v.of == "vlane" { show(v.value) } else { format!("{} ({})", show(v.value), v.of) };
-    let (other, ratio) = match (&v.over, v.other) {
-        (Some(over), Some(other)) => (format!("{} ({over})", show(other)), told_ratio(v)),
-        _ => (String::new(), String::new()),
-    };
-    let is =
-        v.difference.map_or_else(String::new, |difference| difference.outcome.word().to_owned());
-    [vlane, other, ratio, is]
-}
-
-const HEAD: [&str; 5] = ["measured", "vlane", "compared with", "ratio (interval)", "vlane is"];
-
-/// The claims of a row.
-pub(super) fn claims(result: &RowResult) -> Vec<Claim> {
-    rows().into_iter().find(|row| row.id == result.row).map_or_else(Vec::new, |row| row.claims)
-}
-
-/// The lines of one row, for the terminal.
-pub fn lines(result: &RowResult) -> String {
-    let mut out = String::new();
-    for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
-        let [vlane, other, ratio, is] = cells(claim, verdict);
-        let against =
-            if other.is_empty() { String::new() } else { format!(", {other}: {ratio}, {is}") };
-        out += &format!("  {} {vlane}{against}{}\n", verdict.metric, limited(result, verdict));
-    }
-    out
-}
-
-/// The most important results as a Markdown table: a line for each self-explanatory comparison of
-/// the measured rows.
-pub fn markdown(results: &[RowResult]) -> String {
-    let mut out = format!("| {} |\n|{}\n", HEAD.join(" | "), "---|".repeat(HEAD.len()));
-    for result in results {
-        for (claim, verdict) in claims(result).iter().zip(&result.verdicts) {
-            if let Some(headline) = claim.headline {
-                let cells = cells(claim, verdict).join(" | ");
-                out += &format!("| {headline} | {cells}{} |\n", limited(result, verdict));
+impl Verdict {
+    /// The ratio as it is told, if both kept the rate: with its interval, or alone where there is
+    /// none.
+    pub(super) fn told_ratio(&self) -> String {
+        match self.difference {
+            Some(known) if known.confidence > 0.0 => {
+                format!("{:.2} ({:.2}-{:.2})", known.ratio, known.low, known.high)
             }
-        }
-    }
-    out
-}
-
-/// The targets of the project itself, and which of them are met.
-pub fn targets(results: &[RowResult]) -> String {
-    let verdicts = || results.iter().flat_map(|result| &result.verdicts);
-    let mut out = String::new();
-    for v in verdicts() {
-        let met = match v.met {
-            Met::Yes => "met",
-            Met::No => "NOT MET",
-            Met::Unclear => "unclear",
-        };
-        out += &format!(
-            "  {met:<8} {}: {}, target {}: {}\n",
-            v.row,
-            v.metric,
-            v.target,
-            told_ratio(v)
-        );
-    }
-    let count = |wanted: Met| verdicts().filter(|v| v.met == wanted).count();
-    let (met, unclear) = (count(Met::Yes), count(Met::Unclear));
-    out + &format!("{met} of {} targets met, {unclear} unclear\n", verdicts().count())
-}
-
-/// In how many comparisons vlane is better, worse, the same, and in how many that is not known.
-pub(super) fn summary(results: &[RowResult]) -> String {
-    let differences =
-        || results.iter().flat_map(|result| &result.verdicts).filter_map(|v| v.difference);
-    let count = |outcome: Outcome| differences().filter(|d| d.outcome == outcome).count();
-    let (better, worse, same) =
-        (count(Outcome::Better), count(Outcome::Worse), count(Outcome::Same));
-    let all = differences().count();
-    format!(
-        "Of {all} comparisons, vlane is better in {better}, worse in {worse}, the same in {same}; \
-         {} are undecided.",
-        all - better - worse - same
-    )
-}
-
-#[cfg(test)]
-#[allow(clippy::float_cmp, reason = "tests")]
-mod tests {
-    use super::super::plan::rows;
-    use super::*;
-
-    use proptest::prelude::*;
-
-    fn figures(iops: f64, cpu_us_per_io: f64) -> Figures {
-        Figures { iops, cpu_us_per_io, ..Figures::default() }
-    }
-
-    #[test]
-    fn interval_decides_a_claim() {
-        let rows = rows();
-        let row = &rows[0];
-        // The median is 6.5 times, which is the target; one pair of five was at 1.
-        let vlane = [700.0, 650.0, 650.0, 660.0, 100.0].map(|iops| figures(iops, 1.0)).to_vec();
-        let measured = Measured { rounds: vec![vlane, vec![figures(100.0, 8.0); 5]] };
-        let verdicts: Vec<_> =
-            row.claims.iter().map(|claim| judge(row, claim, &measured)).collect();
-        let v = &verdicts[0];
-        assert_eq!((v.ratio, v.lowest, v.highest, v.met), (6.5, 1.0, 7.0, Met::Unclear));
-        assert_eq!(verdicts[1].met, Met::Yes);
-        let result = RowResult {
-            row: row.id,
-            title: row.title,
-            contenders: vec![],
-            measured,
-            verdicts,
-            client_limited: vec!["vlane"],
-        };
-        let table = markdown(std::slice::from_ref(&result));
-        assert_eq!(table.lines().count(), 4);
-        assert!(table.lines().all(|line| line.matches('|').count() == 6), "{table}");
-        assert!(!table.contains("target") && !table.to_lowercase().contains("met"), "{table}");
-        assert!(
-            table.contains("(1.00-7.00)") && table.contains("the client is the limit with vlane |"),
-            "{table}"
-        );
-        assert!(targets(&[result]).contains("1 of 2 targets met, 1 unclear"));
-        assert_eq!((ratio(0.0, 0.0), ratio(1.0, 2.0)), (1.0, 0.5));
-    }
-
-    #[test]
-    fn too_few_pairs_meet_no_target() {
-        let rows = rows();
-        let measured =
-            Measured { rounds: vec![vec![figures(900.0, 1.0); 4], vec![figures(100.0, 9.0); 4]] };
-        let v = judge(&rows[0], &rows[0].claims[0], &measured);
-        assert_eq!((v.met, told_ratio(&v).as_str()), (Met::Unclear, "9.00"));
-    }
-
-    #[test]
-    fn zero_switches_beat_some_without_pairs() {
-        let all = rows();
-        let row = |id: &str| all.iter().find(|row| row.id == id).unwrap_or(&all[0]);
-        let switches =
-            |switches_per_io| Figures { iops: 1.0, switches_per_io, ..Figures::default() };
-        let lanes = row("lanes-null");
-        let measured = Measured {
-            rounds: vec![vec![switches(0.0); 5], vec![switches(0.1); 5], vec![switches(0.2); 5]],
-        };
-        assert_eq!(judge(lanes, &lanes.claims[2], &measured).met, Met::Yes);
-        let idle = row("idle");
-        let one = |cpu_ms| Measured {
-            rounds: vec![vec![Figures { cpu_ms, ..Figures::default() }], vec![]],
-        };
-        assert_eq!(judge(idle, &idle.claims[0], &one(0.0)).met, Met::Yes);
-        assert_eq!(judge(idle, &idle.claims[0], &one(0.1)).met, Met::No);
-    }
-
-    #[test]
-    fn vlane_is_compared_with_better_setting() {
-        let rows = rows();
-        let row = rows.iter().find(|row| row.id == "ram-read").unwrap_or(&rows[0]);
-        let rounds = |iops: [f64; 4]| iops.map(|iops| vec![figures(iops, 1.0); 5]).to_vec();
-        for (by_ring, by_threads, name) in [(100.0, 120.0, "threads"), (120.0, 100.0, "io_uring")] {
-            let measured = Measured { rounds: rounds([240.0, by_ring, by_threads, 300.0]) };
-            let v = judge(row, &row.claims[0], &measured);
-            assert_eq!(v.over, Some(format!("qemu-storage-daemon, aio={name}")));
-            assert!((v.ratio - 2.0).abs() < 1e-9);
-            // The host's own loop is alone.
-            assert_eq!(judge(row, &row.claims[1], &measured).over.as_deref(), Some("plain loop"));
+            _ if self.late.is_empty() => format!("{:.2}", self.ratio),
+            _ => String::new(),
         }
     }
 
-    proptest! {
-        #[test]
-        fn the_median_alone_meets_nothing(of in prop::collection::vec(1.0..1e3_f64, 0..9), over in prop::collection::vec(1.0..1e3_f64, 0..9)) {
-            let rows = rows();
-            let (row, n) = (&rows[0], of.len().min(over.len()));
-            let rounds = |iops: &[f64]| iops[..n].iter().map(|iops| figures(*iops, 1.0)).collect::<Vec<_>>();
-            let v = judge(row, &row.claims[0], &Measured { rounds: vec![rounds(&of), rounds(&over)] });
-            let Some(known) = v.difference else { return Err(TestCaseError::fail("two were compared")) };
-            match v.met {
-                Met::Yes => prop_assert!(n >= LEAST_PAIRS && known.low >= 6.0),
-                Met::No => prop_assert!(n >= LEAST_PAIRS && known.high < 6.0),
-                Met::Unclear => prop_assert!(n < LEAST_PAIRS || (known.low < 6.0 && known.high >= 6.0)),
-            }
-        }
+    /// The verdict in some words: at a rate, on the claim; otherwise on the difference.
+    pub(super) fn word(&self, row: &Row) -> String {
+        let Some(difference) = self.difference else {
+            return if self.late.is_empty() {
+                String::new()
+            } else {
+                format!("not reached: {}", self.late)
+            };
+        };
+        let word = match (self.met, difference.side(1.0)) {
+            _ if row.load.rate.is_none() => difference.outcome.word(),
+            (Met::Yes, _) => "met",
+            (Met::No, _) => "not met",
+            (Met::Unclear, Side::Unclear) => "no difference seen",
+            (Met::Unclear, _) => "undecided",
+        };
+        word.to_owned()
     }
+}
+
+/// CPUs that each of so many client threads used; 0 where they were not measured.
+fn client_cpus(sample: &Sample, jobs: u16) -> f64 {
+    sample.client_cpu_us * sample.iops / 1e6 / f64::from(jobs.max(1))
+}
+
+/// True if the client was the limit in most of some rounds of a row.
+pub(super) fn is_client_limit(row: &Row, rounds: &[Sample]) -> bool {
+    let load = &row.load;
+    let cpus = rounds.iter().map(|sample| client_cpus(sample, load.jobs));
+    let is_telling = load.rate.is_none() && !load.idle && load.wait == Wait::Interrupt;
+    is_telling && median(&cpus.collect::<Vec<_>>()) > CLIENT_BOUND
 }

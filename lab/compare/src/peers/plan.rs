@@ -2,15 +2,16 @@
 
 use vlane_driver::Wait;
 use vlane_report::judge::Bound;
+use vlane_testbed::guests::Machines;
 use vlane_testbed::server::Aio;
+
+use super::Sample;
 
 /// Storage behind the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Medium {
-    /// None: requests succeed at once, no data are touched.
-    Null,
-    /// None, but each request takes so long.
-    Slow { us: u64 },
+    /// None: no data are touched, and each request takes so many us.
+    Null { us: u64 },
     /// A file on a RAM disk (tmpfs), through the page cache.
     Ram,
     /// A file on the disk, with O_DIRECT.
@@ -18,10 +19,10 @@ pub(super) enum Medium {
 }
 
 /// The party that does the work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Contender {
     /// `vlane serve`, with further arguments.
-    Vlane(&'static [&'static str]),
+    Vlane(Vec<String>),
     /// qemu-storage-daemon; if there is a file, it reaches it so.
     Qsd(Aio),
     /// A loop of plain pread or pwrite calls on the file, without any guest.
@@ -35,8 +36,10 @@ pub(super) enum Contender {
 pub(super) enum Client {
     /// vlane's own driver.
     Driver,
-    /// fio with libblkio: a foreign client.
+    /// fio with libblkio, on a CPU of its own: a foreign client.
     Blkio,
+    /// fio in a guest.
+    Guest(Machines),
 }
 
 /// The load, as the guest's side makes it.
@@ -49,40 +52,80 @@ pub(super) struct Load {
     pub(super) wait: Wait,
     /// Server and driver on a CPU each; otherwise both on all.
     pub(super) pinned: bool,
+    /// Requests asked for per second (0: as many as there can be), in a comparison of costs.
+    pub(super) rate: Option<u32>,
+    /// True for a session without requests.
+    pub(super) idle: bool,
 }
 
-/// A figure of a measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Metric {
-    Iops,
-    CpuPerIo,
-    P50,
-    SwitchesPerIo,
-    /// CPU time during the idle time, in ms.
-    IdleCpu,
-    /// Context switches during the idle time.
-    IdleSwitches,
+/// A figure of a sample.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Figure {
+    pub(super) name: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) of: fn(&Sample) -> f64,
 }
 
-/// "The `metric` of `of` is `bound` times that of `over`"; without `over`, the bound is absolute.
+const fn figure(name: &'static str, unit: &'static str, of: fn(&Sample) -> f64) -> Figure {
+    Figure { name, unit, of }
+}
+
+pub(super) const IOPS: Figure = figure("IOPS", "", |sample| sample.iops);
+pub(super) const CPU: Figure = figure("CPU per I/O", "us", |sample| sample.cpu_us);
+pub(super) const P50: Figure = figure("p50 latency", "us", |sample| sample.p50_us);
+pub(super) const P99: Figure = figure("p99 latency", "us", |sample| sample.p99_us);
+const SWITCHES: Figure = figure("context switches per I/O", "", |sample| sample.switches_per_io);
+const IDLE_CPU: Figure = figure("CPU time", "ms", |sample| sample.cpu_ms);
+const IDLE_SWITCHES: Figure = figure("context switches", "", |sample| sample.switches);
+
+/// Figures with their keys in JSON, where the client asks for all that it can get.
+const UNLIMITED: [(&str, Figure); 9] = [
+    ("iops", IOPS),
+    ("mb_per_second", figure("data", "MB/s", |sample| sample.mb_per_second)),
+    ("p50_us", P50),
+    ("p99_us", P99),
+    ("cpu_us_per_io", CPU),
+    ("switches_per_io", SWITCHES),
+    ("driver_cpu_us_per_io", figure("client's CPU per I/O", "us", |sample| sample.client_cpu_us)),
+    ("cpu_ms", IDLE_CPU),
+    ("switches", IDLE_SWITCHES),
+];
+/// The same at a given rate.
+const AT_RATE: [(&str, Figure); 8] = [
+    ("iops", IOPS),
+    ("p50_us", P50),
+    ("p99_us", P99),
+    ("cpu_us", CPU),
+    ("backend_cpu_us", figure("back end's CPU per I/O", "us", |sample| sample.backend_cpu_us)),
+    (
+        "guest_cpu_us",
+        figure("guest's CPU per I/O", "us", |sample| sample.guest_cpu_us.unwrap_or(f64::NAN)),
+    ),
+    ("switches", SWITCHES),
+    (
+        "instructions",
+        figure("instructions per I/O", "", |sample| sample.instructions.unwrap_or(f64::NAN)),
+    ),
+];
+
+/// "The `figure` of `of` is `bound` times that of `over`"; without `over`, the bound is absolute.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim {
-    pub(super) metric: Metric,
+    pub(super) figure: Figure,
     /// Place in the row's contenders.
     pub(super) of: usize,
     /// Likewise; qemu-storage-daemon's first place stands for the better of its settings
     /// ([`super::judge::resolve`]).
     pub(super) over: Option<usize>,
     pub(super) bound: Bound,
-    /// Its subject, for a reader who sees only this line. Claims that have it make the table of
-    /// [`super::markdown`].
-    pub(super) headline: Option<&'static str>,
+    /// True in the short table of [`super::markdown`].
+    pub(super) headline: bool,
 }
 
 impl Claim {
     /// One for the short table.
-    fn told(self, headline: &'static str) -> Self {
-        Self { headline: Some(headline), ..self }
+    fn told(self) -> Self {
+        Self { headline: true, ..self }
     }
 }
 
@@ -90,15 +133,47 @@ impl Claim {
 #[derive(Debug, Clone)]
 pub struct Row {
     /// Its name for `--rows`.
-    pub id: &'static str,
+    pub id: String,
     /// Its subject.
-    pub title: &'static str,
+    pub title: String,
+    /// Name and subject of the rows that it is one of.
+    pub group: (&'static str, &'static str),
     pub(super) medium: Medium,
     pub(super) client: Client,
-    /// `None`: the session is idle.
-    pub(super) load: Option<Load>,
-    pub(super) contenders: Vec<(&'static str, Contender)>,
+    pub(super) load: Load,
+    pub(super) contenders: Vec<(String, Contender)>,
     pub(super) claims: Vec<Claim>,
+}
+
+impl Row {
+    /// True if a name stands for it: its own, or its group's.
+    pub fn is_called(&self, name: &str) -> bool {
+        name == self.id || self.load.rate.is_some() && name == self.group.0
+    }
+
+    /// Figures of its samples, with their keys in JSON.
+    pub(super) fn figures(&self) -> &'static [(&'static str, Figure)] {
+        if self.load.rate.is_some() { &AT_RATE } else { &UNLIMITED }
+    }
+
+    pub(super) fn is_daemon(&self, place: usize) -> bool {
+        matches!(self.contenders[place].1, Contender::Qsd(_))
+    }
+}
+
+/// Every row in which the client asks for all that it can get, or has a given rate. At a rate,
+/// vlane is also measured with other options.
+pub fn rows(fixed_load: bool, also: &[Vec<String>]) -> Vec<Row> {
+    if fixed_load {
+        return at_rates(also);
+    }
+    let mut rows = small();
+    rows.extend(others());
+    // Some again, with a second client.
+    rows.push(by_fio("null-fio", "null", NULL));
+    rows.push(by_fio("ram-read-fio", "RAM disk", Medium::Ram));
+    rows.push(by_fio("disk-read-fio", "disk, direct", Medium::Disk));
+    rows
 }
 
 const RANDOM_READ: Load = Load {
@@ -108,194 +183,192 @@ const RANDOM_READ: Load = Load {
     jobs: 1,
     wait: Wait::Interrupt,
     pinned: true,
+    rate: None,
+    idle: false,
 };
 
-const VLANE: (&str, Contender) = ("vlane", Contender::Vlane(&[]));
-const QSD: (&str, Contender) = ("qemu-storage-daemon", Contender::Qsd(Aio::IoUring));
+/// vlane with further options.
+fn vlane(words: &[String]) -> (String, Contender) {
+    (
+        ["vlane"].into_iter().chain(words.iter().map(String::as_str)).collect::<Vec<_>>().join(" "),
+        Contender::Vlane(words.to_vec()),
+    )
+}
 
-/// qemu-storage-daemon's settings on a medium. Without a file it has no choice. On a file both
-/// settings are tried, and the better is taken.
-pub(super) fn daemons(medium: Medium) -> &'static [(&'static str, Aio)] {
-    match medium {
-        Medium::Null | Medium::Slow { .. } => &[("qemu-storage-daemon", Aio::IoUring)],
+/// vlane, and qemu-storage-daemon with its settings on a medium. Without a file it has no choice.
+/// On a file both settings are tried, and the better is taken.
+fn both(medium: Medium) -> Vec<(String, Contender)> {
+    let daemons: &[(&str, Aio)] = match medium {
+        Medium::Null { .. } => &[("qemu-storage-daemon", Aio::IoUring)],
         Medium::Ram | Medium::Disk => &[
             ("qemu-storage-daemon, aio=io_uring", Aio::IoUring),
             ("qemu-storage-daemon, aio=threads", Aio::Threads),
         ],
-    }
+    };
+    let daemons = daemons.iter().map(|(name, aio)| ((*name).to_owned(), Contender::Qsd(*aio)));
+    std::iter::once(vlane(&[])).chain(daemons).collect()
 }
 
-/// Them among a row's contenders.
-fn storage_daemons(medium: Medium) -> impl Iterator<Item = (&'static str, Contender)> {
-    daemons(medium).iter().map(|(name, aio)| (*name, Contender::Qsd(*aio)))
+fn against(figure: Figure, over: usize, bound: Bound) -> Claim {
+    Claim { figure, of: 0, over: Some(over), bound, headline: false }
 }
 
-fn against(metric: Metric, over: usize, bound: Bound) -> Claim {
-    Claim { metric, of: 0, over: Some(over), bound, headline: None }
-}
-
-fn absolute(metric: Metric, bound: Bound) -> Claim {
-    Claim { metric, of: 0, over: None, bound, headline: None }
+fn absolute(figure: Figure, bound: Bound) -> Claim {
+    Claim { figure, of: 0, over: None, bound, headline: false }
 }
 
 /// A row of vlane and qemu-storage-daemon.
-fn pair(
-    id: &'static str,
-    title: &'static str,
-    medium: Medium,
-    load: Load,
-    claims: Vec<Claim>,
-) -> Row {
-    let contenders = std::iter::once(VLANE).chain(storage_daemons(medium)).collect();
-    Row { id, title, medium, client: Client::Driver, load: Some(load), contenders, claims }
+fn pair(id: &str, title: &str, medium: Medium, load: Load, claims: Vec<Claim>) -> Row {
+    Row {
+        id: id.into(),
+        title: title.into(),
+        group: ("figures", "Everything that was measured"),
+        medium,
+        client: Client::Driver,
+        load,
+        contenders: both(medium),
+        claims,
+    }
+}
+
+const NULL: Medium = Medium::Null { us: 0 };
+
+/// Rows with a given rate: the group's name, its subject, client and medium, depths and rates.
+type Group = (&'static str, &'static str, Client, Medium, &'static [u16], &'static [u32]);
+
+const fn native(name: &'static str, subject: &'static str, medium: Medium) -> Group {
+    (name, subject, Client::Blkio, medium, &[4, 1], &[1_000, 10_000, 50_000, 100_000])
+}
+
+const UML: (&str, Client) = ("User-Mode Linux guest, null", Client::Guest(Machines::Uml));
+const QEMU: (&str, Client) = ("QEMU guest, null", Client::Guest(Machines::Qemu));
+const GUEST_RATES: &[u32] = &[1_000, 3_000, 10_000];
+const GROUPS: [Group; 9] = [
+    native("null", "null", NULL),
+    native("null-25us", "null that takes 25 us", Medium::Null { us: 25 }),
+    native("null-100us", "null that takes 100 us", Medium::Null { us: 100 }),
+    native("ram", "RAM disk", Medium::Ram),
+    native("disk", "disk, direct", Medium::Disk),
+    ("uml", UML.0, UML.1, NULL, &[4, 1], GUEST_RATES),
+    ("uml-fast", UML.0, UML.1, NULL, &[32, 1], &[0]),
+    ("qemu", QEMU.0, QEMU.1, NULL, &[4], GUEST_RATES),
+    ("qemu-fast", QEMU.0, QEMU.1, NULL, &[32], &[0]),
+];
+
+/// A row for each depth and rate of each group: at the same load vlane needs at most as much CPU
+/// time and latency as qemu-storage-daemon.
+fn at_rates(also: &[Vec<String>]) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (group, subject, client, medium, depths, rates) in GROUPS {
+        for (depth, rate) in depths.iter().flat_map(|d| rates.iter().map(move |r| (*d, *r))) {
+            let (short, words) = match rate {
+                0 => ("all".into(), "as fast as it goes".into()),
+                rate => (format!("{}k", rate / 1000), format!("{}k IOPS", rate / 1000)),
+            };
+            let id = format!("{group}-{short}-d{depth}");
+            let title = format!("{subject}, {words}, depth {depth}");
+            let load = Load { depth, rate: Some(rate), ..RANDOM_READ };
+            let row = pair(&id, &title, medium, load, Vec::new());
+            let mut row = Row { group: (group, subject), client, ..row };
+            row.contenders.extend(also.iter().map(|words| vlane(words)));
+            let vlanes = (0..row.contenders.len()).filter(|place| !row.is_daemon(*place));
+            let claims = vlanes.flat_map(|of| {
+                [CPU, P50].map(|figure| Claim { of, ..against(figure, 1, Bound::AtMost(1.0)) })
+            });
+            row.claims = claims.collect();
+            rows.push(row);
+        }
+    }
+    rows
 }
 
 /// A row on a RAM disk, also against a loop of system calls on the host.
-fn ram(
-    id: &'static str,
-    title: &'static str,
-    pattern: &'static str,
-    headline: &'static str,
-) -> Row {
-    let claims = vec![
-        against(Metric::Iops, 1, Bound::AtLeast(3.5)).told(headline),
-        against(Metric::Iops, 3, Bound::AtLeast(0.85)),
-    ];
+fn ram(id: &str, title: &str, pattern: &'static str) -> Row {
+    let claims =
+        vec![against(IOPS, 1, Bound::AtLeast(3.5)).told(), against(IOPS, 3, Bound::AtLeast(0.85))];
     let mut row = pair(id, title, Medium::Ram, Load { pattern, ..RANDOM_READ }, claims);
-    row.contenders.push(("plain loop", Contender::Loop));
+    row.contenders.push(("plain loop".into(), Contender::Loop));
     row
 }
 
 /// Two jobs on two queues: two threads, one, and qemu-storage-daemon.
-fn two_lanes(id: &'static str, title: &'static str, medium: Medium, qsd: Claim) -> Row {
+fn two_lanes(id: &str, title: &str, medium: Medium, qsd: Claim) -> Row {
     let load = Load { jobs: 2, pinned: false, ..RANDOM_READ };
-    let mut contenders = vec![
-        ("vlane, 2 threads", Contender::Vlane(&["--queues", "2", "--threads", "2"])),
-        ("vlane, 1 thread", Contender::Vlane(&["--queues", "2", "--threads", "1"])),
-    ];
-    contenders.extend(storage_daemons(medium));
-    let claims = vec![
-        against(Metric::Iops, 1, Bound::AtLeast(1.0)),
-        qsd,
-        against(Metric::SwitchesPerIo, 2, Bound::AtMost(0.25)),
-    ];
-    Row { contenders, ..pair(id, title, medium, load, claims) }
-}
-
-/// Every row.
-pub fn rows() -> Vec<Row> {
-    let mut rows = small();
-    rows.extend(others());
-    rows.extend(second_client());
-    rows
-}
-
-/// Some of the rows again, with fio and libblkio as the client.
-fn second_client() -> Vec<Row> {
-    let row = |id, title, medium| {
-        let claims = vec![against(Metric::Iops, 1, Bound::AtLeast(1.0))];
-        Row { client: Client::Blkio, ..pair(id, title, medium, RANDOM_READ, claims) }
+    let claims =
+        vec![against(IOPS, 1, Bound::AtLeast(1.0)), qsd, against(SWITCHES, 2, Bound::AtMost(0.25))];
+    let mut row = pair(id, title, medium, load, claims);
+    let lanes = |name: &str, threads: &str| {
+        let words = ["--queues", "2", "--threads", threads].map(str::to_owned);
+        (name.to_owned(), Contender::Vlane(words.into()))
     };
-    vec![
-        row("null-fio", "null, 4K random read, depth 32, by fio with libblkio", Medium::Null),
-        row(
-            "ram-read-fio",
-            "RAM disk, 4K random read, depth 32, by fio with libblkio",
-            Medium::Ram,
-        ),
-        row(
-            "disk-read-fio",
-            "disk, direct, 4K random read, depth 32, by fio with libblkio",
-            Medium::Disk,
-        ),
-    ]
+    row.contenders.splice(..1, [lanes("vlane, 2 threads", "2"), lanes("vlane, 1 thread", "1")]);
+    row
+}
+
+/// A row with fio and libblkio as the client.
+fn by_fio(id: &str, storage: &str, medium: Medium) -> Row {
+    let title = format!("{storage}, 4K random read, depth 32, by fio with libblkio");
+    let claims = vec![against(IOPS, 1, Bound::AtLeast(1.0))];
+    Row { client: Client::Blkio, ..pair(id, &title, medium, RANDOM_READ, claims) }
 }
 
 /// Requests of 4K by one job.
 fn small() -> Vec<Row> {
     use Bound::{AtLeast, AtMost};
-    use Metric::{CpuPerIo, Iops, P50};
     let one = Load { depth: 1, ..RANDOM_READ };
+    let mut no_poll = pair(
+        "latency-no-poll",
+        "null, 4K random read, depth 1, vlane without polling",
+        NULL,
+        one,
+        vec![against(P50, 1, AtMost(0.9))],
+    );
+    no_poll.contenders[0] = vlane(&["--poll-max", "0"].map(str::to_owned));
     vec![
         pair(
             "null",
             "null, 4K random read, depth 32",
-            Medium::Null,
+            NULL,
             RANDOM_READ,
-            vec![
-                against(Iops, 1, AtLeast(6.0))
-                    .told("no medium, random reads of 4K, 32 at once: IOPS"),
-                against(CpuPerIo, 1, AtMost(1.0 / 6.0))
-                    .told("the same: back end's CPU time per request"),
-            ],
+            vec![against(IOPS, 1, AtLeast(6.0)).told(), against(CPU, 1, AtMost(1.0 / 6.0)).told()],
         ),
         pair(
             "null-poll",
             "null, 4K random read, depth 32, driver polls",
-            Medium::Null,
+            NULL,
             Load { wait: Wait::Poll, ..RANDOM_READ },
-            vec![absolute(Iops, AtLeast(2.0e6)), against(Iops, 1, AtLeast(6.0))],
+            vec![absolute(IOPS, AtLeast(2.0e6)), against(IOPS, 1, AtLeast(6.0))],
         ),
-        ram(
-            "ram-read",
-            "RAM disk, 4K random read, depth 32",
-            "randread",
-            "RAM disk, random reads of 4K, 32 at once: IOPS",
-        ),
-        ram(
-            "ram-write",
-            "RAM disk, 4K random write, depth 32",
-            "randwrite",
-            "RAM disk, random writes of 4K, 32 at once: IOPS",
-        ),
+        ram("ram-read", "RAM disk, 4K random read, depth 32", "randread"),
+        ram("ram-write", "RAM disk, 4K random write, depth 32", "randwrite"),
         disk_read(),
         pair(
             "latency",
             "null, 4K random read, depth 1",
-            Medium::Null,
+            NULL,
             one,
-            vec![
-                against(P50, 1, AtMost(0.4))
-                    .told("no medium, random reads of 4K, one at a time: median latency"),
-            ],
+            vec![against(P50, 1, AtMost(0.4)).told()],
         ),
-        Row {
-            contenders: vec![("vlane --poll-max 0", Contender::Vlane(&["--poll-max", "0"])), QSD],
-            ..pair(
-                "latency-no-poll",
-                "null, 4K random read, depth 1, vlane without polling",
-                Medium::Null,
-                one,
-                vec![against(P50, 1, AtMost(0.9))],
-            )
-        },
+        no_poll,
     ]
 }
 
 /// The disk, also against fio on the host.
 fn disk_read() -> Row {
-    use Metric::{CpuPerIo, Iops};
     let claims = vec![
-        against(Iops, 3, Bound::AtLeast(0.98))
-            .told("disk, random reads of 4K, 32 at once, against no guest at all: IOPS"),
-        against(Iops, 1, Bound::AtLeast(1.0)).told("disk, random reads of 4K, 32 at once: IOPS"),
-        against(CpuPerIo, 1, Bound::AtMost(1.0)),
+        against(IOPS, 3, Bound::AtLeast(0.98)).told(),
+        against(IOPS, 1, Bound::AtLeast(1.0)).told(),
+        against(CPU, 1, Bound::AtMost(1.0)),
     ];
-    let mut row = pair(
-        "disk-read",
-        "disk, direct, 4K random read, depth 32",
-        Medium::Disk,
-        RANDOM_READ,
-        claims,
-    );
-    row.contenders.push(("fio on the host", Contender::Fio));
+    let title = "disk, direct, 4K random read, depth 32";
+    let mut row = pair("disk-read", title, Medium::Disk, RANDOM_READ, claims);
+    row.contenders.push(("fio on the host".into(), Contender::Fio));
     row
 }
 
 /// Large requests, none, and two jobs.
 fn others() -> Vec<Row> {
     use Bound::{AtLeast, AtMost};
-    use Metric::{IdleCpu, IdleSwitches, Iops};
     let large = |pattern| Load { pattern, block: 32768, ..RANDOM_READ };
     vec![
         pair(
@@ -303,39 +376,33 @@ fn others() -> Vec<Row> {
             "RAM disk, 32K sequential read, depth 32",
             Medium::Ram,
             large("read"),
-            vec![
-                against(Iops, 1, AtLeast(1.7))
-                    .told("RAM disk, sequential reads of 32K, 32 at once: IOPS"),
-            ],
+            vec![against(IOPS, 1, AtLeast(1.7)).told()],
         ),
         pair(
             "ram-write-32k",
             "RAM disk, 32K sequential write, depth 32",
             Medium::Ram,
             large("write"),
-            vec![against(Iops, 1, AtLeast(1.7))],
+            vec![against(IOPS, 1, AtLeast(1.7))],
         ),
-        Row {
-            id: "idle",
-            title: "idle session, 10 s",
-            medium: Medium::Null,
-            client: Client::Driver,
-            load: None,
-            contenders: vec![VLANE, QSD],
-            claims: vec![absolute(IdleCpu, AtMost(0.0)), absolute(IdleSwitches, AtMost(0.0))],
-        },
+        pair(
+            "idle",
+            "idle session, 10 s",
+            NULL,
+            Load { idle: true, ..RANDOM_READ },
+            vec![absolute(IDLE_CPU, AtMost(0.0)), absolute(IDLE_SWITCHES, AtMost(0.0))],
+        ),
         two_lanes(
             "lanes-null",
             "null, two jobs on two queues, shared CPUs",
-            Medium::Null,
-            against(Iops, 2, AtLeast(1.0)),
+            NULL,
+            against(IOPS, 2, AtLeast(1.0)),
         ),
         two_lanes(
             "lanes-ram",
             "RAM disk, two jobs on two queues, shared CPUs",
             Medium::Ram,
-            against(Iops, 2, AtLeast(1.0))
-                .told("RAM disk, random reads of 4K by two vCPUs, a queue and a thread each: IOPS"),
+            against(IOPS, 2, AtLeast(1.0)).told(),
         ),
     ]
 }
@@ -346,34 +413,50 @@ mod tests {
 
     #[test]
     fn rows_are_unique_and_claims_fit() {
-        let rows = rows();
-        for (i, row) in rows.iter().enumerate() {
-            assert!(rows[..i].iter().all(|other| other.id != row.id), "{}", row.id);
-            assert!(row.claims.iter().all(|c| c.of < row.contenders.len()));
-            assert!(
-                row.claims.iter().all(|c| c.over.is_none_or(|over| over < row.contenders.len()))
-            );
-            assert!(
-                row.load.is_none_or(|load| load.pattern.parse::<vlane_driver::Pattern>().is_ok())
-            );
+        let also = [vec!["--poll-max".to_owned(), "0".to_owned()]];
+        let (usual, rated) = (rows(false, &[]), rows(true, &also));
+        for all in [&usual, &rated] {
+            for (i, row) in all.iter().enumerate() {
+                assert!(all[..i].iter().all(|other| other.id != row.id), "{}", row.id);
+                let is_there = |place: usize| place < row.contenders.len();
+                assert!(row.claims.iter().all(|c| is_there(c.of) && c.over.is_none_or(is_there)));
+                assert!(row.load.pattern.parse::<vlane_driver::Pattern>().is_ok());
+                let settings =
+                    (0..row.contenders.len()).filter(|place| row.is_daemon(*place)).count();
+                let has_file = matches!(row.medium, Medium::Ram | Medium::Disk);
+                assert_eq!(settings, if has_file { 2 } else { 1 }, "{}", row.id);
+            }
         }
         // The second client gets the first's load, as far as it can express it.
-        assert!(rows.iter().filter(|row| row.client == Client::Blkio).all(|row| {
-            row.load
-                .is_some_and(|load| (load.pattern, load.block, load.jobs) == ("randread", 4096, 1))
+        assert!(usual.iter().filter(|row| row.client == Client::Blkio).all(|row| {
+            (row.load.pattern, row.load.block, row.load.jobs) == ("randread", 4096, 1)
                 && row
                     .contenders
                     .iter()
                     .all(|(_, who)| matches!(who, Contender::Vlane(_) | Contender::Qsd(_)))
         }));
-        for row in &rows {
-            let settings =
-                row.contenders.iter().filter(|(_, who)| matches!(who, Contender::Qsd(_))).count();
-            let has_file = matches!(row.medium, Medium::Ram | Medium::Disk);
-            assert_eq!(settings, if has_file { 2 } else { 1 }, "{}", row.id);
-        }
-        let told = rows.iter().flat_map(|row| &row.claims).filter(|claim| claim.headline.is_some());
+        let told = usual.iter().flat_map(|row| &row.claims).filter(|claim| claim.headline);
         assert!((1..=9).contains(&told.count()), "the short table is short");
         assert!(Bound::AtLeast(2.0).holds(2.0) && !Bound::AtMost(0.25).holds(f64::NAN));
+    }
+
+    #[test]
+    fn names_select_rows_or_groups() {
+        let all = rows(true, &[]);
+        assert_eq!(all.len(), 5 * 8 + 6 + 2 + 3 + 1);
+        for row in &all {
+            assert_eq!(
+                all.iter().filter(|other| other.is_called(&row.id)).count(),
+                1,
+                "{}",
+                row.id
+            );
+        }
+        for (group, .., depths, rates) in GROUPS {
+            let named = all.iter().filter(|row| row.is_called(group)).count();
+            assert_eq!(named, depths.len() * rates.len(), "{group}");
+        }
+        assert_eq!(all[1].id, "null-10k-d4");
+        assert!(all.iter().any(|row| row.id == "uml-fast-all-d32"));
     }
 }

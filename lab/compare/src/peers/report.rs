@@ -1,314 +1,312 @@
-//! The comparison as a report.
+//! The comparison as a report, and as lines and tables for the terminal.
 
-use super::plan::{Contender, Metric, Row, rows};
-use super::{Figures, Outcome, RowResult, judge, limit};
 use vlane_error::counted;
-use vlane_report::build::Begun;
-use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, Samples, Section, Series, Severity, Spread,
-    Table,
-};
+use vlane_report::build::{Begun, bars, table};
+use vlane_report::experiment::few;
+use vlane_report::judge::Met;
+use vlane_report::stats::Outcome as Is;
+use vlane_report::{Block, Note, Report, Samples, Section, Table, figure, markdown as md};
 
-/// The report of some rows.
-pub fn report(outcome: &Outcome, begun: &Begun) -> Report {
-    let (results, plan) = (&outcome.rows, rows());
-    let planned: Vec<(&RowResult, &Row)> = results
-        .iter()
-        .filter_map(|result| Some((result, plan.iter().find(|row| row.id == result.row)?)))
-        .collect();
-    let rounds = results.iter().flat_map(|r| &r.measured.rounds).map(Vec::len).max().unwrap_or(0);
-    let mut sections = vec![Section::new(
-        "compared",
-        "Compared",
-        vec![
-            "Ratios are taken pair by pair: the median of a row's pairs, with the smallest and \
-             the largest. The last column shows if the difference is more than noise."
-                .into(),
-        ],
-        vec![Block::Table(compared(&planned))],
-    )];
-    sections.extend(pictures(&planned));
-    sections.push(Section::new(
-        "figures",
-        "Everything that was measured",
-        Vec::new(),
-        vec![Block::Table(figures(&planned))],
-    ));
-    let mut notes = vec![Note {
-        severity: Severity::Info,
-        text: "The driver plays the guest: there is no virtual machine in these figures. Back end \
-               and driver have a CPU each unless a row says that they share. On a file \
-               qemu-storage-daemon is measured with aio=io_uring and with aio=threads, and each \
-               row takes the one that does more there."
-            .into(),
-    }];
-    notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Not measured: {text}."))));
-    if rounds < 5 {
-        let text = format!(
-            "Measured {} each: five pairs are the least that tell a difference from noise \
-             (--repeat 5).",
-            counted(rounds, "time")
-        );
-        notes.push(Note { severity: Severity::Warning, text });
+use super::judge::{REACHED, is_reached, resolve};
+use super::plan::{CPU, Claim, Client, Contender, Figure, IOPS, P50, P99};
+use super::{Options, Outcome, RowResult, Verdict};
+
+impl RowResult {
+    fn claims(&self) -> impl Iterator<Item = (&Self, &Claim, &Verdict)> {
+        self.row.claims.iter().zip(&self.verdicts).map(move |(claim, v)| (self, claim, v))
     }
-    let mut summary = vec![judge::summary(results)];
-    summary.extend(limit::sentence(results));
-    let programs = &["qemu-storage-daemon", "fio"];
-    let mut report = Report {
-        summary,
-        notes,
-        sections,
-        samples: vec![samples(results)],
-        ..begun.report("peers", "vlane and qemu-storage-daemon, side by side", programs)
+
+    /// Verdicts on each vlane at a given rate, with its name where that is not plain.
+    fn loads(&self) -> impl Iterator<Item = (String, &[Verdict])> {
+        self.verdicts.chunk_by(|a, b| a.of == b.of).map(|of| (self.title_of(&of[0]), of))
+    }
+
+    fn title_of(&self, verdict: &Verdict) -> String {
+        match verdict.of.as_str() {
+            "vlane" => self.row.title.clone(),
+            of => format!("{}: {of}", self.row.title),
+        }
+    }
+
+    /// The series of a contender in charts; of qemu-storage-daemon, the better setting has one.
+    fn series(&self, place: usize) -> Option<&str> {
+        let (name, contender) = &self.row.contenders[place];
+        match contender {
+            Contender::Vlane(_) => Some(if place == 0 { "vlane" } else { name }),
+            Contender::Qsd(_) if resolve(&self.row, &self.arms, place) != place => None,
+            Contender::Qsd(_) => Some("qemu-storage-daemon"),
+            Contender::Loop | Contender::Fio => Some("the host itself"),
+        }
+    }
+
+    /// Contenders of a comparison with which the client was the limit.
+    fn limited(&self, v: &Verdict) -> String {
+        let both = [Some(&v.of), v.over.as_ref()].into_iter().flatten();
+        let names: Vec<&str> =
+            both.filter(|name| self.client_limited.contains(name)).map(String::as_str).collect();
+        match names.is_empty() {
+            true => String::new(),
+            false => format!("; the client is the limit with {}", names.join(" and ")),
+        }
+    }
+}
+
+/// The cells of a verdict: vlane, the other, the ratio, and the verdict in words.
+fn cells(result: &RowResult, claim: &Claim, v: &Verdict) -> [String; 4] {
+    let show = |value| claim.figure.show(value);
+    let (other, ratio) = match (&v.over, v.other) {
+        (Some(over), Some(other)) => (format!("{} ({over})", show(other)), v.told_ratio()),
+        _ => (String::new(), String::new()),
     };
-    report
-        .machine
-        .versions
-        .extend(outcome.fio.iter().map(|version| ("fio with libblkio".into(), version.clone())));
-    report
+    [show(v.value), other, ratio, v.word(&result.row) + &result.limited(v)]
 }
 
-/// Every single measurement.
-fn samples(results: &[RowResult]) -> Samples {
-    let columns = "Row | Back end | Round | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] \
-                   | CPU per I/O [us] | Switches per I/O | Client's CPU per I/O [us] | CPU [ms] | \
-                   Switches";
-    let mut rows = Vec::new();
-    for result in results {
-        for (name, rounds) in result.contenders.iter().zip(&result.measured.rounds) {
-            for (figures, round) in rounds.iter().zip(0_u32..) {
-                let mut row = vec![result.row.into(), (*name).into(), Cell::Number(round.into())];
-                let f = figures;
-                row.extend(
-                    [f.iops, f.mb_per_second, f.p50_us, f.p99_us, f.cpu_us_per_io].map(Cell::from),
-                );
-                row.extend(
-                    [f.switches_per_io, f.driver_cpu_us_per_io, f.cpu_ms, f.switches]
-                        .map(Cell::from),
-                );
-                rows.push(row);
-            }
-        }
+/// Some claims, a line for each.
+fn compared<'a>(all: impl Iterator<Item = (&'a RowResult, &'a Claim, &'a Verdict)>) -> Table {
+    let row = |(result, claim, v): (&RowResult, &Claim, &Verdict)| {
+        let names = [result.title_of(v), claim.figure.name.to_owned()];
+        names.into_iter().chain(cells(result, claim, v)).map(Into::into).collect()
+    };
+    let columns = "measured | figure | vlane | compared with | ratio (interval) | verdict";
+    Table::new("vlane and the others", columns, all.map(row).collect())
+}
+
+/// The lines of one row, for the terminal.
+pub fn lines(result: &RowResult) -> String {
+    let mut out = format!("{}\n", result.row.title);
+    for arm in result.arms.0.iter().filter(|_| !result.row.load.idle) {
+        let figures = [IOPS, CPU, P50, P99].map(|figure| (figure, figure.median(&arm.rounds)));
+        let figures = figures.iter().filter(|(_, median)| *median > 0.0);
+        let figures =
+            figures.map(|(figure, median)| format!("{} {}", figure.name, figure.show(*median)));
+        out += &format!("  {}: {}\n", arm.arm, figures.collect::<Vec<_>>().join(", "));
     }
-    Samples::new(
-        "rounds",
-        "Every round of every back end; a value that does not apply is 0",
-        columns,
-        rows,
-    )
-}
-
-fn compared(planned: &[(&RowResult, &Row)]) -> Table {
-    let mut rows = Vec::new();
-    for (result, row) in planned {
-        for (claim, verdict) in row.claims.iter().zip(&result.verdicts) {
-            let runs = result.measured.rounds.iter().map(Vec::len).max().unwrap_or(0);
-            let spread = judge::spread(verdict, runs);
-            let difference = verdict.difference.map_or(Cell::Empty, |d| Cell::Text(d.to_string()));
-            rows.push(vec![
-                Cell::Text(format!("{}: {}", result.title, claim.metric.name())),
-                Cell::Text(verdict.of.clone()),
-                verdict.over.clone().map_or(Cell::Empty, Cell::Text),
-                if verdict.over.is_some() { Cell::Figure(spread) } else { Cell::Empty },
-                difference,
-            ]);
-        }
+    for (result, claim, v) in result.claims() {
+        let cells = cells(result, claim, v);
+        let cells: Vec<&str> =
+            cells.iter().map(String::as_str).filter(|cell| !cell.is_empty()).collect();
+        out += &format!("  {} of {}: {}\n", v.metric, v.of, cells.join(", "));
     }
-    Table::new("vlane and the others", "Row | Of | Compared with | Ratio [x] | Difference", rows)
+    out
 }
 
-/// The spread of one figure over a contender's rounds; `None` where it was not measured.
-fn spread(rounds: &[Figures], of: impl Fn(&Figures) -> f64) -> Option<Spread> {
-    let values: Vec<f64> = rounds.iter().map(of).collect();
-    Spread::of(&values).filter(|spread| spread.max > 0.0)
+/// The most important results of the measured rows as a Markdown table, or else all.
+pub fn markdown(results: &[RowResult]) -> String {
+    let claims = || results.iter().flat_map(RowResult::claims);
+    let is_any = claims().any(|(_, claim, _)| claim.headline);
+    md::table(&compared(claims().filter(|(_, claim, _)| claim.headline || !is_any)))
 }
 
-/// Charts of the figures that the claims are about.
-fn pictures(planned: &[(&RowResult, &Row)]) -> Vec<Section> {
-    let groups: [(Metric, &str, &str); 3] = [
-        (Metric::Iops, "throughput", "Throughput"),
-        (Metric::CpuPerIo, "cpu", "CPU time of the back end per request"),
-        (Metric::P50, "latency", "Median latency"),
-    ];
-    let mut sections = Vec::new();
-    for (metric, id, title) in groups {
-        // Latencies at depth 32 say how long the queue is, which the throughput says already.
-        let shown = |row: &Row| match (metric, &row.load) {
-            (_, None) => false,
-            (Metric::P50, Some(load)) => load.depth == 1,
-            _ => true,
+/// The targets of the project itself, and which of them are met.
+pub fn targets(results: &[RowResult]) -> String {
+    let verdicts = || results.iter().flat_map(|result| &result.verdicts);
+    let mut out = String::new();
+    for v in verdicts() {
+        let met = match v.met {
+            Met::Yes => "met",
+            Met::No => "NOT MET",
+            Met::Unclear => "unclear",
         };
-        let rows: Vec<_> = planned.iter().filter(|(_, row)| shown(row)).collect();
-        let names = ["vlane", "qemu-storage-daemon", "the host itself"];
-        let mut series: Vec<Series> = names.map(|name| Series::measured(name, Vec::new())).into();
-        for ((result, row), place) in rows.iter().zip(0_u32..) {
-            let best = row.contenders.iter().position(|(_, who)| matches!(who, Contender::Qsd(_)));
-            let best = best.map(|first| judge::resolve(row, &result.measured, first));
-            for ((i, (_, contender)), rounds) in
-                row.contenders.iter().enumerate().zip(&result.measured.rounds)
-            {
-                let slot = match contender {
-                    Contender::Vlane(_) if i == 0 => 0,
-                    Contender::Vlane(_) => continue,
-                    Contender::Qsd(_) if best == Some(i) => 1,
-                    Contender::Qsd(_) => continue,
-                    Contender::Loop | Contender::Fio => 2,
-                };
-                if let Some(y) = spread(rounds, |f| metric.of(f)) {
-                    series[slot].points.push(Point { x: f64::from(place), y });
-                }
-            }
-        }
-        series.retain(|s| !s.points.is_empty());
-        if series.is_empty() {
-            continue;
-        }
-        sections.push(Section::new(
-            id,
-            title,
-            Vec::new(),
-            vec![Block::Chart(Chart::bars(
-                format!("{title}: medians, with the smallest and the largest of all rounds"),
-                Axis::new("", ""),
-                Axis::new(title, metric.unit()),
-                rows.iter().map(|(result, _)| result.title.to_string()).collect(),
-                series,
-            ))],
+        let (target, ratio) = (&v.target, v.told_ratio());
+        out += &format!("  {met:<8} {}: {}, target {target}: {ratio}\n", v.row, v.metric);
+    }
+    let count = |wanted: Met| verdicts().filter(|v| v.met == wanted).count();
+    let (met, unclear) = (count(Met::Yes), count(Met::Unclear));
+    out + &format!("{met} of {} targets met, {unclear} unclear\n", verdicts().count())
+}
+
+/// In how many comparisons vlane is better, worse, the same, and in how many that is not known.
+fn comparisons(results: &[RowResult]) -> Vec<String> {
+    let differences =
+        || results.iter().flat_map(|result| &result.verdicts).filter_map(|v| v.difference);
+    let count = |outcome: Is| differences().filter(|d| d.outcome == outcome).count();
+    let (better, worse, same) = (count(Is::Better), count(Is::Worse), count(Is::Same));
+    let all = differences().count();
+    let mut out = vec![format!(
+        "Of {all} comparisons, vlane is better in {better}, worse in {worse}, the same in {same}; \
+         {} are undecided.",
+        all - better - worse - same
+    )];
+    let limited = results.iter().filter(|result| !result.client_limited.is_empty());
+    let limited: Vec<String> = limited
+        .map(|result| format!("{}: {}", result.row.id, result.client_limited.join(" and ")))
+        .collect();
+    if !limited.is_empty() {
+        out.push(format!(
+            "The client was the limit (more than {:.0} % of its CPU used), so the back end may be \
+             able to do more than is shown: {}.",
+            vlane_bench::CLIENT_BOUND * 100.0,
+            limited.join("; ")
         ));
     }
-    sections
+    out
 }
 
-fn figures(planned: &[(&RowResult, &Row)]) -> Table {
-    let mut table = Table::new(
-        "Every contender: median of its rounds (smallest-largest)",
-        "Row | Back end | Throughput [IOPS] | Data [MB/s] | p50 [us] | p99 [us] | CPU per I/O \
-         [us] | Switches per I/O | Client's CPU per I/O [us] | Client CPUs",
-        Vec::new(),
-    );
-    let of: [fn(&Figures) -> f64; 7] = [
-        |f| f.iops,
-        |f| f.mb_per_second,
-        |f| f.p50_us,
-        |f| f.p99_us,
-        |f| f.cpu_us_per_io,
-        |f| f.switches_per_io,
-        |f| f.driver_cpu_us_per_io,
-    ];
-    for (result, row) in planned.iter().filter(|(_, row)| row.load.is_some()) {
-        for ((name, contender), rounds) in row.contenders.iter().zip(&result.measured.rounds) {
-            let mut cells = vec![Cell::Text(result.title.into()), Cell::Text((*name).into())];
-            for (of, index) in of.iter().zip(0..) {
-                // No back end is looked at where there is none.
-                let host = matches!(contender, Contender::Loop | Contender::Fio);
-                let zero = index == 5 && !host && rounds.iter().all(|f| of(f) == 0.0);
-                cells.push(match spread(rounds, of) {
-                    Some(spread) => Cell::Figure(spread),
-                    None if zero => Cell::Number(0.0),
-                    None => Cell::Empty,
-                });
+/// How many loads at a given rate came to what, and which were not met.
+fn loads(results: &[RowResult]) -> Vec<String> {
+    let loads = || results.iter().flat_map(RowResult::loads);
+    let count = |is: fn(&[Verdict]) -> bool| loads().filter(|(_, load)| is(load)).count();
+    let (total, late) = (loads().count(), count(|load| load.iter().any(|v| !v.late.is_empty())));
+    let met = count(|load| load.iter().all(|v| v.met == Met::Yes));
+    let missed = count(|load| load.iter().any(|v| v.met == Met::No));
+    let mut out = vec![format!(
+        "Of {total} loads both back ends reach {}. In {met} of these vlane's CPU time per I/O and \
+         median latency are at most qemu-storage-daemon's; in {missed} one is more; of {} the \
+         intervals do not tell.",
+        total - late,
+        total - late - met - missed
+    )];
+    for (name, load) in loads() {
+        let over = load.iter().filter(|v| v.met == Met::No);
+        let over: Vec<_> = over.map(|v| format!("{} {}", v.metric, v.told_ratio())).collect();
+        if !over.is_empty() {
+            out.push(format!("Not met: {name}: {}.", over.join("; ")));
+        }
+    }
+    out
+}
+
+/// Bars: a group for each row, a bar for each series.
+fn chart(figure: &Figure, results: &[&RowResult]) -> Option<Block> {
+    let mut names: Vec<&str> = Vec::new();
+    for result in results {
+        for name in (0..result.arms.0.len()).filter_map(|place| result.series(place)) {
+            if !names.contains(&name) {
+                names.push(name);
             }
-            let jobs = row.load.map_or(1, |load| load.jobs);
-            cells.push(spread(rounds, |f| f.client_cpus(jobs)).into());
-            table.rows.push(cells);
         }
     }
-    table
+    let spread = |result: &RowResult, name: &str| {
+        let place = (0..result.arms.0.len()).find(|place| result.series(*place) == Some(name));
+        let rounds = &result.arms.0[place?].rounds;
+        figure.spread(rounds).filter(|one| one.max > 0.0 && is_reached(&result.row, rounds))
+    };
+    let rows = names.into_iter().map(|name| {
+        let figures: Vec<_> = results.iter().map(|result| spread(result, name)).collect();
+        (name.to_owned(), figures)
+    });
+    let rows: Vec<_> = rows.filter(|(_, all)| all.iter().any(Option::is_some)).collect();
+    let caption =
+        format!("{}: medians, with the smallest and the largest of all rounds", figure.name);
+    let categories = results.iter().map(|result| result.row.title.clone()).collect();
+    (!rows.is_empty()).then(|| bars(&caption, (figure.name, figure.unit), categories, rows))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::Measured;
-    use super::*;
-    use vlane_bench::CLIENT_BOUND;
+/// The charts of some rows.
+fn charts(results: &[&RowResult]) -> Vec<Block> {
+    let chart = |figure: Figure| {
+        // Latencies at depth 32 say how long the queue is, which the throughput says already. A
+        // given rate says nothing.
+        let is_shown = |result: &&&RowResult| match (figure.name, result.row.load.rate) {
+            _ if result.row.load.idle => false,
+            (name, Some(_)) => name != IOPS.name,
+            (name, None) => name != P50.name || result.row.load.depth == 1,
+        };
+        chart(&figure, &results.iter().filter(is_shown).copied().collect::<Vec<_>>())
+    };
+    [IOPS, CPU, P50].into_iter().filter_map(chart).collect()
+}
 
-    #[test]
-    fn report_has_all_rows_and_claims() {
-        let results: Vec<RowResult> = rows()
-            .iter()
-            .map(|row| {
-                let one = |i: u32| Figures {
-                    iops: 1000.0 + f64::from(i),
-                    p50_us: 3.0,
-                    cpu_us_per_io: 1.0,
-                    ..Figures::default()
-                };
-                let measured = Measured {
-                    rounds: row.contenders.iter().map(|_| (0..5).map(one).collect()).collect(),
-                };
-                let verdicts =
-                    row.claims.iter().map(|claim| judge::judge(row, claim, &measured)).collect();
-                let contenders = row.contenders.iter().map(|(name, _)| *name).collect();
-                let client_limited = if row.id == "null" { vec!["vlane"] } else { Vec::new() };
-                RowResult {
-                    row: row.id,
-                    title: row.title,
-                    contenders,
-                    measured,
-                    verdicts,
-                    client_limited,
-                }
-            })
-            .collect();
-        let missing = vec!["fio with libblkio as a second client: made up".to_owned()];
-        let outcome = Outcome { rows: results, partial: None, missing, fio: None };
-        let report = report(&outcome, &Begun::now("vlane-lab compare peers"));
-        assert!(report.notes.iter().any(|note| note.text.contains("second client: made up")));
-        let limit = format!(
-            "The client was the limit (more than {:.0} % of its CPU used)",
-            CLIENT_BOUND * 100.0
-        );
-        assert!(
-            report.summary[1].starts_with(&limit) && report.summary[1].contains("null: vlane"),
-            "{:?}",
-            report.summary
-        );
-        let claims: usize = rows().iter().map(|row| row.claims.len()).sum();
-        let Some(Block::Table(table)) = report.sections[0].blocks.first() else {
-            panic!("a table")
+/// All figures of a row's contenders.
+fn figures(result: &RowResult) -> Block {
+    let known: Vec<&Figure> = result
+        .row
+        .figures()
+        .iter()
+        .map(|(_, figure)| figure)
+        .filter(|figure| result.arms.0.iter().any(|arm| figure.spread(&arm.rounds).is_some()))
+        .collect();
+    let mut columns = vec![("back end", "")];
+    columns.extend(known.iter().map(|figure| (figure.name, figure.unit)));
+    let rows = result.arms.0.iter().enumerate().map(|(place, arm)| {
+        // No back end is looked at where there is none.
+        let is_host = matches!(result.row.contenders[place].1, Contender::Loop | Contender::Fio);
+        let cells = known.iter().map(|figure| {
+            figure.spread(&arm.rounds).filter(|spread| spread.max > 0.0 || !is_host).into()
+        });
+        std::iter::once(arm.arm.clone().into()).chain(cells).collect()
+    });
+    table(&result.row.title, &columns, rows.collect())
+}
+
+/// The report of some rows.
+pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
+    let results = &outcome.rows;
+    let mut notes = vec![Note::info(method(options))];
+    notes.extend(outcome.missing.iter().map(|text| Note::info(format!("Left out: {text}."))));
+    notes.extend(few(options.pairs));
+    if outcome.emulated {
+        notes.push(Note::warning(
+            "QEMU's guest is emulated: its own CPU time is several times that under KVM, so the \
+             back end's part is smaller than there.",
+        ));
+    }
+    let (kind, title, summary) = match options.fixed_load {
+        true => ("fixed-load", "vlane and qemu-storage-daemon at the same load", loads(results)),
+        false => ("peers", "vlane and qemu-storage-daemon, side by side", comparisons(results)),
+    };
+    let mut sections = vec![Section::new(
+        "verdicts",
+        title,
+        vec![
+            "Ratios are taken pair by pair: the median with its interval. The last column shows \
+             if the difference is more than noise. With a QEMU guest, CPU time is QEMU's and the \
+             back end's together; otherwise it is the back end's."
+                .into(),
+        ],
+        vec![Block::Table(compared(results.iter().flat_map(RowResult::claims)))],
+    )];
+    for rows in results.chunk_by(|a, b| a.row.group == b.row.group) {
+        let rows: Vec<&RowResult> = rows.iter().collect();
+        let mut blocks = charts(&rows);
+        blocks.extend(rows.iter().map(|result| figures(result)));
+        let text = match rows[0].row.client {
+            Client::Guest(_) => vec![
+                "fio in the guest, which has a disk of each back end; no process is bound to a \
+                 CPU. The guest's CPU time is that of all its processes on the host."
+                    .into(),
+            ],
+            _ => Vec::new(),
         };
-        assert_eq!(table.rows.len(), claims);
-        assert!(table.rows.iter().all(|row| row.len() == table.columns.len()));
-        let compared = rows()
-            .iter()
-            .flat_map(|row| row.claims.clone())
-            .filter(|claim| claim.over.is_some())
-            .count();
-        assert!(
-            report.summary[0].contains(&format!("Of {compared} comparisons")),
-            "{:?}",
-            report.summary
-        );
-        assert!(
-            report.notes.iter().all(|note| note.severity == Severity::Info),
-            "five pairs are enough"
-        );
-        // Comparisons, three pictures, all figures; every load and its contenders in the last.
-        assert_eq!(report.sections.len(), 5);
-        // The pictures are made of the samples.
-        let rounds = &report.samples[0].rows;
-        let Some(Block::Chart(chart)) = report.sections[1].blocks.first() else {
-            panic!("a picture")
-        };
-        let vlane = &chart.series[0];
-        assert!(chart.categories.len() > 10 && vlane.points.len() == chart.categories.len());
-        for (point, title) in vlane.points.iter().zip(&chart.categories) {
-            let plan = rows();
-            let row = plan.iter().find(|row| row.title == title).unwrap_or(&plan[0]);
-            let is = |cells: &&Vec<Cell>| {
-                cells[0] == row.id.into() && cells[1] == row.contenders[0].0.into()
-            };
-            let iops: Vec<f64> = rounds
-                .iter()
-                .filter(is)
-                .map(|cells| if let Cell::Number(iops) = cells[3] { iops } else { 0.0 })
-                .collect();
-            assert_eq!(Spread::of(&iops), Some(point.y), "{title}");
-        }
-        let Some(Block::Table(all)) = report.sections[4].blocks.first() else { panic!("a table") };
-        assert_eq!(
-            all.rows.len(),
-            rows().iter().filter(|r| r.load.is_some()).map(|r| r.contenders.len()).sum::<usize>()
+        let (id, title) = rows[0].row.group;
+        sections.push(Section::new(id, title, text, blocks));
+    }
+    let records = results.iter().flat_map(|result| {
+        let records = result.arms.records(&result.row.id);
+        records.map(|(labels, sample)| (labels, result.figures(sample)))
+    });
+    let labels = "Row | Back end | Round";
+    let samples =
+        vec![Samples::of_records("rounds", "Every round of every back end", labels, records)];
+    let empty = begun.report(kind, title, &["qemu-storage-daemon", "fio"]);
+    let mut report = Report { summary, notes, sections, samples, ..empty };
+    report.machine.versions.extend(outcome.versions.iter().cloned());
+    outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
+    report
+}
+
+/// The method, in some sentences.
+fn method(options: &Options) -> String {
+    let settings = "On a file qemu-storage-daemon is measured with aio=io_uring and with \
+                    aio=threads, and each row takes the one that";
+    if !options.fixed_load {
+        return format!(
+            "The driver plays the guest: there is no virtual machine in these figures. Back end \
+             and driver have a CPU each unless a row says that they share. {settings} does more \
+             there."
         );
     }
+    format!(
+        "Each figure is the median of {} of {}, after {} that do not count, the back ends in \
+         turns. 4K random reads; fio asks for a request every 1/rate, with at most `depth` out at \
+         once, and makes up for late ones. Without a guest, fio with libblkio waits for \
+         interrupts, and back end and client have a CPU each. A rate is reached when {:.0} % of it \
+         are achieved. {settings} needs less CPU time there. A verdict is by the interval of the \
+         ratio, not by the medians. A difference below 5 %, or below fio's resolution, does not \
+         matter.",
+        counted(options.pairs, "measurement"),
+        figure::duration(options.time.as_secs_f64()),
+        figure::duration(options.ramp.as_secs_f64()),
+        100.0 * REACHED,
+    )
 }

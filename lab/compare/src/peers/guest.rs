@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use vlane_guest::{Guest, Initramfs};
-
-use super::{Figures, Row, per_request};
-use crate::peers::Options;
 use vlane_bench::blkio::WITHIN;
 use vlane_cost::{Role, Sampler, ThreadFilter};
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_guest::{Guest, Initramfs};
+use vlane_testbed::error::Result;
 use vlane_testbed::fio;
 use vlane_testbed::guests::{Machines, Maker, trouble, wait};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::Server;
+
+use super::plan::Load;
+use super::{Options, Sample, per_request};
 
 /// Longest time to boot on a busy machine with an emulated CPU.
 const BOOT: Duration = Duration::from_secs(120);
@@ -77,15 +77,20 @@ impl<'a> InGuest<'a> {
 
     /// One measurement of the back end at `place`. Back end and guest are looked at from outside,
     /// in the middle of the time.
-    pub(super) fn measure(&mut self, place: usize, row: Row, options: &Options) -> Result<Figures> {
+    pub(super) fn measure(
+        &mut self,
+        place: usize,
+        load: &Load,
+        options: &Options,
+    ) -> Result<Sample> {
         let Self { guest, servers, count, interrupt, .. } = self;
         *count += 1;
         let id = format!("m{count}");
         guest.send(&format!(
             "{id} {} {} {} {}ms {}ms\n",
             disk(place),
-            row.rate,
-            row.depth,
+            load.rate.unwrap_or(0),
+            load.depth,
             options.ramp.as_millis(),
             options.time.as_millis()
         ))?;
@@ -95,8 +100,7 @@ impl<'a> InGuest<'a> {
         let mut sampler = Sampler::new(roles);
         wait(guest, &format!("begin.{id}"), TURN, interrupt)?;
         let begin = Instant::now();
-        let mut looks = Vec::new();
-        for part in WITHIN {
+        let mut look = |part: f64| {
             let at = begin + options.ramp + options.time.mul_f64(part);
             while let Some(left) =
                 at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
@@ -104,47 +108,36 @@ impl<'a> InGuest<'a> {
                 interrupt.check()?;
                 std::thread::sleep(left.min(Duration::from_millis(50)));
             }
-            looks.push(sampler.take());
-        }
+            Result::Ok(sampler.take())
+        };
+        let before = look(WITHIN[0])?;
+        let used = look(WITHIN[1])?.since(&before);
         let line = wait(guest, &format!("line.{id}"), options.time + TURN, interrupt)?;
         if line.is_empty() {
             return Err(trouble(guest, "fio failed in the guest"));
         }
         let (_, told) = fio::parse(&line, 4096)?;
-        let [before, after] = &looks[..] else {
-            return Err(Error::new(ErrorKind::Process, "the guest was not looked at"));
-        };
-        let used = after.since(before);
-        if used.roles.iter().any(|role| role.lost) {
-            return Err(Error::new(
-                ErrorKind::Process,
-                "a back end's or the guest's process has gone",
-            ));
-        }
-        let ((backend, switches), (in_guest, _)) =
-            (per_request(&used, 0, told.iops), per_request(&used, 1, told.iops));
+        let (backend_cpu_us, switches_per_io) = per_request(&used, 0, told.iops)?;
+        let (guest_cpu_us, _) = per_request(&used, 1, told.iops)?;
         let cpu_us = match self.machines {
-            Machines::Qemu => backend + in_guest,
-            Machines::Uml => backend,
+            Machines::Qemu => backend_cpu_us + guest_cpu_us,
+            Machines::Uml => backend_cpu_us,
         };
-        Ok(Figures {
+        Ok(Sample {
             iops: told.iops,
+            mb_per_second: told.mb_per_second,
             p50_us: told.p50_us,
             p99_us: told.p99_us,
             cpu_us,
-            backend_cpu_us: backend,
-            guest_cpu_us: Some(in_guest),
-            switches,
-            instructions: None,
+            backend_cpu_us,
+            guest_cpu_us: Some(guest_cpu_us),
+            switches_per_io,
+            ..Sample::default()
         })
     }
 }
 
 /// The guest's name of the disk at a place.
 fn disk(place: usize) -> String {
-    let letter = u8::try_from(place)
-        .ok()
-        .filter(|place| *place < 26)
-        .map_or('z', |place| char::from(b'a' + place));
-    format!("vd{letter}")
+    format!("vd{}", ('a'..='z').nth(place).unwrap_or('z'))
 }
