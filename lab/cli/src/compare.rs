@@ -6,19 +6,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
-use vlane_compare::compare::columns::{ALL, Column};
+use vlane_compare::compare::columns::Column;
 use vlane_compare::compare::jobs::CacheState;
 use vlane_compare::compare::loads::{self, Load};
 use vlane_compare::compare::plan::Often;
-use vlane_compare::compare::scratch::Target;
-use vlane_compare::compare::{self, Found, Options};
+use vlane_compare::compare::{self, Found, Options, scratch};
 use vlane_compare::work;
 use vlane_guest::{Accel, Host, Install};
 use vlane_report::{stats, text};
 use vlane_testbed::Interrupt;
 use vlane_units::parse_size;
 
-use crate::output::{OutputArgs, Overwrite, command_line};
+use crate::output::{OutputArgs, Overwrite, command_line, width};
 use crate::values;
 
 /// Compare disks: the host, vlane, virtio-blk, qemu-storage-daemon, emulated
@@ -61,7 +60,7 @@ pub struct CompareArgs {
     limit: Option<Duration>,
     /// Columns besides the host, as --list names them [default: all available]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_column)]
-    columns: Vec<String>,
+    columns: Vec<Column>,
     /// Loads, or parts of their names, as --list names them [default: all]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_load)]
     loads: Vec<String>,
@@ -69,8 +68,8 @@ pub struct CompareArgs {
     #[arg(long)]
     list: bool,
     /// Page caches of host and guest
-    #[arg(long, value_enum, default_value_t = CacheArg::Direct)]
-    cache: CacheArg,
+    #[arg(long, value_enum, default_value_t = CacheState::Direct)]
+    cache: CacheState,
     /// Leave out the back ends without a guest
     #[arg(long)]
     no_native: bool,
@@ -109,16 +108,6 @@ pub struct CompareArgs {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CacheArg {
-    /// Not used: direct I/O everywhere
-    Direct,
-    /// Used and filled: reads measure memory
-    Warm,
-    /// Used, and emptied before each measurement (root; empties the cache of the whole host)
-    Cold,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum AccelArg {
     /// KVM if a guest boots quickly under it (tried once per boot of the host), else emulation
     Auto,
@@ -128,37 +117,32 @@ enum AccelArg {
     Tcg,
 }
 
-/// Place and size that a target names.
-fn read_target(args: &CompareArgs) -> anyhow::Result<(Target, Option<u64>)> {
-    let mut target = Target::Anywhere;
-    let mut size = args.size;
-    if let Some(text) = &args.target {
-        match parse_size(text) {
-            // A file may be called 512M.
-            Ok(bytes) if !Path::new(text).exists() => {
-                if size.is_some_and(|size| size != bytes) {
-                    usage!("{text} and --size say different sizes");
-                }
-                size = Some(bytes);
+/// Directory and size that a target names.
+fn read_target(args: &CompareArgs) -> anyhow::Result<(Option<PathBuf>, Option<u64>)> {
+    let Some(text) = &args.target else { return Ok((args.dir.clone(), args.size)) };
+    match parse_size(text) {
+        // A file may be called 512M.
+        _ if Path::new(text).exists() => {
+            let dir = scratch::directory(Path::new(text))?;
+            if args.dir.is_some() {
+                usage!("--dir and {text} both say where");
             }
-            Err(_) if !Path::new(text).exists() => {
-                usage!("{text}: neither a file or directory that is there, nor a size like 512M");
+            Ok((Some(dir), args.size))
+        }
+        Ok(bytes) => {
+            if args.size.is_some_and(|size| size != bytes) {
+                usage!("{text} and --size say different sizes");
             }
-            _ => target = Target::of(Path::new(text))?,
+            Ok((args.dir.clone(), Some(bytes)))
         }
+        Err(_) => usage!("{text}: neither a file or directory that is there, nor a size like 512M"),
     }
-    if let Some(dir) = &args.dir {
-        if target != Target::Anywhere {
-            usage!("--dir and {} both say where", args.target.as_deref().unwrap_or_default());
-        }
-        target = Target::Directory(dir.clone());
-    }
-    Ok((target, size))
 }
 
 /// Parses the name of a column.
-fn parse_column(text: &str) -> Result<String, String> {
-    values::one_of(text, "column", ALL.iter().map(|column| column.id()))
+fn parse_column(text: &str) -> Result<Column, String> {
+    values::one_of(text, "column", Column::value_variants().iter().map(|column| column.id()))?;
+    Column::from_str(text, false)
 }
 
 /// Parses a part of the names of loads.
@@ -167,33 +151,6 @@ fn parse_load(text: &str) -> Result<String, String> {
         true => Ok(text.to_owned()),
         false => Err(format!("no load's name has `{text}` in it; --list names them")),
     }
-}
-
-/// The columns of a list.
-fn read_columns(names: &[String]) -> anyhow::Result<Vec<Column>> {
-    if names.is_empty() {
-        return Ok(ALL.to_vec());
-    }
-    let find = |name: &String| {
-        ALL.into_iter()
-            .find(|column| column.id() == name)
-            .with_context(|| format!("--columns: there is no column `{name}`; --list names them"))
-    };
-    names.iter().map(find).collect()
-}
-
-/// The loads whose names have one of the words in them.
-fn read_loads(words: &[String]) -> anyhow::Result<Vec<Load>> {
-    let all = loads::all();
-    for word in words {
-        if !all.iter().any(|load| load.id().contains(word.as_str())) {
-            usage!("--loads: no load's name has `{word}` in it; --list names them");
-        }
-    }
-    let wanted = |load: &Load| {
-        words.is_empty() || words.iter().any(|word| load.id().contains(word.as_str()))
-    };
-    Ok(all.into_iter().filter(wanted).collect())
 }
 
 impl CompareArgs {
@@ -205,8 +162,14 @@ impl CompareArgs {
         }
     }
 
+    /// The loads whose names have one of the words in them.
+    fn loads(&self) -> Vec<Load> {
+        let is_wanted = |load: &Load| self.loads.iter().any(|word| load.id().contains(word));
+        loads::all().into_iter().filter(|load| self.loads.is_empty() || is_wanted(load)).collect()
+    }
+
     fn options(&self) -> anyhow::Result<Options> {
-        let (target, size) = read_target(self)?;
+        let (dir, size) = read_target(self)?;
         let ms = Duration::from_millis;
         let (passes, turns, runtime, limit, bytes) = match (self.quick, self.full) {
             (true, _) => (1, 1, ms(300), Some(ms(240_000)), 256 << 20),
@@ -214,23 +177,22 @@ impl CompareArgs {
             _ => (2, stats::LEAST_PAIRS, ms(700), Some(ms(540_000)), 512 << 20),
         };
         let asked = self.repeats.map(usize::from);
-        let runtime = self.time.unwrap_or(runtime);
+        let columns = match &self.columns[..] {
+            [] => Column::value_variants(),
+            some => some,
+        };
         Ok(Options {
             vlane: std::env::current_exe().context("cannot find out where this program is")?,
             command: command_line(),
-            target,
+            dir,
             image_bytes: size.unwrap_or(bytes),
-            columns: read_columns(&self.columns)?,
-            loads: read_loads(&self.loads)?,
-            runtime,
+            columns: columns.to_vec(),
+            loads: self.loads(),
+            runtime: self.time.unwrap_or(runtime),
             often: Often { passes: asked.unwrap_or(passes), turns: asked.unwrap_or(turns) },
             concludes: !self.quick,
             limit: self.limit.or(limit),
-            cache: match self.cache {
-                CacheArg::Direct => CacheState::Direct,
-                CacheArg::Warm => CacheState::Warm,
-                CacheArg::Cold => CacheState::Cold,
-            },
+            cache: self.cache,
             qemu: self.qemu.clone(),
             accel: self.accel(),
             native: !self.no_native,
@@ -245,12 +207,12 @@ impl CompareArgs {
 /// Obstacles to the comparison; its processes and files are gone then.
 pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     if args.list {
-        for column in ALL {
+        for column in Column::value_variants() {
             println!("{:<24} {}", column.id(), column.about());
         }
         println!();
         for load in loads::all() {
-            println!("{:<24} {}, depth {}", load.id(), load.name(), load.depth);
+            println!("{:<24} {}", load.id(), load.long_name());
         }
         return Ok(());
     }
@@ -276,12 +238,6 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     shown
 }
 
-/// Columns of the terminal; more where the output is kept.
-fn width() -> usize {
-    terminal_size::terminal_size()
-        .map_or(160, |(terminal_size::Width(columns), _)| usize::from(columns))
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
@@ -305,9 +261,9 @@ mod tests {
         let image = dir.path().join("disk.raw");
         std::fs::write(&image, "").unwrap();
         let at = |target: &str| read_target(&parse(&[target])).unwrap();
-        assert_eq!(at("256M"), (Target::Anywhere, Some(256 << 20)));
-        assert_eq!(at(dir.path().to_str().unwrap()).0, Target::Directory(dir.path().into()));
-        assert_eq!(at(image.to_str().unwrap()).0, Target::Beside(image.clone()));
+        assert_eq!(at("256M"), (None, Some(256 << 20)));
+        assert_eq!(at(dir.path().to_str().unwrap()), (Some(dir.path().into()), None));
+        assert_eq!(at(image.to_str().unwrap()), (Some(dir.path().into()), None));
         assert!(read_target(&parse(&["/nowhere/at/all"])).is_err());
         let twice = parse(&[image.to_str().unwrap(), "--dir", "/tmp"]);
         assert!(read_target(&twice).unwrap_err().to_string().contains("--dir"));
@@ -316,14 +272,15 @@ mod tests {
 
     #[test]
     fn unknown_columns_and_loads_are_refused() {
-        let words = |list: &[&str]| list.iter().map(ToString::to_string).collect::<Vec<_>>();
-        assert_eq!(read_columns(&words(&["ide", "vlane"])).unwrap(), [Column::Ide, Column::Vlane]);
-        assert_eq!(read_columns(&[]).unwrap().len(), ALL.len());
-        assert!(read_columns(&words(&["floppy"])).is_err());
-        assert_eq!(read_loads(&words(&["fio"])).unwrap().len(), 6);
-        assert_eq!(read_loads(&words(&["fio-random-read-4k"])).unwrap().len(), 1);
-        assert_eq!(read_loads(&[]).unwrap().len(), 24);
-        assert!(read_loads(&words(&["8k"])).is_err());
+        let of = |words: &[&str]| parse(words).options().unwrap();
+        assert_eq!(of(&["--columns", "ide,vlane"]).columns, [Column::Ide, Column::Vlane]);
+        assert_eq!(of(&[]).columns, Column::value_variants());
+        assert_eq!(of(&["--loads", "fio"]).loads.len(), 6);
+        assert_eq!(of(&["--loads", "fio-random-read-4k"]).loads.len(), 1);
+        assert_eq!(of(&[]).loads.len(), 24);
+        for words in [["--columns", "floppy"], ["--loads", "8k"]] {
+            assert!(Only::try_parse_from(["vlane"].iter().chain(&words)).is_err(), "{words:?}");
+        }
     }
 
     #[test]

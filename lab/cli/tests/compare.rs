@@ -11,9 +11,10 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use common::{QemuBed, one_at_a_time, vlane};
 use tempfile::TempDir;
-use vlane_compare::compare::columns::{ALL, Column};
+use vlane_compare::compare::columns::Column;
 use vlane_report::{Block, Cell, Report, Table};
 
 /// One small cell per column, in a directory of the test's own.
@@ -84,13 +85,14 @@ fn small_comparison_fills_every_column_and_cleans_up() {
         report = compared(dir.path(), "2s");
     }
 
+    let all = Column::value_variants();
     // Without 9.0 one column cannot be had, and that is said. All others are measured.
     let old = bed.program.version < (9, 0);
     assert_eq!(report.notes.iter().any(|n| n.text.contains("needs QEMU 9.0")), old);
     let rates = table(&report, "fio: requests per second");
     let row = &rates.rows[0];
-    assert_eq!((rates.columns.len(), row.len()), (1 + ALL.len(), 1 + ALL.len()));
-    for (column, (shown, cell)) in ALL.iter().zip(rates.columns.iter().zip(row).skip(1)) {
+    assert_eq!((rates.columns.len(), row.len()), (1 + all.len(), 1 + all.len()));
+    for (column, (shown, cell)) in all.iter().zip(rates.columns.iter().zip(row).skip(1)) {
         let missing = old && *column == Column::VirtioMapped;
         let title = if missing {
             format!("{} (not measured)", column.name())
@@ -107,7 +109,7 @@ fn small_comparison_fills_every_column_and_cleans_up() {
     // The guest's requests went to the disks that they were meant for: one of fio's is one of the
     // disk's, and back ends worked.
     let work = table(&report, PER_REQUEST);
-    assert_eq!(work.rows.len(), ALL.len() - usize::from(old));
+    assert_eq!(work.rows.len(), all.len() - usize::from(old));
     for row in work.rows.iter().skip(1) {
         let (Cell::Figure(requests), Cell::Figure(back)) = (&row[1], &row[4]) else {
             panic!("{row:?}")
@@ -116,6 +118,15 @@ fn small_comparison_fills_every_column_and_cleans_up() {
         assert!(back.median > 0.0, "{row:?}");
     }
     assert!(report.sections.iter().any(|section| section.id == "native"));
+
+    // The guest describes each disk that it measured.
+    for (column, row) in all.iter().zip(&table(&report, "The columns").rows) {
+        let words = ["; queues: ", "; scheduler: ", "; write back"];
+        let is_described =
+            matches!(&row[2], Cell::Text(disk) if words.iter().all(|word| disk.contains(word)));
+        let is_measured = *column != Column::Host && !(old && *column == Column::VirtioMapped);
+        assert_eq!(is_described, is_measured, "{row:?}");
+    }
 }
 
 /// No process names the directory, and the directory is empty.

@@ -1,19 +1,21 @@
 //! The job files of fio that host and guest run.
 
-use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
-use super::loads::{Load, Pattern, Suite};
+use clap::ValueEnum;
+
+use super::loads::{Load, Pattern};
+use super::scratch::Sizes;
 
 /// Which page caches take part. Host and guest are treated alike, and a comparison has one state
-/// for all of its figures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// for all of its figures. The descriptions are for users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum CacheState {
-    /// None: direct I/O in the guest and on the host, and by the back ends.
+    /// Not used: direct I/O everywhere
     Direct,
-    /// Both, and the file was read before each measurement.
+    /// Used and filled: reads measure memory
     Warm,
-    /// Both, and they were emptied before each measurement.
+    /// Used, and emptied before each measurement (root; empties the cache of the whole host)
     Cold,
 }
 
@@ -51,12 +53,10 @@ impl CacheState {
 /// How jobs are run, in host and guest alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Time of one measurement in ms.
-    pub runtime_ms: u64,
-    /// Bytes of the file that reads and rewrites go to.
-    pub old_bytes: u64,
-    /// Most bytes of the file that "write" makes.
-    pub new_bytes: u64,
+    /// Time of one measurement.
+    pub runtime: Duration,
+    /// Sizes of the files.
+    pub sizes: Sizes,
     /// The page caches.
     pub cache: CacheState,
 }
@@ -68,28 +68,29 @@ pub const NEW: &str = "new";
 
 /// Settings that all jobs of a load share.
 pub fn global(load: &Load, settings: &Settings) -> String {
-    let engine = match load.suite {
-        Suite::Iozone => "psync",
-        Suite::Fio => "libaio",
-    };
+    let engine = if load.is_fio() { "libaio" } else { "psync" };
     let direct = u8::from(settings.cache == CacheState::Direct);
+    // fio by default drops a buffered file's pages before it begins.
+    let invalidate = u8::from(settings.cache != CacheState::Warm);
     let mut text = format!(
         "[global]\nthread=1\nioengine={engine}\niodepth={}\ndirect={direct}\nrw={}\nbs={}k\n\
-         fallocate=none\nnorandommap=1\nclat_percentiles=0\nlat_percentiles=1\ndisk_util=0\n",
+         fallocate=none\nnorandommap=1\nclat_percentiles=0\nlat_percentiles=1\ndisk_util=0\n\
+         invalidate={invalidate}\nruntime={}ms\n",
         load.depth,
         load.pattern.fio(),
         load.record_kib,
+        settings.runtime.as_millis(),
     );
-    // fio by default drops a buffered file's pages before it begins.
-    text += &format!("invalidate={}\n", u8::from(settings.cache != CacheState::Warm));
-    text += &format!("runtime={}ms\n", settings.runtime_ms);
+    if load.jobs > 1 {
+        text += &format!("numjobs={}\ngroup_reporting=1\n", load.jobs);
+    }
     if load.pattern == Pattern::Write {
         // A second round would find the blocks there.
-        text += &format!("size={}\nunlink=1\n", settings.new_bytes);
+        text += &format!("size={}\nunlink=1\n", settings.sizes.new);
     } else {
-        text += &format!("size={}\ntime_based=1\n", settings.old_bytes);
+        text += &format!("size={}\ntime_based=1\n", settings.sizes.old);
     }
-    let flushes = load.suite == Suite::Iozone || settings.cache != CacheState::Direct;
+    let flushes = !load.is_fio() || settings.cache != CacheState::Direct;
     if load.pattern.writes() && flushes {
         text += "end_fsync=1\n";
     }
@@ -112,7 +113,8 @@ mod tests {
     use super::*;
 
     fn settings(cache: CacheState) -> Settings {
-        Settings { runtime_ms: 700, old_bytes: 64 << 20, new_bytes: 32 << 20, cache }
+        let sizes = Sizes { image: 128 << 20, old: 64 << 20, new: 32 << 20 };
+        Settings { runtime: Duration::from_millis(700), sizes, cache }
     }
 
     #[test]

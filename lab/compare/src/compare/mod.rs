@@ -4,22 +4,20 @@
 //! kind ([`columns`]). The disks are vlane's, QEMU's own virtio-blk, qemu-storage-daemon's, and
 //! emulated ones, each on an image of its own with equal content ([`scratch`]). Measurements of one
 //! load follow each other in alternating order ([`plan`]), so that every figure is close in time to
-//! the figures that it is compared with. [`guest`] leads the guest, [`host`] runs fio on the host,
-//! [`native`] drives the back ends without a guest; [`report`] presents the results.
+//! the figures that it is compared with. `guest` leads the guest, `host` runs fio on the host,
+//! `native` drives the back ends without a guest; [`report`] presents the results.
 //!
 //! All requirements are checked before anything starts ([`Found::look`]).
 
 pub mod columns;
-pub mod guest;
-pub mod host;
+mod guest;
+mod host;
 pub mod jobs;
 pub mod loads;
-pub mod native;
-mod parts;
+mod native;
 pub mod plan;
 pub mod report;
-pub mod results;
-mod samples;
+mod results;
 pub mod scratch;
 mod summary;
 
@@ -27,30 +25,29 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use vlane_error::counted;
-use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
-use vlane_report::build::Begun;
-use vlane_units::show_size;
-
-use self::columns::{ALL, Column, Missing};
-use self::guest::{Machine, Parts, VCPUS};
-use self::host::HostFio;
-use self::jobs::{CacheState, Settings};
-use self::loads::{Load, Suite};
-use self::native::Native;
-use self::parts::Pids;
-use self::plan::{Costs, Often, Round};
-use self::results::{Measurement, Results, Work};
-use self::scratch::{Scratch, Sizes, Target};
+use clap::ValueEnum;
+use vlane_client::control::Counters;
 use vlane_client::progress::Progress;
 use vlane_cost::kvm::KvmStats;
-use vlane_cost::{Counted, calls};
+use vlane_cost::{Counted, Used, calls};
+use vlane_error::counted;
+use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_report::Report;
+use vlane_report::build::Begun;
 use vlane_testbed::control::Control;
 use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::fio;
 use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::rounds::Rounds;
 use vlane_testbed::server::{Server, Storage};
+use vlane_units::show_size;
+
+use self::columns::Column;
+use self::guest::Machine;
+use self::jobs::{CacheState, Settings};
+use self::loads::Load;
+use self::plan::{Often, Round};
+use self::results::{LoadResult, Sample, Work};
+use self::scratch::{Scratch, Sizes};
 
 /// Options of the comparison.
 #[derive(Debug, Clone)]
@@ -59,8 +56,8 @@ pub struct Options {
     pub vlane: PathBuf,
     /// The command that makes this report again.
     pub command: String,
-    /// Where the images are to be.
-    pub target: Target,
+    /// Where the images are to be; `None` finds a place.
+    pub dir: Option<PathBuf>,
     /// Bytes of each image.
     pub image_bytes: u64,
     /// The columns; [`Column::Host`] is always measured.
@@ -99,9 +96,9 @@ pub struct Found {
     place: PathBuf,
     sizes: Sizes,
     /// Columns that will be measured, the host first.
-    pub columns: Vec<Column>,
-    /// Columns that cannot be.
-    pub missing: Vec<Missing>,
+    columns: Vec<Column>,
+    /// Columns that cannot be, and why.
+    missing: Vec<(Column, String)>,
 }
 
 impl Found {
@@ -130,54 +127,48 @@ impl Found {
             None => QemuProgram::find(host)?,
         };
         let kernel = Kernel::find(host)?;
-        let mut columns = vec![Column::Host];
-        let mut missing = Vec::new();
-        let mut storage_daemon = None;
-        for column in ALL.into_iter().filter(|c| *c != Column::Host && options.columns.contains(c))
-        {
-            let mut why = column.missing(VCPUS, &program, &kernel.modules);
-            if column == Column::StorageDaemon {
-                match host.program("qemu-storage-daemon") {
-                    Ok(path) => storage_daemon = Some(path),
-                    Err(error) => why = Some(error.to_string()),
-                }
-            }
+        let (mut columns, mut missing) = (Vec::new(), Vec::new());
+        let is_asked = |column: Column| column == Column::Host || options.columns.contains(&column);
+        let daemon = is_asked(Column::StorageDaemon).then(|| host.program("qemu-storage-daemon"));
+        for column in Column::value_variants().iter().copied().filter(|one| is_asked(*one)) {
+            let why = match &daemon {
+                Some(Err(error)) if column == Column::StorageDaemon => Some(error.to_string()),
+                _ => column.missing(&program, &kernel.modules),
+            };
             match why {
                 None => columns.push(column),
-                Some(why) => missing.push(Missing { column, why }),
+                Some(why) => missing.push((column, why)),
             }
         }
         if columns.len() == 1 {
-            let why = missing
-                .iter()
-                .map(|m| format!("{}: {}", m.column.name(), m.why))
-                .collect::<Vec<_>>();
-            let why = if why.is_empty() { "name at least one".into() } else { why.join("; ") };
+            let why = missing.iter().map(|(column, why)| format!("{}: {why}", column.name()));
+            let why = why.collect::<Vec<_>>().join("; ");
+            let why = if why.is_empty() { "name at least one" } else { &why };
             return Err(Error::new(
                 ErrorKind::Missing,
                 format!("no column is left to compare with the host; {why}"),
             ));
         }
-        let place = scratch::find_place(&options.target, &sizes, columns.len() - 1)?;
+        let place = scratch::find_place(options.dir.as_deref(), &sizes, columns.len() - 1)?;
         let accel = match options.accel {
             Some(accel) => Choice { accel, why: "as asked for".into() },
             None => Choice::probe(host, &program, &kernel)?,
         };
+        let storage_daemon = daemon.and_then(std::result::Result::ok);
         Ok(Self { fio, program, kernel, accel, storage_daemon, place, sizes, columns, missing })
     }
 
-    /// True if the guest's CPU is emulated.
-    pub fn emulated(&self) -> bool {
-        self.accel.accel == Accel::Tcg
+    /// The columns in the guest.
+    fn guests(&self) -> impl Iterator<Item = Column> {
+        self.columns.iter().copied().filter(|column| *column != Column::Host)
     }
 
     /// The planned measurements, for people, before the begin.
     pub fn about(&self) -> String {
-        let images = self.columns.len() - 1;
+        let (images, (major, minor)) = (self.columns.len() - 1, self.program.version);
         let mut text = format!(
-            "QEMU {}.{}, by {}; Linux {}\n{} of {} in {}, removed afterwards ({} needed)\n",
-            self.program.version.0,
-            self.program.version.1,
+            "QEMU {major}.{minor}, by {}; Linux {}\n{} of {} in {}, removed afterwards ({} \
+             needed)\n",
             self.accel,
             self.kernel.version,
             counted(images, "image"),
@@ -185,46 +176,89 @@ impl Found {
             self.place.display(),
             show_size(self.sizes.needed(images)),
         );
-        for missing in &self.missing {
-            text += &format!("not measured: {}: {}\n", missing.column.name(), missing.why);
+        for (column, why) in &self.missing {
+            text += &format!("not measured: {}: {why}\n", column.name());
         }
         text
     }
 }
 
+/// Options, programs, places and settings of a comparison.
+#[derive(Debug, Clone, Copy)]
+struct Setup<'a> {
+    options: &'a Options,
+    host: &'a Host,
+    found: &'a Found,
+    scratch: &'a Scratch,
+    settings: Settings,
+    interrupt: &'a Interrupt,
+}
+
+impl Setup<'_> {
+    /// Starts the back end of a column, on its image; none for a column that has none.
+    fn server(&self, column: Column, queues: u16, is_controlled: bool) -> Result<Option<Server>> {
+        let (dir, image) = (self.scratch.dir(), self.scratch.image(&column.id()));
+        let direct = self.settings.cache == CacheState::Direct;
+        let storage = Storage::File { path: &image, direct };
+        let server = match (column, &self.found.storage_daemon) {
+            (Column::Vlane, _) => {
+                let control = self.control().display().to_string();
+                let mut words = vec!["--queues".to_owned(), queues.to_string()];
+                if is_controlled {
+                    words.extend(["--control".to_owned(), control]);
+                }
+                Server::vlane(&self.options.vlane, dir, storage, &[], &words)?
+            }
+            (Column::StorageDaemon, Some(program)) => {
+                Server::qemu_storage_daemon(program, dir, storage, &[], queues)?
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(server))
+    }
+
+    /// vlane's control socket.
+    fn control(&self) -> PathBuf {
+        self.scratch.dir().join("control.sock")
+    }
+
+    /// Removes the paths from a command that only this run had, or that name a user.
+    fn neutral(&self, command: &str) -> String {
+        let cache = self.host.cache().path("").display().to_string();
+        let places = [
+            (self.scratch.dir().display().to_string(), "SCRATCH"),
+            (cache.trim_end_matches('/').to_owned(), "CACHE"),
+            (self.options.vlane.display().to_string(), "vlane"),
+        ];
+        places.iter().fold(command.to_owned(), |text, (place, word)| text.replace(place, word))
+    }
+}
+
 /// Everything that came of a comparison; [`report::fill`] makes a report of it.
 #[derive(Debug)]
-pub struct Outcome {
+struct Outcome {
     /// Guest and host.
-    pub results: Results,
+    results: Vec<LoadResult>,
     /// The counted pass: where requests go, system calls among it.
-    pub counted: Results,
-    /// The measurements that are missing, in a sentence, if it broke off.
-    pub partial: Option<String>,
-    /// Why system calls were not counted.
-    pub uncounted: Option<String>,
+    counted: Vec<LoadResult>,
     /// The back ends alone.
-    pub native: Vec<native::NativeMeasurement>,
+    native: Vec<LoadResult>,
+    /// Why system calls were not counted.
+    uncounted: Option<String>,
     /// The columns, the host first.
-    pub columns: Vec<Column>,
-    /// Missing measurements.
-    pub missing: Vec<Missing>,
-    /// The loads that conclusions are about.
-    pub deciding: Vec<Load>,
+    columns: Vec<Column>,
+    /// Columns that were not measured, and why.
+    missing: Vec<(Column, String)>,
     /// True if conclusions were wanted at all.
-    pub concludes: bool,
+    concludes: bool,
     /// How jobs were run.
-    pub settings: Settings,
-    /// Bytes of each image.
-    pub image_bytes: u64,
+    settings: Settings,
     /// How the guest's instructions were executed.
-    pub accel: Choice,
-    /// The guest's kernel.
-    pub kernel: String,
+    accel: Choice,
     /// Command lines by column, and QEMU's.
-    pub commands: Vec<(String, String)>,
-    /// The disks as the guest saw them.
-    pub disks: Vec<(Column, guest::SeenDisk)>,
+    commands: Vec<(String, String)>,
+    /// The disks as the guest described them.
+    disks: Vec<(Column, String)>,
 }
 
 /// Compares.
@@ -233,537 +267,241 @@ pub struct Outcome {
 /// Obstacles to the comparison; [`ErrorKind::Interrupted`]. No file or process is left behind in
 /// any case.
 pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Report> {
-    let begun = Begun::now(&options.command);
-    let outcome = measure(options, host, found, interrupt)?;
-    let mut programs = vec!["fio".to_string()];
-    programs.push(found.program.path.display().to_string());
-    if outcome.columns.contains(&Column::StorageDaemon) {
-        programs.push("qemu-storage-daemon".into());
-    }
-    let programs: Vec<&str> = programs.iter().map(String::as_str).collect();
+    let (begun, begin) = (Begun::now(&options.command), Instant::now());
+    let plan = Plan::new(options, found);
+    let settings = Settings { runtime: plan.runtime, sizes: found.sizes, cache: options.cache };
+    let mut preparing = Progress::new(2);
+    let guests: Vec<String> = found.guests().map(Column::id).collect();
+    let images = counted(guests.len(), "image");
+    preparing.step(format!("writing {images} of {}", show_size(found.sizes.image)));
+    let (place, sizes) = (&found.place, found.sizes);
+    let scratch = Scratch::write(place, sizes, host, &guests, options.cache, interrupt)?;
+    preparing.step("booting the guest");
+    let setup = Setup { options, host, found, scratch: &scratch, settings, interrupt };
+    let in_guest = &plan.rounds[..plan.in_guest];
+    let limit = plan.step * plan::steps(in_guest) * 4 + Duration::from_secs(600);
+    let machine = Machine::boot(&setup, in_guest, limit)?;
+    drop(preparing);
+    let mut outcome = Outcome {
+        results: Vec::new(),
+        counted: Vec::new(),
+        native: Vec::new(),
+        uncounted: plan.uncounted.clone(),
+        columns: found.columns.clone(),
+        missing: found.missing.clone(),
+        concludes: options.concludes,
+        settings,
+        accel: found.accel.clone(),
+        commands: machine.commands.clone(),
+        disks: machine.disks.clone(),
+    };
+    let steps = usize::try_from(plan::steps(&plan.rounds)).unwrap_or(usize::MAX);
+    let progress = Progress::new(steps).expecting(plan.step);
+    let rounds = Bench { setup, progress }.rounds(&plan, begin, machine, &mut outcome)?;
+
+    let qemu = found.program.path.display().to_string();
+    let mut programs = vec!["fio", &qemu];
+    programs.extend(found.storage_daemon.as_ref().map(|_| "qemu-storage-daemon"));
     let mut report = report::fill(&outcome, &begun, &programs);
     for (name, _) in &mut report.machine.versions {
         // A program that was given by its path is still QEMU.
-        *name = name.rsplit('/').next().unwrap_or_default().to_string();
+        *name = name.rsplit('/').next().unwrap_or_default().to_owned();
     }
-    report.machine.versions.push(("Linux (guest)".into(), outcome.kernel.clone()));
-    outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
+    report.machine.versions.push(("Linux (guest)".into(), found.kernel.version.clone()));
+    rounds.mark(&mut report);
     Ok(report)
 }
 
-/// Everything from the images to the last figure.
-fn measure(
-    options: &Options,
-    host: &Host,
-    found: &Found,
-    interrupt: &Interrupt,
-) -> Result<Outcome> {
-    let begin = Instant::now();
-    let mut preparing = Progress::new(2);
-    let scratch = write_images(options, host, found, interrupt, &mut preparing)?;
-
-    preparing.step("booting the guest");
-    let servers = serve(options, found, &scratch)?;
-    let named = |(column, server): &(Column, Server)| {
-        (column.name().to_string(), server.command().to_string())
-    };
-    let mut commands: Vec<(String, String)> = servers.iter().map(named).collect();
-    let neutral = |line: &str| neutral(line, options, &scratch, host);
-    let mut planned = Planned::guess(options, found);
-    let mut machine = boot(host, found, &scratch, &servers, &planned, interrupt)?;
-    commands.push(("QEMU".into(), machine.command.clone()));
-    let disks = machine.disks.iter().map(|(column, disk)| (*column, disk.clone())).collect();
-    planned.correct(machine.time_start()?);
-    drop(preparing);
-
-    let fio = HostFio {
-        program: found.fio.clone(),
-        files: scratch.files(),
-        scratch: scratch.dir().to_path_buf(),
-        settings: planned.settings,
-        interrupt,
-    };
-    let native =
-        options.native.then(|| native_part(options, found, &scratch, fio.clone(), planned.runtime));
-    let mut progress = planned.progress(native.as_ref());
-
-    let pids = processes(machine.pid(), &servers);
-    let control = Control::new(scratch.dir().join("control.sock"));
-    let kvm = !found.emulated();
-    let mut bench = Bench {
-        machine,
-        fio: &fio,
-        pids,
-        control,
-        kvm,
-        runtime: planned.runtime,
-        interrupt,
-        count: false,
-    };
-    let (results, broken) =
-        bench.parts(&planned, options.limit, begin, native.as_ref(), &mut progress)?;
-    let around = (bench, servers);
-    let rest = Rest::after(broken, around, &planned, native.as_ref(), options.often, &mut progress);
-    drop(progress);
-    let Rest { counted, uncounted, native, partial } = rest;
-    Ok(Outcome {
-        results,
-        partial,
-        counted,
-        uncounted,
-        native,
-        columns: found.columns.clone(),
-        missing: found.missing.clone(),
-        deciding: planned.deciding,
-        concludes: options.concludes,
-        settings: planned.settings,
-        image_bytes: found.sizes.image,
-        accel: found.accel.clone(),
-        kernel: found.kernel.version.clone(),
-        commands: commands.into_iter().map(|(name, line)| (name, neutral(&line))).collect(),
-        disks,
-    })
-}
-
-/// Makes the scratch directory with an image for each column of the guest.
-fn write_images(
-    options: &Options,
-    host: &Host,
-    found: &Found,
-    interrupt: &Interrupt,
-    preparing: &mut Progress,
-) -> Result<Scratch> {
-    let guests: Vec<&str> =
-        found.columns.iter().filter(|c| **c != Column::Host).map(|c| c.id()).collect();
-    preparing.step(format!(
-        "writing {} of {}",
-        counted(guests.len(), "image"),
-        show_size(found.sizes.image)
-    ));
-    let scratch = Scratch::new(&found.place, found.sizes)?;
-    scratch.fill(host, &guests, options.cache, interrupt)?;
-    Ok(scratch)
-}
-
-/// Boots the guest with the disks of all columns, and with the jobs of all rounds of the plan.
-fn boot<'a>(
-    host: &Host,
-    found: &Found,
-    scratch: &Scratch,
-    servers: &[(Column, Server)],
-    planned: &Planned,
-    interrupt: &'a Interrupt,
-) -> Result<Machine<'a>> {
-    let own = found.columns.iter().filter(|c| c.controller(VCPUS).is_some());
-    let all: Vec<Round> = planned.parts.iter().flatten().chain(&planned.counted).cloned().collect();
-    let parts = Parts {
-        host,
-        program: &found.program,
-        kernel: &found.kernel,
-        accel: &found.accel,
-        sockets: servers
-            .iter()
-            .map(|(column, server)| (*column, server.socket().to_path_buf()))
-            .collect(),
-        images: own.map(|column| (*column, scratch.image(column.id()))).collect(),
-        rounds: &all,
-        settings: planned.settings,
-        limit: planned.costs.total(&all, planned.runtime) * 4 + Duration::from_secs(600),
-    };
-    parts.boot(interrupt)
-}
-
-/// The processes that work for the guest: QEMU, and the servers of its disks.
-fn processes(qemu: u32, servers: &[(Column, Server)]) -> Pids {
-    let pid = |wanted: Column| {
-        servers.iter().find(|(column, _)| *column == wanted).map(|(_, server)| server.pid())
-    };
-    Pids { qemu, vlane: pid(Column::Vlane), storage_daemon: pid(Column::StorageDaemon) }
-}
-
-/// The measurements without a guest.
-fn native_part<'a>(
-    options: &'a Options,
-    found: &Found,
-    scratch: &'a Scratch,
-    fio: HostFio<'a>,
-    runtime: Duration,
-) -> Native<'a> {
-    let storage_daemon = found.storage_daemon.clone();
-    let interrupt = fio.interrupt;
-    Native {
-        vlane: &options.vlane,
-        storage_daemon,
-        scratch,
-        fio,
-        runtime,
-        cache: options.cache,
-        interrupt,
-    }
-}
-
-/// The back ends that the columns need.
-fn serve(options: &Options, found: &Found, scratch: &Scratch) -> Result<Vec<(Column, Server)>> {
-    let wanted =
-        [Column::Vlane, Column::StorageDaemon].into_iter().filter(|c| found.columns.contains(c));
-    let start = |column: Column| {
-        let image = scratch.image(column.id());
-        let storage = Storage::File { path: &image, direct: options.cache == CacheState::Direct };
-        let server = match (column, &found.storage_daemon) {
-            (Column::StorageDaemon, Some(program)) => {
-                Server::qemu_storage_daemon(program, scratch.dir(), storage, &[], VCPUS)?
-            }
-            _ => {
-                let queues = VCPUS.to_string();
-                let socket = scratch.dir().join("control.sock").display().to_string();
-                let words = ["--queues", queues.as_str(), "--control", socket.as_str()];
-                Server::vlane(&options.vlane, scratch.dir(), storage, &[], &words)?
-            }
-        };
-        Ok((column, server))
-    };
-    wanted.map(start).collect()
-}
-
-/// Measurements of some rounds.
-fn steps(rounds: &[Round]) -> usize {
-    rounds.iter().map(|round| round.order.len()).sum()
-}
-
-/// The plan. Number and length of the measurements are known when the guest has shown fio's
-/// start-up time, but the jobs must be in the guest before. So the plan is made on a guess, which
-/// is corrected by leaving parts out.
-struct Planned {
-    costs: Costs,
-    /// Time for the guest.
-    share: Option<Duration>,
-    often: Often,
-    runtime: Duration,
-    settings: Settings,
-    deciding: Vec<Load>,
-    /// The most important parts first.
-    parts: Vec<Vec<Round>>,
-    /// In which calls are counted.
-    counted: Vec<Round>,
-}
-
-impl Planned {
-    fn guess(options: &Options, found: &Found) -> Self {
-        let costs = Costs::guess(found.emulated());
-        let limit = options.limit.map(|limit| limit.saturating_sub(Duration::from_secs(45)));
-        let share = limit.map(|limit| if options.native { limit.mul_f64(0.85) } else { limit });
-        let deciding = summary::deciding(&options.loads);
-        let mut parts = plan::parts(&options.loads, &found.columns, &deciding, options.often);
-        let (fits, runtime) = costs.fit(&parts, options.often.turns, options.runtime, share);
-        parts.truncate(fits);
-        let settings = Settings {
-            runtime_ms: millis(runtime),
-            old_bytes: found.sizes.old,
-            new_bytes: found.sizes.new,
-            cache: options.cache,
-        };
-        let counted =
-            if options.count { counted_rounds(options, &found.columns) } else { Vec::new() };
-        Self { costs, share, often: options.often, runtime, settings, deciding, parts, counted }
-    }
-
-    fn correct(&mut self, guest_start: Duration) {
-        self.costs.guest_start = guest_start;
-        let (fits, _) = self.costs.fit(&self.parts, self.often.turns, self.runtime, self.share);
-        self.parts.truncate(fits);
-    }
-
-    fn progress(&self, native: Option<&Native<'_>>) -> Progress {
-        let mut total =
-            self.parts.iter().map(|part| steps(part)).sum::<usize>() + steps(&self.counted);
-        let all = self.parts.iter().chain([&self.counted]);
-        let mut expected = all.map(|part| self.costs.total(part, self.runtime)).sum::<Duration>();
-        if let Some(native) = native {
-            total += native.steps(self.often);
-            expected += native.estimate(self.often);
-        }
-        Progress::new(total).expecting(expected / u32::try_from(total.max(1)).unwrap_or(1))
-    }
-}
-
-impl Bench<'_> {
-    /// The parts of the plan, as many of them as there is time for since `begin`. A part that
-    /// breaks off after a whole one leaves the others, and its error.
-    fn parts(
-        &mut self,
-        planned: &Planned,
-        limit: Option<Duration>,
-        begin: Instant,
-        native: Option<&Native<'_>>,
-        progress: &mut Progress,
-    ) -> Result<(Results, Option<Error>)> {
-        let cost = |part: &[Round]| planned.costs.total(part, planned.runtime);
-        let after = cost(&planned.counted)
-            + native.map_or(Duration::ZERO, |native| native.estimate(planned.often));
-        let (first, mut made, mut results) = (Instant::now(), Duration::ZERO, Results::default());
-        for part in &planned.parts {
-            // Other work on the machine makes everything take longer than planned. The finished
-            // parts show by how much.
-            if let (Some(limit), false) = (limit, made.is_zero()) {
-                let slower = (first.elapsed().as_secs_f64() / made.as_secs_f64()).max(1.0);
-                if begin.elapsed() + (cost(part) + after).mul_f64(slower) > limit {
-                    progress.add_steps(-isize::try_from(steps(part)).unwrap_or(0));
-                    continue;
-                }
-            }
-            let whole = results.all.len();
-            for round in part {
-                match self.round(round, &mut results, progress) {
-                    Ok(()) => {}
-                    Err(error) if whole == 0 => return Err(error),
-                    Err(error) => {
-                        results.all.truncate(whole);
-                        return Ok((results, Some(error)));
-                    }
-                }
-            }
-            made += cost(part);
-        }
-        Ok((results, None))
-    }
-
-    /// The rounds in which calls are counted, and why they are not.
-    fn count_calls(
-        &mut self,
-        rounds: &[Round],
-        progress: &mut Progress,
-    ) -> Result<(Results, Option<String>)> {
-        let mut counted = Results::default();
-        if rounds.is_empty() {
-            return Ok((counted, None));
-        }
-        if let Counted::Not(why) = calls::available() {
-            progress.add_steps(-isize::try_from(steps(rounds)).unwrap_or(0));
-            return Ok((counted, Some(why)));
-        }
-        self.count = true;
-        for round in rounds {
-            self.round(round, &mut counted, progress)?;
-        }
-        Ok((counted, None))
-    }
-}
-
-/// The measurements behind the rounds of the plan.
-#[derive(Debug, Default)]
-struct Rest {
-    counted: Results,
+/// The plan. It must be known before the guest boots, which gets the jobs of all rounds. So it is
+/// made on a guess, which is corrected by leaving rounds out ([`Bench::rounds`]).
+struct Plan {
+    /// Those of the guest, the most important ones first; those in which calls are counted; those
+    /// without a guest.
+    rounds: Vec<Round>,
+    /// How many the first ones are, and the first and second ones.
+    measured: usize,
+    in_guest: usize,
     uncounted: Option<String>,
-    native: Vec<native::NativeMeasurement>,
-    /// The sentence on all that is missing, if something broke off.
-    partial: Option<String>,
+    /// The time of a measurement, alone and with what it takes beside that, about.
+    runtime: Duration,
+    step: Duration,
 }
 
-impl Rest {
-    /// Measured, unless the rounds of the plan broke off.
-    fn after(
-        mut broken: Option<Error>,
-        around: (Bench<'_>, Vec<(Column, Server)>),
-        planned: &Planned,
-        native: Option<&Native<'_>>,
-        often: plan::Often,
-        progress: &mut Progress,
-    ) -> Self {
-        let mut rest = Self::default();
-        if broken.is_none() {
-            broken = rest.measure(around, planned, native, often, progress).err();
+impl Plan {
+    fn new(options: &Options, found: &Found) -> Self {
+        let (often, columns) = (options.often, &found.columns);
+        let deciding = summary::deciding(&options.loads);
+        let mut rounds = plan::rounds(&options.loads, columns, &deciding, often);
+        let (mut counted, mut uncounted, mut native) = (Vec::new(), None, Vec::new());
+        if options.count {
+            // Counting slows down what is counted, so the times are not used. These are rounds of
+            // a pass that no others have.
+            let pass = often.turns.max(often.passes);
+            counted = plan::pass(&options.loads, &columns[1..], pass, Load::is_random_fio);
         }
-        rest.partial = broken
-            .map(|error| format!("PARTIAL: it failed, and has the results before that: {error}"));
-        rest
-    }
-
-    /// The first error; everything that was measured before it is there.
-    fn measure(
-        &mut self,
-        (mut bench, servers): (Bench<'_>, Vec<(Column, Server)>),
-        planned: &Planned,
-        native: Option<&Native<'_>>,
-        often: plan::Often,
-        progress: &mut Progress,
-    ) -> Result<()> {
-        (self.counted, self.uncounted) = bench.count_calls(&planned.counted, progress)?;
-        bench.machine.quit()?;
-        // The back ends that come now lock the same images.
-        drop(servers);
-        self.native = native.map_or(Ok(Vec::new()), |native| native.run(often, progress))?;
-        Ok(())
-    }
-}
-
-/// A command without the paths that only this run had, or that name a user.
-fn neutral(command: &str, options: &Options, scratch: &Scratch, host: &Host) -> String {
-    let places = [
-        (scratch.dir().display().to_string(), "SCRATCH"),
-        (host.cache().path("").display().to_string().trim_end_matches('/').to_string(), "CACHE"),
-        (options.vlane.display().to_string(), "vlane"),
-    ];
-    places
-        .iter()
-        .fold(command.to_string(), |text, (place, word)| text.replace(place.as_str(), word))
-}
-
-/// The rounds in which system calls are counted: random ones, 4K against 512K. They slow what they
-/// count a little, so their times are not used.
-fn counted_rounds(options: &Options, columns: &[Column]) -> Vec<Round> {
-    let random = |load: &Load| {
-        load.suite == Suite::Fio
-            && matches!(load.pattern, loads::Pattern::RandomRead | loads::Pattern::RandomWrite)
-    };
-    let guests: Vec<Column> = columns.iter().copied().filter(|c| *c != Column::Host).collect();
-    // A pass that no other rounds have.
-    plan::pass(&options.loads, &guests, options.often.turns.max(options.often.passes), random)
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The name of a measurement.
-fn label(round: &Round, column: Column) -> String {
-    format!("{}, {}", round.load.name(), column.name())
-}
-
-/// The result of a column, from the lines of the guest's fio.
-fn reported(lines: &[String], round: &Round, column: Column) -> Result<fio::Outcome> {
-    let mut outcome = None;
-    for line in lines {
-        let (name, parsed) = fio::parse(line, round.load.record())?;
-        if name == column.id() {
-            outcome = Some(parsed);
+        if !counted.is_empty()
+            && let Counted::Not(why) = calls::available()
+        {
+            (counted, uncounted) = (Vec::new(), Some(why));
         }
+        let alone = columns.iter().copied().filter(|column| column.controller().is_none());
+        let alone: Vec<Column> = alone.collect();
+        if options.native && alone.len() > 1 {
+            native = plan::rounds(&native::loads(), &alone, &native::deciding(), often);
+        }
+        // An emulated CPU needs more than a second to load fio's libraries for a round.
+        let is_emulated = found.accel.accel == Accel::Tcg;
+        let around = Duration::from_millis(if is_emulated { 600 } else { 200 });
+        let mut runtime = options.runtime;
+        if let Some(limit) = options.limit {
+            let needed = options.loads.len() + deciding.len() * (often.turns - 1);
+            let more = plan::steps(&counted) + plan::steps(&native);
+            // The images are written, and the guest boots.
+            let limit = limit.saturating_sub(Duration::from_secs(45));
+            runtime = plan::fit(&mut rounds, needed, more, (runtime, around), limit);
+        }
+        let (measured, in_guest) = (rounds.len(), rounds.len() + counted.len());
+        let rounds = [rounds, counted, native].concat();
+        Self { rounds, measured, in_guest, uncounted, runtime, step: runtime + around }
     }
-    outcome.ok_or_else(|| {
-        let context = format!("fio in the guest did not report {}", label(round, column));
-        Error::new(ErrorKind::Format, context)
-    })
 }
 
 /// Measures rounds.
 struct Bench<'a> {
-    machine: Machine<'a>,
-    fio: &'a HostFio<'a>,
-    pids: Pids,
-    control: Control,
-    kvm: bool,
-    runtime: Duration,
-    interrupt: &'a Interrupt,
-    count: bool,
-}
-
-/// Counters of others: vlane's lanes, KVM.
-#[derive(Debug, Default)]
-struct Told {
-    kicks: Option<u64>,
-    signals: Option<u64>,
-    exits: BTreeMap<String, u64>,
-}
-
-impl Told {
-    fn since(&self, before: &Self) -> Self {
-        let count = |now: Option<u64>, old: Option<u64>| Some(now?.saturating_sub(old?));
-        let old = |name: &String| before.exits.get(name).copied().unwrap_or(0);
-        let exits =
-            self.exits.iter().map(|(name, now)| (name.clone(), now.saturating_sub(old(name))));
-        Self {
-            kicks: count(self.kicks, before.kicks),
-            signals: count(self.signals, before.signals),
-            exits: exits.filter(|(_, count)| *count > 0).collect(),
-        }
-    }
+    setup: Setup<'a>,
+    progress: Progress,
 }
 
 impl Bench<'_> {
-    /// The present counters, without unavailable ones (KVM's figures are for root).
-    fn look(&self, column: Column) -> Told {
-        let mut told = Told::default();
-        if column == Column::Vlane
-            && let Ok(counters) = self.control.counters()
-        {
-            told.kicks = counters.sum.get("kicks").copied();
-            told.signals = counters.sum.get("signals").copied();
-        }
-        if self.kvm
-            && let Counted::Is(stats) = KvmStats::take(i32::try_from(self.pids.qemu).unwrap_or(-1))
-        {
-            told.exits.insert("exits".into(), stats.exits());
-            told.exits
-                .extend(stats.reasons().into_iter().map(|(name, count)| (name.to_string(), count)));
-        }
-        told
+    /// Measures the rounds of the plan. Those that are not needed are left out when the time since
+    /// `begin` is over.
+    fn rounds(
+        &mut self,
+        plan: &Plan,
+        begin: Instant,
+        machine: Machine<'_>,
+        outcome: &mut Outcome,
+    ) -> Result<Rounds> {
+        let after = plan::steps(&plan.rounds[plan.measured..]);
+        let (first, mut made, mut machine) = (Instant::now(), 0, Some(machine));
+        Rounds::measure(plan.rounds.len(), |index| {
+            let round = &plan.rounds[index];
+            let steps = plan::steps(std::slice::from_ref(round));
+            // Other work on the machine makes everything take longer than planned. The finished
+            // measurements show by how much.
+            if let Some(limit) = self.setup.options.limit
+                && (self.setup.options.loads.len()..plan.measured).contains(&index)
+                && begin.elapsed() + first.elapsed() / made * (steps + after) > limit
+            {
+                self.progress.add_steps(-isize::try_from(steps).unwrap_or(0));
+                return Ok(());
+            }
+            let (is_counted, is_native) = (index >= plan.measured, index >= plan.in_guest);
+            let into = match (is_counted, is_native) {
+                (_, true) => &mut outcome.native,
+                (true, _) => &mut outcome.counted,
+                _ => &mut outcome.results,
+            };
+            // The back ends without a guest lock the same images.
+            machine = machine.take().filter(|_| !is_native);
+            let samples = match &mut machine {
+                Some(machine) => self.in_guest(round, machine, is_counted)?,
+                None => {
+                    let alone = |column: &Column| self.alone(round, *column);
+                    round.order.iter().map(alone).collect::<Result<_>>()?
+                }
+            };
+            LoadResult::add(into, round.load, samples);
+            made += steps;
+            Ok(())
+        })
     }
 
-    /// One load on every column, in the round's order: the host's fio has its turn while the
-    /// guest's waits at a gate.
-    fn round(
-        &mut self,
-        round: &Round,
-        results: &mut Results,
-        progress: &mut Progress,
-    ) -> Result<()> {
-        // The host is first or last of a round; the guest's fio is loaded between measurements.
-        let mut works = Vec::new();
-        let (mut begun, mut lines) = (false, None);
-        for column in &round.order {
-            self.interrupt.check()?;
-            progress.step(label(round, *column));
-            if *column == Column::Host {
-                if begun {
-                    lines = Some(self.machine.finish(round)?);
-                }
-                let outcome = self.fio.run(&round.load, 1)?;
-                let (pass, load) = (round.pass, round.load);
-                results.all.push(Measurement { pass, load, column: *column, outcome, work: None });
-                continue;
-            }
-            if !begun {
-                self.machine.start(round)?;
-                begun = true;
-            }
-            if self.fio.settings.cache == CacheState::Cold {
-                host::drop_caches()?;
-            }
-            let before = self.machine.at_gate(round, *column)?;
-            let mut sampler = parts::sampler(self.pids);
-            if self.count {
-                sampler = sampler.count_calls();
-            }
-            let counted = self.look(*column);
-            let from = sampler.take();
-            let after = self.machine.measure(round, *column, self.runtime)?;
-            let used = sampler.take().since(&from);
-            works.push((*column, used, after.since(&before), self.look(*column).since(&counted)));
-        }
-        if !begun {
-            return Ok(());
-        }
-        let lines = match lines {
-            Some(lines) => lines,
-            None => self.machine.finish(round)?,
-        };
-        for (column, used, disk, told) in works {
-            let outcome = reported(&lines, round, column)?;
-            let per_io = |count: u64| count as f64 / outcome.ios;
-            let work = Work {
-                requests: per_io(disk.requests()),
-                interrupts: per_io(disk.interrupts),
-                kicks: told.kicks.map(per_io),
-                signals: told.signals.map(per_io),
-                exits: told
-                    .exits
-                    .iter()
-                    .map(|(name, count)| (name.clone(), per_io(*count)))
-                    .collect(),
-                parts: parts::share(&used, self.pids, column, outcome.ios),
-            };
-            let (pass, load) = (round.pass, round.load);
-            results.all.push(Measurement { pass, load, column, outcome, work: Some(work) });
-        }
+    fn step(&mut self, round: &Round, column: Column) -> Result<()> {
+        self.setup.interrupt.check()?;
+        self.progress.step(format!("{}, {}", round.load.long_name(), column.name()));
         Ok(())
     }
+
+    /// A load on the host, or on a back end without a guest.
+    fn alone(&mut self, round: &Round, column: Column) -> Result<(Column, Sample)> {
+        self.step(round, column)?;
+        let outcome = native::measure(&self.setup, &round.load, column)?;
+        Ok((column, Sample { outcome, work: None }))
+    }
+
+    /// One load on every column, in the round's order. The host is the first or the last one: its
+    /// fio has its turn while the guest's does not run.
+    fn in_guest(
+        &mut self,
+        round: &Round,
+        machine: &mut Machine<'_>,
+        is_counting: bool,
+    ) -> Result<Vec<(Column, Sample)>> {
+        let setup = self.setup;
+        let (mut samples, mut works) = (Vec::new(), Vec::new());
+        if round.order.first() == Some(&Column::Host) {
+            samples.push(self.alone(round, Column::Host)?);
+        }
+        machine.start(round)?;
+        for column in round.in_guest() {
+            self.step(round, column)?;
+            if setup.settings.cache == CacheState::Cold {
+                host::drop_caches()?;
+            }
+            let before = machine.counters("begin", round, column, Duration::ZERO)?;
+            let mut sampler = results::sampler(machine.pid(), machine.server(column));
+            if is_counting {
+                sampler = sampler.count_calls();
+            }
+            let (told, from) = (Told::look(&setup, machine.pid(), column), sampler.take());
+            machine.go()?;
+            let after = machine.counters("end", round, column, setup.settings.runtime)?;
+            let used = sampler.take().since(&from);
+            let told = [told, Told::look(&setup, machine.pid(), column)];
+            let disk = [0, 1].map(|at| after[at].saturating_sub(before[at]));
+            works.push((column, used, disk, told));
+        }
+        for (column, used, disk, told) in works {
+            let outcome = machine.outcome(round, column)?;
+            let work = Some(work(outcome.ios, &used, disk, told));
+            samples.push((column, Sample { outcome, work }));
+        }
+        if round.order.last() == Some(&Column::Host) {
+            samples.push(self.alone(round, Column::Host)?);
+        }
+        Ok(samples)
+    }
+}
+
+/// Counters of others, where they are available: vlane's lanes, and KVM (its figures need root).
+#[derive(Debug)]
+struct Told {
+    lanes: Option<Counters>,
+    exits: Counted<KvmStats>,
+}
+
+impl Told {
+    fn look(setup: &Setup<'_>, qemu: u32, column: Column) -> Self {
+        let counters = || Control::new(setup.control()).counters().ok();
+        let lanes = (column == Column::Vlane).then(counters).flatten();
+        Self { lanes, exits: KvmStats::take(i32::try_from(qemu).unwrap_or(-1)) }
+    }
+}
+
+/// Work for each of `ios` requests, by the counters before and after.
+fn work(ios: f64, used: &Used, disk: [u64; 2], [before, after]: [Told; 2]) -> Work {
+    let per_io = |count: u64| count as f64 / ios;
+    let lanes = |name: &str| {
+        let of = |told: &Told| told.lanes.as_ref()?.sum.get(name).copied();
+        Some(per_io(of(&after)?.saturating_sub(of(&before)?)))
+    };
+    let (kicks, signals) = (lanes("kicks"), lanes("signals"));
+    let exits = after.exits.with(before.exits, |after, before| after.since(&before));
+    let exits = exits.get().map_or_else(BTreeMap::new, |stats| {
+        let all = std::iter::once(("exits", stats.exits())).chain(stats.reasons());
+        all.map(|(name, count)| (name.to_owned(), per_io(count))).collect()
+    });
+    let [interrupts, requests] = disk.map(per_io);
+    Work { requests, interrupts, kicks, signals, exits, parts: results::parts(used, ios) }
 }

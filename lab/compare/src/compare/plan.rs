@@ -5,14 +5,16 @@
 //! *pass* is every load once. Some loads *decide*: conclusions are about them (`summary.rs`), and
 //! they are measured in more passes than the others.
 //!
-//! *Parts* of the plan stand in order of importance: first a pass of everything, then the further
-//! turns of the deciding loads, then the other loads again. A time limit leaves out parts from the
-//! end.
+//! The rounds stand in order of importance: first a pass of everything, then the further turns of
+//! the deciding loads, then the other loads again. A time limit leaves out rounds from the end.
 
 use std::time::Duration;
 
 use super::columns::Column;
 use super::loads::Load;
+
+/// A shorter measurement than this is meaningless.
+pub const LEAST_RUNTIME: Duration = Duration::from_millis(250);
 
 /// One load on every column.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +39,7 @@ impl Round {
     }
 }
 
-/// How often what is measured.
+/// Times that loads are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Often {
     /// Passes of all loads.
@@ -65,87 +67,38 @@ pub fn pass(
     chosen.map(round).collect()
 }
 
-/// The parts of the plan, what matters most first.
-pub fn parts(
-    loads: &[Load],
-    columns: &[Column],
-    deciding: &[Load],
-    often: Often,
-) -> Vec<Vec<Round>> {
+/// The rounds of some loads, the most important ones first.
+pub fn rounds(loads: &[Load], columns: &[Column], deciding: &[Load], often: Often) -> Vec<Round> {
     let decides = |load: &Load| deciding.contains(load);
-    let mut parts = vec![pass(loads, columns, 0, |_| true)];
-    parts.extend((1..often.turns).map(|turn| pass(loads, columns, turn, decides)));
-    // One by one: the time that is left is used, however little it is.
+    let turns = (1..often.turns).flat_map(|turn| pass(loads, columns, turn, decides));
     let others =
         (1..often.passes).flat_map(|again| pass(loads, columns, again, |load| !decides(load)));
-    parts.extend(others.map(|round| vec![round]));
-    parts.retain(|part| !part.is_empty());
-    parts
+    pass(loads, columns, 0, |_| true).into_iter().chain(turns).chain(others).collect()
 }
 
-/// Times of steps beside the measuring itself.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Costs {
-    /// To start fio on the host.
-    pub host_start: Duration,
-    /// To start fio in the guest: once per round.
-    pub guest_start: Duration,
-    /// To begin and end one measurement in the guest.
-    pub guest_turn: Duration,
+/// Measurements of some rounds.
+pub fn steps(rounds: &[Round]) -> u32 {
+    let steps: usize = rounds.iter().map(|round| round.order.len()).sum();
+    u32::try_from(steps).unwrap_or(u32::MAX)
 }
 
-impl Costs {
-    /// Expected times; an emulated CPU needs more than a second to load fio's libraries.
-    pub fn guess(emulated: bool) -> Self {
-        let ms = Duration::from_millis;
-        match emulated {
-            true => Self { host_start: ms(300), guest_start: ms(1800), guest_turn: ms(250) },
-            false => Self { host_start: ms(300), guest_start: ms(300), guest_turn: ms(60) },
-        }
+/// Makes the rounds fit into `limit`, and gives the time of a measurement. Each needs the time
+/// `around` besides, and `more` of them come afterwards. The time is less than wanted if not even
+/// the first `needed` rounds fit. Then the last rounds are left out.
+pub fn fit(
+    rounds: &mut Vec<Round>,
+    needed: usize,
+    more: u32,
+    (wanted, around): (Duration, Duration),
+    limit: Duration,
+) -> Duration {
+    let affordable = limit / (steps(&rounds[..needed.min(rounds.len())]) + more).max(1);
+    let runtime = affordable.saturating_sub(around).max(LEAST_RUNTIME).min(wanted);
+    while rounds.len() > needed && (runtime + around) * (steps(rounds) + more) > limit {
+        rounds.pop();
     }
-
-    /// How long a round takes.
-    pub fn round(&self, round: &Round, runtime: Duration) -> Duration {
-        let in_guest = u32::try_from(round.in_guest().count()).unwrap_or(u32::MAX);
-        let on_host = u32::try_from(round.order.len()).unwrap_or(u32::MAX) - in_guest;
-        (runtime + self.host_start) * on_host
-            + if in_guest > 0 {
-                self.guest_start + (runtime + self.guest_turn) * in_guest
-            } else {
-                Duration::ZERO
-            }
-    }
-
-    /// How long rounds take.
-    pub fn total(&self, rounds: &[Round], runtime: Duration) -> Duration {
-        rounds.iter().map(|round| self.round(round, runtime)).sum()
-    }
-
-    /// Number of parts that fit into `limit`, and the time of a measurement. That time is less than
-    /// wanted if not even the first `needed` parts fit, but not less than [`LEAST_RUNTIME`].
-    pub fn fit(
-        &self,
-        parts: &[Vec<Round>],
-        needed: usize,
-        runtime: Duration,
-        limit: Option<Duration>,
-    ) -> (usize, Duration) {
-        let Some(limit) = limit else { return (parts.len(), runtime) };
-        let of = |parts: &[Vec<Round>], runtime| {
-            parts.iter().map(|part| self.total(part, runtime)).sum::<Duration>()
-        };
-        let needed = &parts[..needed.min(parts.len())];
-        let measurements: usize = needed.iter().flatten().map(|round| round.order.len()).sum();
-        let left = limit.saturating_sub(of(needed, Duration::ZERO));
-        let affordable = left / u32::try_from(measurements.max(1)).unwrap_or(u32::MAX);
-        let runtime = affordable.max(LEAST_RUNTIME).min(runtime);
-        let fits = (1..=parts.len()).take_while(|n| of(&parts[..*n], runtime) <= limit).count();
-        (fits.max(1), runtime)
-    }
+    runtime
 }
-
-/// A shorter measurement than this is meaningless.
-pub const LEAST_RUNTIME: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
@@ -156,14 +109,14 @@ mod tests {
 
     const COLUMNS: [Column; 4] = [Column::Host, Column::Vlane, Column::Virtio, Column::Ide];
 
-    fn plan(loads: &[Load], deciding: &[Load], passes: usize, turns: usize) -> Vec<Vec<Round>> {
-        parts(loads, &COLUMNS, deciding, Often { passes, turns })
+    fn plan(loads: &[Load], deciding: &[Load], passes: usize, turns: usize) -> Vec<Round> {
+        super::rounds(loads, &COLUMNS, deciding, Often { passes, turns })
     }
 
     #[test]
     fn passes_cover_all_and_alternate_order() {
         for loads in [all(), fio_table()[..5].to_vec()] {
-            let rounds: Vec<Round> = plan(&loads, &[], 2, 1).concat();
+            let rounds = plan(&loads, &[], 2, 1);
             assert_eq!(rounds.len(), loads.len() * 2);
             for round in &rounds {
                 let mut seen = round.order.clone();
@@ -190,8 +143,7 @@ mod tests {
         fn deciding_loads_come_first(passes in 1..4_usize, more in 0..6_usize, some in 0..6_usize) {
             let (loads, turns) = (all(), passes + more);
             let deciding = &fio_table()[..some];
-            let parts = plan(&loads, deciding, passes, turns);
-            let rounds = parts.concat();
+            let rounds = plan(&loads, deciding, passes, turns);
             for load in &loads {
                 let of: Vec<_> = rounds.iter().filter(|round| round.load == *load).collect();
                 prop_assert_eq!(of.len(), if deciding.contains(load) { turns } else { passes });
@@ -201,40 +153,31 @@ mod tests {
                     prop_assert_eq!(round.order == of[0].order, turn % 2 == 0);
                 }
             }
-            let needed = if some > 0 { turns } else { 1 };
-            let first = parts[..needed].concat();
+            let first = &rounds[..loads.len() + some * (turns - 1)];
             prop_assert!(deciding.iter().all(|load| first.iter().filter(|round| round.load == *load).count() == turns));
             prop_assert!(loads.iter().all(|load| first.iter().any(|round| round.load == *load)));
         }
     }
 
+    /// Before that it shortens each measurement.
     #[test]
-    fn total_time_sums_its_parts() {
+    fn time_limit_drops_least_important_rounds() {
         let ms = Duration::from_millis;
-        let costs = Costs { host_start: ms(100), guest_start: ms(1000), guest_turn: ms(200) };
-        let all = plan(&fio_table(), &[], 2, 1).concat();
-        // Host: 700 + 100; guest: 1000 + 3 times (700 + 200).
-        assert_eq!(costs.round(&all[0], ms(700)), ms(4500));
-        assert_eq!(costs.total(&all, ms(700)), ms(4500 * 12));
-        let alone = pass(&fio_table(), &[Column::Host], 0, |_| true);
-        assert_eq!(costs.total(&alone, ms(700)), ms(800 * 6));
-    }
-
-    /// After that it shortens each measurement.
-    #[test]
-    fn time_limit_drops_least_important_parts() {
-        let ms = Duration::from_millis;
-        let costs = Costs { host_start: ms(100), guest_start: ms(1000), guest_turn: ms(200) };
-        // A part of 6 rounds of 4.5 s, four of 2 rounds, four of 1 round.
-        let parts = plan(&fio_table(), &fio_table()[..2], 2, 5);
-        assert_eq!(parts.iter().map(Vec::len).collect::<Vec<_>>(), [6, 2, 2, 2, 2, 1, 1, 1, 1]);
-        let fit = |limit| costs.fit(&parts, 5, ms(700), limit);
-        assert_eq!(fit(None), (9, ms(700)));
-        assert_eq!(fit(Some(ms(4500 * 18))), (9, ms(700)));
-        assert_eq!(fit(Some(ms(4500 * 16))), (7, ms(700)));
-        assert_eq!(fit(Some(ms(4500 * 14))), (5, ms(700)));
-        let (fits, runtime) = fit(Some(ms(4000 * 14)));
-        assert!(fits == 5 && runtime < ms(700) && runtime >= LEAST_RUNTIME, "{runtime:?}");
-        assert_eq!(fit(Some(ms(1))), (1, LEAST_RUNTIME));
+        // Rounds of 4 measurements: 6 of all loads, 8 of those that decide, 4 of the others.
+        let all = plan(&fio_table(), &fio_table()[..2], 2, 5);
+        assert_eq!((all.len(), steps(&all)), (18, 72));
+        let fit = |limit: u64, more| {
+            let mut rounds = all.clone();
+            let runtime = fit(&mut rounds, 14, more, (ms(700), ms(300)), ms(limit));
+            assert_eq!(rounds, all[..rounds.len()], "the last ones are left out");
+            (rounds.len(), runtime)
+        };
+        assert_eq!(fit(72_000, 0), (18, ms(700)));
+        assert_eq!(fit(72_000, 8), (16, ms(700)));
+        assert_eq!(fit(64_000, 0), (16, ms(700)));
+        assert_eq!(fit(56_000, 0), (14, ms(700)));
+        let (rounds, runtime) = fit(40_000, 0);
+        assert!(rounds == 14 && runtime < ms(700) && runtime >= LEAST_RUNTIME, "{runtime:?}");
+        assert_eq!(fit(1, 0), (14, LEAST_RUNTIME));
     }
 }

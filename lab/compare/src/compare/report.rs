@@ -1,48 +1,41 @@
 //! The comparison as a report: tables with ratios to the host, charts beside the published figures,
 //! where requests go.
 //!
-//! Every column of [`ALL`] appears, also those that could not be measured: they say why.
+//! Every column that was asked for appears, also those that could not be measured: they say why.
 
 use std::collections::BTreeSet;
 
-use super::columns::{ALL, Column as Way};
-use super::jobs::CacheState;
-use super::loads::{self, Load, PATTERNS, PUBLISHED_CALLS, Pattern, RECORDS, Suite};
-use super::results::{PARTS, Part};
-use super::{Outcome, native, samples, summary};
+use clap::ValueEnum;
 use vlane_error::counted;
-use vlane_report::build::Begun;
+use vlane_report::build::{Begun, bars, table};
+use vlane_report::experiment::{Figure, arms_table};
 use vlane_report::published::{self, Interval, Published, Row};
-use vlane_report::{
-    Axis, Block, Cell, Chart, Column, Note, Point, Report, Section, Series, Severity, Spread, Table,
-};
+use vlane_report::{Block, Cell, Column, Note, Point, Report, Samples, Section, Series, Spread};
+
+use super::columns::Column as Way;
+use super::jobs::CacheState;
+use super::loads::{self, FIO_DEPTH, Load, RECORDS};
+use super::results::{BACK_END, GUEST, KERNEL, LoadResult, PARTS, PartWork, Sample, Work};
+use super::{Outcome, summary};
+
+/// The first section.
+const PICTURE: &str = "picture";
+/// How the captions of the tables of ratios end.
+const OF_THE_HOST: &str = "of the host's throughput";
 
 /// Makes the report.
-pub fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
+pub(super) fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Report {
     let mut sections = vec![picture(outcome)];
-    if outcome.results.loads().iter().any(|load| load.suite == Suite::Fio) {
-        sections.push(fio_section(outcome));
-    }
-    for record in RECORDS {
-        sections.extend(iozone_section(outcome, record));
-    }
+    sections.extend(fio_section(outcome));
+    sections.extend(RECORDS.into_iter().filter_map(|record| iozone_section(outcome, record)));
     sections.extend(work_section(outcome));
     sections.extend(native_section(outcome));
     sections.push(columns_section(outcome));
-    Report {
-        summary: summary::sentences(outcome),
-        notes: notes(outcome),
-        sections,
-        samples: samples::all(outcome),
-        ..begun.report(
-            "compare",
-            format!(
-                "Host, virtio and emulated disks compared ({} I/O)",
-                outcome.settings.cache.name()
-            ),
-            programs,
-        )
-    }
+    let cache = outcome.settings.cache.name();
+    let title = format!("Host, virtio and emulated disks compared ({cache} I/O)");
+    let summary = summary::sentences(outcome);
+    let (notes, samples) = (notes(outcome), samples(outcome));
+    Report { summary, notes, sections, samples, ..begun.report("compare", title, programs) }
 }
 
 /// The part for a terminal: the picture, the ratios to the host, and where small requests go.
@@ -61,104 +54,71 @@ pub fn brief(report: &Report) -> Report {
     brief
 }
 
-/// The first section.
-const PICTURE: &str = "picture";
+/// Every single measurement.
+fn samples(outcome: &Outcome) -> Vec<Samples> {
+    let of = |id, caption, results: &[LoadResult]| {
+        let names: Vec<String> = results.iter().map(|result| result.load.long_name()).collect();
+        let records =
+            names.iter().zip(results).flat_map(|(name, result)| result.arms.records(name));
+        Samples::of_records(id, caption, "Load | Disk | Turn", records)
+    };
+    let mut all = vec![
+        of("measurements", "Host and guest", &outcome.results),
+        of("counted", "The guest while system calls were counted", &outcome.counted),
+        of("native", "Without a guest", &outcome.native),
+    ];
+    all.retain(|samples| !samples.rows.is_empty());
+    all
+}
 
 /// The whole in one picture: small and large requests on every disk. The baseline is the host, or
 /// QEMU's own virtio-blk if the host is not comparable.
 fn picture(outcome: &Outcome) -> Section {
-    use Pattern::{RandomRead, RandomWrite, Read, Rewrite};
-    let measured = outcome.results.loads();
-    let telling = [(RandomRead, 4), (RandomWrite, 4), (Read, 512), (Rewrite, 512)];
-    let mut loads: Vec<Load> = telling.map(|(pattern, record)| Load::fio(pattern, record)).into();
-    loads.retain(|load| measured.contains(load));
-    if loads.is_empty() {
-        loads = measured.into_iter().take(4).collect();
-    }
+    let mut results: Vec<&LoadResult> = outcome.results.iter().collect();
+    results.sort_by_key(|result| !result.load.is_fio());
+    results.truncate(4);
     let is_measured = outcome.columns.contains(&Way::Virtio);
     let base = if outcome.emulated() && is_measured { Way::Virtio } else { Way::Host };
     let ways = outcome.guests().filter(|way| *way != base);
-    let series = ways.map(|way| {
-        let ratio = |(x, load): (u32, &Load)| {
-            let y = times(outcome.results.ratio(load, way, base), 100.0)?;
-            Some(Point { x: f64::from(x), y })
-        };
-        Series::measured(way.name(), (0..).zip(&loads).filter_map(ratio).collect())
-    });
+    let of = |way: Way| results.iter().map(|result| result.percent(way, base)).collect();
     let whose = if base == Way::Host { "the host's" } else { "QEMU virtio-blk's" };
-    let chart = Chart::bars(
-        format!(
+    let chart = bars(
+        &format!(
             "Throughput in per cent of {whose}: the medians of all turns, with the smallest and \
              the largest"
         ),
-        Axis::new("load", ""),
-        Axis::new(format!("throughput, of {whose}"), "%"),
-        loads.iter().map(Load::name).collect(),
-        series.collect(),
+        (&format!("throughput, of {whose}"), "%"),
+        results.iter().map(|result| result.load.name()).collect(),
+        ways.map(|way| (way.name().to_owned(), of(way))).collect(),
     );
-    Section::new(PICTURE, "In one picture", Vec::new(), vec![Block::Chart(chart)])
+    Section::new(PICTURE, "In one picture", Vec::new(), vec![chart])
 }
-
-/// How the captions of the tables of ratios end.
-const OF_THE_HOST: &str = "of the host's throughput";
 
 /// Caveats that a reader must know before believing the figures.
 fn notes(outcome: &Outcome) -> Vec<Note> {
     let mut notes = Vec::new();
-    let mut add = |severity, text: String| notes.push(Note { severity, text });
     if outcome.emulated() {
-        add(
-            Severity::Warning,
-            format!(
-                "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and \
-                 ratios to the host do not ({})",
-                outcome.accel.why
-            ),
-        );
+        notes.push(Note::warning(format!(
+            "guest CPU emulated: ratios of virtio to emulated hold, absolute figures and ratios \
+             to the host do not ({})",
+            outcome.accel.why
+        )));
     }
     match outcome.times() {
-        (0 | 1, 0 | 1) => add(
-            Severity::Warning,
-            "every figure was measured once: its spread is not known; --repeat measures more often"
-                .into(),
-        ),
-        (0 | 1, most) => add(
-            Severity::Info,
-            format!(
-                "some figures were measured once and have no spread, others up to {most} times; \
-                 --repeat or a longer --limit measures more often"
-            ),
-        ),
+        (_, 0 | 1) => notes.push(Note::warning(
+            "every figure was measured once: its spread is not known; --repeat measures more often",
+        )),
+        (0 | 1, most) => notes.push(Note::info(format!(
+            "some figures were measured once and have no spread, others up to {most} times; \
+             --repeat or a longer --limit measures more often"
+        ))),
         _ => {}
     }
-    add(Severity::Info, outcome.settings.cache.about().into());
-    for missing in &outcome.missing {
-        add(Severity::Info, format!("{} was not measured: {}", missing.column.name(), missing.why));
+    notes.push(Note::info(outcome.settings.cache.about()));
+    for (way, why) in &outcome.missing {
+        notes.push(Note::info(format!("{} was not measured: {why}", way.name())));
     }
-    for (way, disk) in &outcome.disks {
-        if disk.cache_before != disk.cache {
-            add(
-                Severity::Info,
-                format!(
-                    "{}: its disk came as \"{}\" and was measured as \"{}\", like the others",
-                    way.name(),
-                    disk.cache_before,
-                    disk.cache
-                ),
-            );
-        }
-    }
-    if outcome.results.loads().iter().any(|load| load.suite == Suite::Fio) {
-        add(
-            Severity::Info,
-            "the published reads of fio's table (7.7 GB/s at 4K from a SATA SSD) were evidently \
-             of the page cache; --cache warm measures that"
-                .into(),
-        );
-    }
-    if let Some(why) = &outcome.uncounted {
-        add(Severity::Info, format!("system calls: {why}"));
-    }
+    notes.extend(outcome.uncounted.iter().map(|why| Note::info(format!("system calls: {why}"))));
     notes
 }
 
@@ -170,541 +130,328 @@ impl Outcome {
 
     /// How often a load was measured: the fewest and the most times.
     fn times(&self) -> (usize, usize) {
-        let loads = self.results.loads();
-        let times = || loads.iter().map(|load| self.results.of(load, Way::Host).count());
+        let times = || self.results.iter().map(LoadResult::rounds);
         (times().min().unwrap_or(0), times().max().unwrap_or(0))
     }
 
-    /// Columns of the tables: every one that was asked for.
-    fn shown(&self) -> Vec<Way> {
-        let asked =
-            |way: &Way| self.columns.contains(way) || self.missing.iter().any(|m| m.column == *way);
-        ALL.into_iter().filter(asked).collect()
-    }
-
-    /// The heading of a column.
-    fn heading(&self, way: Way) -> String {
-        match self.columns.contains(&way) {
-            true => way.name().into(),
-            false => format!("{} (not measured)", way.name()),
-        }
-    }
-
     /// The guest's columns that were measured.
-    pub(super) fn guests(&self) -> impl Iterator<Item = Way> {
+    fn guests(&self) -> impl Iterator<Item = Way> {
         self.columns.iter().copied().filter(|way| *way != Way::Host)
     }
-}
 
-fn heading(title: impl Into<String>, unit: &str) -> Column {
-    Column { title: title.into(), unit: unit.into() }
-}
-
-fn figure(spread: Option<Spread>) -> Cell {
-    spread.map_or(Cell::Empty, Cell::Figure)
-}
-
-fn times(spread: Option<Spread>, factor: f64) -> Option<Spread> {
-    spread.map(|s| Spread {
-        median: s.median * factor,
-        min: s.min * factor,
-        max: s.max * factor,
-        runs: s.runs,
-    })
-}
-
-/// A figure of every load on every column.
-fn table(
-    outcome: &Outcome,
-    caption: &str,
-    loads: &[Load],
-    ways: &[Way],
-    unit: &str,
-    value: impl Fn(&Load, Way) -> Option<Spread>,
-) -> Block {
-    let mut columns = vec![heading("load", "")];
-    columns.extend(ways.iter().map(|way| heading(outcome.heading(*way), unit)));
-    let row = |load: &Load| {
-        let mut row = vec![Cell::Text(load.name())];
-        row.extend(ways.iter().map(|way| figure(value(load, *way))));
-        row
-    };
-    Block::Table(Table { caption: caption.into(), columns, rows: loads.iter().map(row).collect() })
-}
-
-/// Throughput in per cent of the host's, with the published figures beside ours.
-fn ratio_chart(outcome: &Outcome, caption: &str, loads: &[Load], names: Vec<String>) -> Block {
-    let points = |value: &dyn Fn(&Load) -> Option<Spread>| -> Vec<Point> {
-        let points = (0_u32..).zip(loads);
-        points.filter_map(|(x, load)| Some(Point { x: f64::from(x), y: value(load)? })).collect()
-    };
-    let mut series = Vec::new();
-    for way in outcome.guests() {
-        let ratio = |load: &Load| times(outcome.results.ratio(load, way, Way::Host), 100.0);
-        let points = points(&ratio);
-        series.push(Series::measured(way.name(), points));
+    /// Columns of the tables, and their headings: every one that was asked for.
+    fn shown(&self) -> Vec<(Way, String)> {
+        let measured = self.columns.iter().map(|way| (*way, way.name().to_owned()));
+        let missing = self.missing.iter();
+        let missing = missing.map(|(way, _)| (*way, format!("{} (not measured)", way.name())));
+        let mut all: Vec<(Way, String)> = measured.chain(missing).collect();
+        all.sort_by_key(|(way, _)| *way);
+        all
     }
-    let one = |value: Option<f64>| Spread::of(&[value? * 100.0]);
-    let virtio = points(&|load| one(loads::published(load).map(|p| p.virtio)));
-    let emulated = points(&|load| one(loads::published(load).and_then(|p| p.emulated)));
-    for (name, points) in [("virtio-blk, 2018/19", virtio), ("emulated disk, 2018", emulated)] {
-        if !points.is_empty() {
-            series.push(Series { name: name.into(), predicted: false, published: true, points });
-        }
+}
+
+/// A figure of each measurement: what it is, its unit, and how it is taken.
+type Taken = (&'static str, &'static str, fn(&Sample) -> f64);
+
+/// Loads that belong together.
+struct Group<'a> {
+    title: String,
+    results: Vec<&'a LoadResult>,
+    named: fn(&Load) -> String,
+    /// The columns of the tables, the host first, and their headings.
+    ways: Vec<(Way, String)>,
+}
+
+impl Group<'_> {
+    fn names(&self) -> impl Iterator<Item = String> {
+        self.results.iter().map(|result| (self.named)(&result.load))
     }
-    Block::Chart(Chart::bars(
-        caption,
-        Axis::new("load", ""),
-        Axis::new("throughput, of the host's", "%"),
-        names,
-        series,
-    ))
-}
 
-/// Throughput, ratios and a chart of some loads.
-fn throughput(outcome: &Outcome, what: &str, loads: &[Load], names: Vec<String>) -> Vec<Block> {
-    let results = &outcome.results;
-    let ways = outcome.shown();
-    let guests: Vec<Way> = ways.iter().copied().filter(|way| *way != Way::Host).collect();
-    vec![
-        ratio_chart(
-            outcome,
-            &format!("{what}: throughput in per cent of the host's"),
-            loads,
-            names,
-        ),
-        table(outcome, &format!("{what}: {OF_THE_HOST}"), loads, &guests, "%", |load, way| {
-            times(results.ratio(load, way, Way::Host), 100.0)
-        }),
-        table(outcome, &format!("{what}: throughput"), loads, &ways, "MB/s", |load, way| {
-            results.mb(load, way)
-        }),
-        Block::Table(beside(outcome, what, loads)),
-    ]
-}
+    /// A figure of every load on every column.
+    fn table(
+        &self,
+        caption: &str,
+        unit: &str,
+        ways: &[(Way, String)],
+        of: impl Fn(&LoadResult, Way) -> Option<Spread>,
+    ) -> Block {
+        let mut columns = vec![Column::new("load", "")];
+        columns.extend(ways.iter().map(|(_, heading)| Column::new(heading, unit)));
+        let rows = self.names().zip(&self.results).map(|(name, result)| {
+            let figures = ways.iter().map(|(way, _)| of(result, *way).into());
+            std::iter::once(name.into()).chain(figures).collect()
+        });
+        table(format!("{}: {caption}", self.title), columns, rows.collect())
+    }
 
-/// Published figures beside those here. The published figures of virtio were of QEMU's own: they
-/// are compared with QEMU's own here, never with vlane.
-fn beside(outcome: &Outcome, what: &str, loads: &[Load]) -> Table {
-    let row = |load: &Load, name: &str, way: Way, published: f64| {
-        let here = times(outcome.results.ratio(load, way, Way::Host), 100.0)
-            .map(|spread| Interval::of(&spread));
-        Row {
-            figure: format!("{}, {name}: per cent of the host", load.name()),
-            published: Published::percent(published * 100.0),
-            here: here.ok_or_else(|| format!("{} was not measured", way.name())),
+    /// A chart of the ratios to the host, their table, and tables of figures.
+    fn blocks(&self, figures: &[Taken]) -> Vec<Block> {
+        let mut blocks = vec![
+            self.chart(),
+            self.table(OF_THE_HOST, "%", &self.ways[1..], |result, way| {
+                result.percent(way, Way::Host)
+            }),
+        ];
+        blocks.extend(figures.iter().map(|(caption, unit, of)| {
+            self.table(caption, unit, &self.ways, |result, way| result.spread(way, |s| Some(of(s))))
+        }));
+        blocks
+    }
+
+    /// Throughput in per cent of the host's.
+    fn chart(&self) -> Block {
+        let of = |way: Way| self.results.iter().map(move |result| result.percent(way, Way::Host));
+        let rows =
+            self.ways[1..].iter().map(|(way, _)| (way.name().to_owned(), of(*way).collect()));
+        let caption = format!("{}: throughput in per cent of the host's", self.title);
+        let y = ("throughput, of the host's", "%");
+        bars(&caption, y, self.names().collect(), rows.collect())
+    }
+
+    /// [`Group::blocks`] with the published figures. Those of virtio were of QEMU's own: they are
+    /// compared with QEMU's own here, never with vlane.
+    fn published(&self, figures: &[Taken]) -> Vec<Block> {
+        let mut blocks = self.blocks(figures);
+        let (mut rows, mut virtio, mut emulated) = (Vec::new(), Vec::new(), Vec::new());
+        for (x, result) in (0_u32..).zip(&self.results) {
+            let mut add = |points: &mut Vec<Point>, name: &str, way: Way, per_cent: f64| {
+                points.push(Point::exact(x.into(), per_cent));
+                let here = result.percent(way, Way::Host).as_ref().map(Interval::of);
+                rows.push(Row {
+                    figure: format!("{}, {name}: per cent of the host", result.load.name()),
+                    published: Published::percent(per_cent),
+                    here: here.ok_or_else(|| format!("{} was not measured", way.name())),
+                });
+            };
+            let Some((of_virtio, of_emulated)) = loads::published(&result.load) else { continue };
+            add(&mut virtio, "QEMU's virtio-blk", Way::Virtio, of_virtio);
+            if let Some(per_cent) = of_emulated {
+                add(&mut emulated, "QEMU's emulated disk", Way::Ide, per_cent);
+            }
         }
-    };
-    let rows: Vec<Row> = loads
-        .iter()
-        .filter_map(|load| Some((load, loads::published(load)?)))
-        .flat_map(|(load, then)| {
-            let virtio = row(load, "QEMU's virtio-blk", Way::Virtio, then.virtio);
-            let emulated =
-                then.emulated.map(|ratio| row(load, "QEMU's emulated disk", Way::Ide, ratio));
-            std::iter::once(virtio).chain(emulated)
-        })
-        .collect();
-    published::table(format!("{what}: published and here"), &rows)
+        if let Some(Block::Chart(chart)) = blocks.first_mut() {
+            chart.series.push(Series::published("virtio-blk, 2018/19", virtio));
+            chart.series.push(Series::published("emulated disk, 2018", emulated));
+            chart.series.retain(|series| !series.points.is_empty());
+        }
+        let caption = format!("{}: published and here", self.title);
+        blocks.push(Block::Table(published::table(caption, &rows)));
+        blocks
+    }
 }
 
-fn fio_section(outcome: &Outcome) -> Section {
-    let results = &outcome.results;
-    let loads: Vec<Load> =
-        results.loads().into_iter().filter(|load| load.suite == Suite::Fio).collect();
-    let names = loads.iter().map(Load::name).collect();
-    let mut blocks = throughput(outcome, "fio", &loads, names);
-    let ways = outcome.shown();
-    let all = |value: fn(&vlane_testbed::fio::Outcome) -> f64| {
-        move |load: &Load, way| results.spread(load, way, |m| Some(value(&m.outcome)))
-    };
-    blocks.push(table(outcome, "fio: requests per second", &loads, &ways, "IOPS", all(|o| o.iops)));
-    blocks.push(table(outcome, "fio: median latency", &loads, &ways, "us", all(|o| o.p50_us)));
-    blocks.push(table(
-        outcome,
-        "fio: 99th percentile of the latency",
-        &loads,
-        &ways,
-        "us",
-        all(|o| o.p99_us),
-    ));
-    let depths: Vec<String> =
-        loads.iter().map(|load| format!("{}K: {}", load.record_kib, load.depth)).collect();
-    let mut depths_told = depths.clone();
-    depths_told.dedup();
-    Section::new(
-        "fio",
-        "Many requests at a time",
-        vec![format!(
+/// Loads of the guest and the host, if some of them were measured.
+fn group<'a>(
+    outcome: &'a Outcome,
+    title: impl Into<String>,
+    is_member: impl Fn(&Load) -> bool,
+) -> Option<Group<'a>> {
+    let results = outcome.results.iter().filter(|result| is_member(&result.load));
+    let results: Vec<&LoadResult> = results.collect();
+    let (title, ways) = (title.into(), outcome.shown());
+    (!results.is_empty()).then_some(Group { title, results, named: Load::name, ways })
+}
+
+const THROUGHPUT: Taken = ("throughput", "MB/s", |s| s.outcome.mb_per_second);
+const RATE: Taken = ("requests per second", "IOPS", |s| s.outcome.iops);
+
+fn fio_section(outcome: &Outcome) -> Option<Section> {
+    let group = group(outcome, "fio", Load::is_fio)?;
+    let text = [
+        format!(
             "4K random, 512K sequential and random, as people test storage: libaio, one job, {} \
-             ms each; requests out at once: {}.",
-            outcome.settings.runtime_ms,
-            depths_told.join(", ")
-        )],
-        blocks,
-    )
+             ms each; requests out at once: 4K: {FIO_DEPTH}, 512K: {}.",
+            outcome.settings.runtime.as_millis(),
+            FIO_DEPTH / 2
+        ),
+        "The published reads (7.7 GB/s at 4K from a SATA SSD) were evidently of the page cache; \
+         --cache warm measures that."
+            .into(),
+    ];
+    let blocks = group.published(&[
+        THROUGHPUT,
+        RATE,
+        ("median latency", "us", |s| s.outcome.p50_us),
+        ("99th percentile of the latency", "us", |s| s.outcome.p99_us),
+    ]);
+    Some(Section::new("fio", "Many requests at a time", text.into(), blocks))
 }
 
 fn iozone_section(outcome: &Outcome, record: u32) -> Option<Section> {
-    let measured = outcome.results.loads();
-    let loads: Vec<Load> = PATTERNS
-        .iter()
-        .map(|pattern| Load::iozone(*pattern, record))
-        .filter(|load| measured.contains(load))
-        .collect();
-    if loads.is_empty() {
-        return None;
-    }
-    let names = loads.iter().map(|load| load.pattern.name().to_string()).collect();
+    let is_member = |load: &Load| !load.is_fio() && load.record_kib == record;
+    let group = group(outcome, format!("{record}K records"), is_member)?;
     let text = format!(
         "iozone's table (-e -I), played by fio: one request of {record}K at a time (pread, \
          pwrite) on a file; \"write\" fills a file that has no blocks yet, \"rewrite\" one that \
          has; writes end with a flush, which is part of their time."
     );
-    Some(Section::new(
-        format!("iozone-{record}k"),
-        format!("One request at a time, {record}K records"),
-        vec![text],
-        throughput(outcome, &format!("{record}K records"), &loads, names),
-    ))
+    let title = format!("One request at a time, {record}K records");
+    let blocks = group.published(&[THROUGHPUT]);
+    Some(Section::new(format!("iozone-{record}k"), title, vec![text], blocks))
 }
 
-/// The loads of "where it goes": 4K against 512K.
-const TOLD: [(Pattern, [u32; 2]); 2] =
-    [(Pattern::RandomRead, [4, 512]), (Pattern::RandomWrite, [4, 512])];
+/// A figure of the work for a request.
+fn work(
+    title: impl Into<String>,
+    unit: &'static str,
+    of: impl Fn(&Work) -> Option<f64> + 'static,
+) -> Figure<'static, Sample> {
+    Figure::maybe(title, unit, move |sample: &Sample| of(sample.work.as_ref()?))
+}
+
+/// A figure of the work of some parts together.
+fn parts(
+    title: &'static str,
+    unit: &'static str,
+    parts: &'static [&'static str],
+    of: fn(&PartWork) -> Option<f64>,
+) -> Figure<'static, Sample> {
+    work(title, unit, move |work| parts.iter().map(|part| of(work.parts.get(part)?)).sum())
+}
 
 fn work_section(outcome: &Outcome) -> Option<Section> {
-    let results = &outcome.results;
-    let measured = results.loads();
-    let mut blocks = Vec::new();
-    for (pattern, records) in TOLD {
-        for record in records {
-            let load = Load::fio(pattern, record);
-            if measured.contains(&load) {
-                blocks.push(cpu_chart(outcome, &load));
-                blocks.push(work_table(outcome, &load));
-            }
-        }
-    }
+    let blocks: Vec<Block> = outcome
+        .results
+        .iter()
+        .filter(|result| result.load.is_random_fio())
+        .flat_map(|result| work_blocks(outcome, result))
+        .collect();
     if blocks.is_empty() {
         return None;
     }
-    blocks.extend(exits_table(outcome));
-    blocks.extend(sizes_table(outcome));
-    let mut text = vec![
+    let text = [
         "Average effects of one request of fio in the guest. Requests: those of the guest's block \
          layer to the disk; interrupts: those of the disk, in the guest. CPU time and context \
          switches are those of the host's threads, from the start of fio to the report of its \
          end: about 0.1 s of starting and ending is in the guest's. Kicks (the guest wakes the \
          back end) and signals (the back end interrupts the guest) are vlane's own count; other \
-         back ends tell neither."
-            .to_string(),
+         back ends tell neither.",
+        "The time of an emulated CPU is many times that of a real one, and contains QEMU's work \
+         for the vCPU, such as kicks.",
+        "System calls are counted in a pass of their own, because counting slows them down (it \
+         needs root). They are those of the threads that work for the column.",
     ];
-    if outcome.emulated() {
-        text.push(
-            "The guest's CPU is emulated: its time is many times that of a real one, and contains \
-             QEMU's work for the vCPU, such as kicks."
-                .into(),
-        );
-    }
-    if outcome.uncounted.is_none() && !outcome.counted.all.is_empty() {
-        text.push(
-            "System calls were counted in a pass of their own, because counting slows them down. \
-             They are those of the threads that work for the column."
-                .into(),
-        );
-    }
-    Some(Section::new("work", "Where it goes", text, blocks))
+    Some(Section::new("work", "Where it goes", text.map(str::to_owned).into(), blocks))
 }
 
-fn cpu_chart(outcome: &Outcome, load: &Load) -> Block {
+/// Where the requests of a load go: CPU time, counts, system calls, exits to the host.
+fn work_blocks(outcome: &Outcome, result: &LoadResult) -> Vec<Block> {
+    let (load, name) = (&result.load, result.load.name());
     let ways: Vec<Way> = outcome.guests().collect();
-    let series = PARTS
-        .iter()
-        .map(|part| {
-            let points = (0_u32..)
-                .zip(&ways)
-                .filter_map(|(x, way)| {
-                    let y =
-                        outcome.results.work(load, *way, |work| Some(work.part(*part).cpu_us))?;
-                    Some(Point { x: f64::from(x), y })
-                })
-                .collect();
-            Series::measured(part.name(), points)
-        })
-        .collect();
-    Block::Chart(Chart::bars(
-        format!("CPU time per request, {}", load.name()),
-        Axis::new("disk", ""),
-        Axis::new("CPU time per request", "us"),
-        ways.iter().map(|way| way.name().to_string()).collect(),
-        series,
-    ))
-}
-
-fn work_table(outcome: &Outcome, load: &Load) -> Block {
-    let results = &outcome.results;
-    let mut columns = vec![heading("disk", ""), heading("requests", ""), heading("interrupts", "")];
-    columns.extend(PARTS.iter().map(|part| heading(part.name(), "us")));
-    columns.push(heading("switches, guest", ""));
-    columns.push(heading("switches, back end", ""));
-    columns.push(heading("system calls, guest", ""));
-    columns.push(heading("system calls, back end", ""));
-    columns.push(heading("kicks", ""));
-    columns.push(heading("signals", ""));
-    let row = |way: Way| {
-        let work = |value: &dyn Fn(&super::results::Work) -> Option<f64>| {
-            figure(results.work(load, way, value))
-        };
-        let mut row = vec![
-            Cell::Text(way.name().into()),
-            work(&|w| Some(w.requests)),
-            work(&|w| Some(w.interrupts)),
+    let of = |part: &str, way: &Way| {
+        result.spread(*way, |s| Some(s.work.as_ref()?.parts.get(part)?.cpu_us))
+    };
+    let cpu = PARTS.map(|part| (part.into(), ways.iter().map(|way| of(part, way)).collect()));
+    let chart = bars(
+        &format!("CPU time per request, {name}"),
+        ("CPU time per request", "us"),
+        ways.iter().map(|way| way.name().to_owned()).collect(),
+        cpu.into(),
+    );
+    // The host's own cost, to measure the others by: fio with the kernel's work in its name.
+    let host = |title, unit, of: fn(&Sample) -> f64| {
+        Figure::maybe(title, unit, move |s: &Sample| s.work.is_none().then(|| of(s)))
+    };
+    let figures = [
+        work("requests", "", |w| Some(w.requests)),
+        work("interrupts", "", |w| Some(w.interrupts)),
+        parts(GUEST, "us", &[GUEST], |part| Some(part.cpu_us)),
+        parts(BACK_END, "us", &[BACK_END], |part| Some(part.cpu_us)),
+        parts(KERNEL, "us", &[KERNEL], |part| Some(part.cpu_us)),
+        parts("switches, guest", "", &[GUEST], |part| Some(part.switches)),
+        parts("switches, back end", "", &[BACK_END, KERNEL], |part| Some(part.switches)),
+        work("kicks", "", |w| w.kicks),
+        work("signals", "", |w| w.signals),
+        host("host", "us", |s| s.outcome.cpu_us),
+        host("switches, host", "", |s| s.outcome.switches),
+    ];
+    let caption = format!("Per request: {}", load.long_name());
+    let mut blocks = vec![chart, arms_table(caption, "disk", &figures, &result.arms)];
+    if let Some(counted) = LoadResult::find(&outcome.counted, load) {
+        let figures = [
+            parts("guest", "", &[GUEST], |part| part.calls),
+            parts("back end", "", &[BACK_END], |part| part.calls),
         ];
-        row.extend(PARTS.iter().map(|part| work(&|w| Some(w.part(*part).cpu_us))));
-        row.push(work(&|w| Some(w.part(Part::Guest).switches)));
-        row.push(work(&|w| Some(w.part(Part::Backend).switches + w.part(Part::Kernel).switches)));
-        for part in [Part::Guest, Part::Backend] {
-            row.push(figure(outcome.counted.work(load, way, |w| w.part(part).calls)));
-        }
-        row.extend([work(&|w| w.kicks), work(&|w| w.signals)]);
-        row
-    };
-    let mut rows: Vec<Vec<Cell>> = Vec::new();
-    // The host's own cost, to measure the others by: fio with everything that the kernel does in
-    // its name.
-    let host = |value: &dyn Fn(&vlane_testbed::fio::Outcome) -> f64| {
-        figure(results.spread(load, Way::Host, |m| Some(value(&m.outcome))))
-    };
-    let mut first =
-        vec![Cell::Text("host (fio itself)".into()), Cell::Number(1.0), Cell::Empty, Cell::Empty];
-    first.push(host(&|o| o.cpu_us));
-    first.extend([Cell::Empty, Cell::Empty]);
-    first.push(host(&|o| o.switches));
-    first.resize(columns.len(), Cell::Empty);
-    rows.push(first);
-    rows.extend(outcome.guests().map(row));
-    let caption = format!("Per request: {}, depth {}", load.name(), load.depth);
-    Block::Table(Table { caption, columns, rows })
-}
-
-/// Exits to the host per request, by KVM's reasons: the most frequent ones of each load.
-fn exits_table(outcome: &Outcome) -> Option<Block> {
-    let results = &outcome.results;
-    let ways: Vec<Way> = outcome.guests().collect();
-    let mut rows = Vec::new();
-    for load in
-        TOLD.iter().flat_map(|(pattern, records)| records.map(|record| Load::fio(*pattern, record)))
-    {
-        let exits = |way: Way, reason: &str| {
-            results.work(&load, way, |w| {
-                let found =
-                    w.exits.iter().find(|(name, _)| name == reason).map(|(_, count)| *count);
-                // KVM leaves out what did not happen; but it must have counted something.
-                (!w.exits.is_empty()).then_some(found.unwrap_or(0.0))
+        let caption = format!("System calls per request: {name}");
+        blocks.push(arms_table(caption, "disk", &figures, &counted.arms));
+    }
+    let works = result.arms.0.iter().flat_map(|arm| &arm.rounds).filter_map(|s| s.work.as_ref());
+    let exits = works.flat_map(|work| &work.exits).filter(|(_, count)| **count >= 0.05);
+    let reasons: BTreeSet<&String> = exits.map(|(reason, _)| reason).collect();
+    if !reasons.is_empty() {
+        let figure = |reason: &&String| {
+            let (title, reason) = ((*reason).clone(), (*reason).clone());
+            // KVM leaves out what did not happen; but it must have counted some.
+            work(title, "", move |w| {
+                (!w.exits.is_empty()).then(|| w.exits.get(&reason).copied().unwrap_or(0.0))
             })
         };
-        let all = results.all.iter().filter(|m| m.load == load).filter_map(|m| m.work.as_ref());
-        let reasons: BTreeSet<&str> = all
-            .flat_map(|w| w.exits.iter().filter(|(_, n)| *n >= 0.05).map(|(name, _)| name.as_str()))
-            .collect();
-        for reason in reasons {
-            let mut row = vec![Cell::Text(format!("{}: {reason}", load.name()))];
-            row.extend(ways.iter().map(|way| figure(exits(*way, reason))));
-            rows.push(row);
-        }
+        let figures: Vec<Figure<'_, Sample>> = reasons.iter().map(figure).collect();
+        let caption = format!("KVM exits per request, by reason: {name}");
+        blocks.push(arms_table(caption, "disk", &figures, &result.arms));
     }
-    if rows.is_empty() {
-        return None;
-    }
-    let mut columns = vec![heading("exits to the host", "")];
-    columns.extend(ways.iter().map(|way| heading(way.name(), "")));
-    Some(Block::Table(Table { caption: "KVM exits per request, by reason".into(), columns, rows }))
-}
-
-/// Times as many requests to the disk per second for 4K as for 512K: the published trace's count,
-/// and why small requests cost most.
-fn sizes_table(outcome: &Outcome) -> Option<Block> {
-    let results = &outcome.results;
-    let per_second = |load: &Load, way: Way| {
-        results
-            .spread(load, way, |m| Some(m.work.as_ref()?.requests * m.outcome.iops))
-            .map(|s| s.median)
-    };
-    let ratio = |pattern, way| {
-        let small = per_second(&Load::fio(pattern, 4), way)?;
-        Some(small / per_second(&Load::fio(pattern, 512), way)?)
-    };
-    let cell = |value: Option<f64>| value.map_or(Cell::Empty, Cell::Number);
-    let mut rows: Vec<Vec<Cell>> = outcome
-        .guests()
-        .map(|way| {
-            let mut row = vec![Cell::Text(way.name().into())];
-            row.extend(TOLD.iter().map(|(pattern, _)| cell(ratio(*pattern, way))));
-            row
-        })
-        .collect();
-    if rows.iter().all(|row| row[1..].iter().all(|cell| *cell == Cell::Empty)) {
-        return None;
-    }
-    rows.push(vec![
-        Cell::Text("published (2019): calls of QEMU's virtio-blk functions".into()),
-        Cell::Number(PUBLISHED_CALLS[0]),
-        Cell::Number(PUBLISHED_CALLS[1]),
-    ]);
-    Some(Block::Table(Table::new(
-        "Requests to the disk in the same time: times as many for 4K as for 512K",
-        "disk | random read [: 1] | random write [: 1]",
-        rows,
-    )))
+    blocks
 }
 
 fn native_section(outcome: &Outcome) -> Option<Section> {
-    let all = &outcome.native;
-    let ways: Vec<Way> =
-        ALL.into_iter().filter(|way| all.iter().any(|m| m.column == *way)).collect();
-    if ways.is_empty() {
-        return None;
-    }
-    let rows = native::loads();
-    let guests: Vec<Way> = ways.iter().copied().filter(|way| *way != Way::Host).collect();
-    let table = |caption: &str,
-                 unit: &str,
-                 ways: &[Way],
-                 value: &dyn Fn(native::NativeLoad, Way) -> Option<Spread>| {
-        let mut columns = vec![heading("load", "")];
-        columns.extend(ways.iter().map(|way| heading(way.name(), unit)));
-        let row = |load: &native::NativeLoad| {
-            let mut row = vec![Cell::Text(load.name())];
-            row.extend(ways.iter().map(|way| figure(value(*load, *way))));
-            row
-        };
-        Block::Table(Table {
-            caption: caption.into(),
-            columns,
-            rows: rows.iter().map(row).collect(),
-        })
+    let measured = &outcome.native.first()?.arms;
+    let ways = Way::value_variants().iter().filter(|way| measured.arm(way.name()).is_some());
+    let group = Group {
+        title: "Without a guest".into(),
+        results: outcome.native.iter().collect(),
+        named: Load::long_name,
+        ways: ways.map(|way| (*way, way.name().to_owned())).collect(),
     };
-    let figures = |value: fn(&native::NativeMeasurement) -> f64| {
-        move |load, way| native::spread(all, load, way, value)
-    };
-    Some(Section::new(
-        "native",
-        "The back ends alone, without a guest",
-        vec![
-            "vlane's driver plays the guest's side at the CPU's own speed; the image is the same. \
-             The costs of a guest and of its emulation are missing: here ratios to the host mean \
-             something on any machine. The driver needs CPU time that the host's fio does not; 2 \
-             jobs are 2 threads with a queue each."
-                .into(),
-        ],
-        vec![
-            native_chart(all, &rows, &guests),
-            table(&format!("Without a guest: {OF_THE_HOST}"), "%", &guests, &|load, way| {
-                times(native::ratio(all, load, way, Way::Host), 100.0)
-            }),
-            table("Without a guest: requests per second", "IOPS", &ways, &figures(|m| m.iops)),
-            table(
-                "Without a guest: CPU time of back end (host: fio) per request",
-                "us",
-                &ways,
-                &figures(|m| m.cpu_us),
-            ),
-            table(
-                "Without a guest: context switches of back end (host: fio) per request",
-                "",
-                &ways,
-                &figures(|m| m.switches),
-            ),
-        ],
-    ))
-}
-
-/// Throughput without a guest, in per cent of the host's.
-fn native_chart(
-    all: &[native::NativeMeasurement],
-    loads: &[native::NativeLoad],
-    ways: &[Way],
-) -> Block {
-    let series = ways
-        .iter()
-        .map(|way| {
-            let points = (0_u32..).zip(loads).filter_map(|(x, load)| {
-                let y = times(native::ratio(all, *load, *way, Way::Host), 100.0)?;
-                Some(Point { x: f64::from(x), y })
-            });
-            Series::measured(way.name(), points.collect())
-        })
-        .collect();
-    Block::Chart(Chart::bars(
-        "Back ends without a guest: throughput in per cent of the host's",
-        Axis::new("load", ""),
-        Axis::new("throughput, of the host's", "%"),
-        loads.iter().map(native::NativeLoad::name).collect(),
-        series,
-    ))
+    let text = "vlane's driver plays the guest's side at the CPU's own speed; the image is the \
+                same. The costs of a guest and of its emulation are missing: here ratios to the \
+                host mean something on any machine. The driver needs CPU time that the host's fio \
+                does not; 2 jobs are 2 threads with a queue each.";
+    let blocks = group.blocks(&[
+        RATE,
+        ("CPU time of back end (host: fio) per request", "us", |s| s.outcome.cpu_us),
+        ("context switches of back end (host: fio) per request", "", |s| s.outcome.switches),
+    ]);
+    let title = "The back ends alone, without a guest";
+    Some(Section::new("native", title, vec![text.into()], blocks))
 }
 
 /// Descriptions of the columns, and missing measurements.
 fn columns_section(outcome: &Outcome) -> Section {
-    let rows = outcome
-        .shown()
-        .into_iter()
-        .map(|way| {
-            let why = outcome.missing.iter().find(|m| m.column == way);
-            let about = match why {
-                Some(missing) => format!("Not measured: {}. {}", missing.why, way.about()),
-                None => way.about().to_string(),
-            };
-            let disk = outcome.disks.iter().find(|(column, _)| *column == way).map(|(_, disk)| {
-                format!(
-                    "{}; queues: {}; scheduler: {}; {}",
-                    disk.device, disk.queues, disk.scheduler, disk.cache
-                )
-            });
-            vec![
-                Cell::Text(way.name().into()),
-                Cell::Text(about),
-                disk.map_or(Cell::Empty, Cell::Text),
-            ]
-        })
-        .collect();
-    let sizes = outcome.settings;
-    let mut text = vec![
-        format!(
-            "One guest has all disks at once, so that measurements of one load follow each other \
-             within seconds, in an order that turns round from load to load and from time to \
-             time. Each load was measured {}. Images of {} MiB, each with an ext4 file system of \
-             its own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
-            match outcome.times() {
-                (few, most) if few == most => counted(most, "time"),
-                (few, most) => format!("{few} to {}", counted(most, "time")),
-            },
-            outcome.image_bytes >> 20,
-            sizes.old_bytes >> 20,
-            sizes.new_bytes >> 20
-        ),
-        match sizes.cache {
-            CacheState::Direct => "fio: direct=1; QEMU and qemu-storage-daemon: aio=io_uring, \
-                                   cache.direct=on; vlane: --cache none."
-                .into(),
-            CacheState::Warm | CacheState::Cold => "fio: direct=0; QEMU and qemu-storage-daemon: \
-                                                    aio=io_uring, cache.direct=off; vlane: \
-                                                    --cache writeback."
-                .to_string(),
-        },
-    ];
+    let row = |(way, _): (Way, String)| {
+        let about = match outcome.missing.iter().find(|(missing, _)| *missing == way) {
+            Some((_, why)) => format!("Not measured: {why}. {}", way.about()),
+            None => way.about(),
+        };
+        let disk = outcome.disks.iter().find(|(column, _)| *column == way);
+        let disk = disk.map_or(Cell::Empty, |(_, disk)| disk.clone().into());
+        vec![way.name().into(), about.into(), disk]
+    };
+    let rows = outcome.shown().into_iter().map(row).collect();
+    let sizes = outcome.settings.sizes;
+    let times = match outcome.times() {
+        (few, most) if few == most => counted(most, "time"),
+        (few, most) => format!("{few} to {}", counted(most, "time")),
+    };
+    let mut text = vec![format!(
+        "One guest has all disks at once, so that measurements of one load follow each other \
+         within seconds, in an order that turns round from load to load and from time to time. \
+         Each load was measured {times}. Images of {} MiB, each with an ext4 file system of its \
+         own; reads and rewrites use a file of {} MiB, \"write\" one of up to {} MiB.",
+        sizes.image >> 20,
+        sizes.old >> 20,
+        sizes.new >> 20
+    )];
+    let (fio, qemu, vlane) = match outcome.settings.cache {
+        CacheState::Direct => (1, "on", "none"),
+        CacheState::Warm | CacheState::Cold => (0, "off", "writeback"),
+    };
+    text.push(format!(
+        "fio: direct={fio}; QEMU and qemu-storage-daemon: aio=io_uring, cache.direct={qemu}; \
+         vlane: --cache {vlane}."
+    ));
     text.extend(outcome.commands.iter().map(|(name, command)| format!("{name}: {command}")));
-    Section::new(
-        "columns",
-        "Compared disks",
-        text,
-        vec![Block::Table(Table::new(
-            "The columns",
-            "column | description | as the guest sees it",
-            rows,
-        ))],
-    )
+    let block = table("The columns", "column | description | as the guest sees it", rows);
+    Section::new("columns", "Compared disks", text, vec![block])
 }
 
 #[cfg(test)]

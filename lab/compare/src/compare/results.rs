@@ -1,41 +1,31 @@
 //! The measurements, and their summaries: medians, and ratios to the host.
 
-use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use vlane_cost::{Counted, Role, Sampler, ThreadFilter, Used};
+use vlane_report::Spread;
+use vlane_report::build::spread;
+use vlane_report::judge::Arms;
+use vlane_report::stats::{self, Better};
+use vlane_testbed::fio::Outcome;
 
 use super::columns::Column;
 use super::loads::Load;
-use vlane_report::Spread;
-use vlane_report::stats::{self, Better, Verdict};
-use vlane_testbed::fio::Outcome;
 
-/// The party that works for a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Part {
-    /// The guest's vCPUs: the guest's kernel and fio, and what QEMU emulates in their stead.
-    Guest,
-    /// The back end: vlane's lanes, QEMU's I/O thread or main loop, qemu-storage-daemon.
-    Backend,
-    /// Threads of the host's kernel that work for the back end.
-    Kernel,
-}
-
-/// All parts.
-pub const PARTS: [Part; 3] = [Part::Guest, Part::Backend, Part::Kernel];
-
-impl Part {
-    /// For people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Guest => "guest vCPUs",
-            Self::Backend => "back end",
-            Self::Kernel => "kernel workers",
-        }
-    }
-}
+/// The guest's kernel and fio, and QEMU's emulation in their stead.
+pub const GUEST: &str = "guest vCPUs";
+/// vlane's lanes, QEMU's I/O threads and main loop, or qemu-storage-daemon.
+pub const BACK_END: &str = "back end";
+/// Threads of the host's kernel that work for the back end.
+pub const KERNEL: &str = "kernel workers";
+/// The parties that work for a request.
+pub const PARTS: [&str; 3] = [GUEST, BACK_END, KERNEL];
+/// Threads that the kernel makes inside a process that asked for work.
+const WORKERS: [&str; 3] = ["iou-wrk-", "iou-sqp-", "vhost-"];
 
 /// Work of one part, per request of fio's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct PartWork {
     /// CPU time in us.
     pub cpu_us: f64,
@@ -46,7 +36,7 @@ pub struct PartWork {
 }
 
 /// Work for a request of fio's in the guest, on the average.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Work {
     /// Requests that the guest's kernel sent to the disk, flushes included.
     pub requests: f64,
@@ -58,103 +48,106 @@ pub struct Work {
     pub signals: Option<f64>,
     /// Exits of the vCPUs to the host, by KVM's reasons, `exits` being all of them; empty where KVM
     /// does not count.
-    pub exits: Vec<(String, f64)>,
+    pub exits: BTreeMap<String, f64>,
     /// By part.
-    pub parts: Vec<(Part, PartWork)>,
+    pub parts: BTreeMap<&'static str, PartWork>,
 }
 
-impl Work {
-    /// Work of a part.
-    pub fn part(&self, part: Part) -> PartWork {
-        self.parts.iter().find(|(p, _)| *p == part).map(|(_, work)| *work).unwrap_or_default()
-    }
+/// A sampler of QEMU's vCPUs, and of the process `server` that serves the disk: QEMU, too, or
+/// another.
+pub fn sampler(qemu: u32, server: u32) -> Sampler {
+    let pid = |pid| i32::try_from(pid).unwrap_or(-1);
+    Sampler::new(vec![
+        Role::new(GUEST, pid(qemu), ThreadFilter::named(&["CPU "])),
+        Role::new(KERNEL, pid(server), ThreadFilter::named(&WORKERS)),
+        Role::new(BACK_END, pid(server), ThreadFilter::All),
+        Role::new("the rest of QEMU", pid(qemu), ThreadFilter::All),
+    ])
+}
+
+/// Work of the parts in `used`, of [`sampler`]'s, per request of `ios`.
+pub fn parts(used: &Used, ios: f64) -> BTreeMap<&'static str, PartWork> {
+    let work = |part| {
+        let role = used.role(part)?;
+        let calls = match &role.calls {
+            Counted::Is(calls) => Some(calls.total as f64 / ios),
+            Counted::Not(_) => None,
+        };
+        let cpu_us = role.cpu.as_secs_f64() * 1e6 / ios;
+        Some((part, PartWork { cpu_us, switches: role.switches() as f64 / ios, calls }))
+    };
+    PARTS.into_iter().filter_map(work).collect()
 }
 
 /// One measurement.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Measurement {
-    /// In which pass.
-    pub pass: usize,
-    /// Of which load.
-    pub load: Load,
-    /// On which column.
-    pub column: Column,
-    /// fio's result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sample {
+    /// fio's result, or that of the driver.
+    #[serde(flatten)]
     pub outcome: Outcome,
-    /// Work for it; not on the host.
+    /// Work for it; only in a guest.
+    #[serde(flatten)]
     pub work: Option<Work>,
 }
 
-/// All measurements of a comparison.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Results {
-    /// In the order of measuring.
-    pub all: Vec<Measurement>,
+/// A load with all of its columns, each of which is an arm.
+#[derive(Debug, Clone)]
+pub struct LoadResult {
+    /// The load.
+    pub load: Load,
+    /// The measurements.
+    pub arms: Arms<Sample>,
 }
 
-impl Results {
-    /// The measurements of a load on a column, by pass.
-    pub fn of(&self, load: &Load, column: Column) -> impl Iterator<Item = &Measurement> {
-        self.all.iter().filter(move |m| m.load == *load && m.column == column)
+impl LoadResult {
+    /// Adds a round to the results of all loads.
+    pub fn add(all: &mut Vec<Self>, load: Load, mut round: Vec<(Column, Sample)>) {
+        round.sort_by_key(|(column, _)| *column);
+        let at = all.iter().position(|result| result.load == load).unwrap_or_else(|| {
+            let arms = Arms::once(round.iter().map(|(column, _)| column.name().to_owned()));
+            all.push(Self { load, arms });
+            all.len() - 1
+        });
+        for (arm, (_, sample)) in all[at].arms.0.iter_mut().zip(round) {
+            arm.rounds.push(sample);
+        }
     }
 
-    /// The spread of a figure.
+    /// The result of a load.
+    pub fn find<'a>(all: &'a [Self], load: &Load) -> Option<&'a Self> {
+        all.iter().find(|result| result.load == *load)
+    }
+
+    /// Rounds that were measured.
+    pub fn rounds(&self) -> usize {
+        self.arms.0.first().map_or(0, |arm| arm.rounds.len())
+    }
+
+    /// A figure of a column.
     pub fn spread(
         &self,
-        load: &Load,
         column: Column,
-        figure: impl Fn(&Measurement) -> Option<f64>,
+        figure: impl Fn(&Sample) -> Option<f64>,
     ) -> Option<Spread> {
-        let values: Vec<f64> = self.of(load, column).filter_map(figure).collect();
-        Spread::of(&values)
+        spread(&self.arms.arm(column.name())?.rounds, figure)
     }
 
-    /// Throughput in MB/s.
-    pub fn mb(&self, load: &Load, column: Column) -> Option<Spread> {
-        self.spread(load, column, |m| Some(m.outcome.mb_per_second))
+    fn iops(&self, column: Column) -> Option<Vec<f64>> {
+        let arm = self.arms.arm(column.name())?;
+        Some(arm.rounds.iter().map(|sample| sample.outcome.iops).collect())
     }
 
-    /// IOPS of `column` and of `base` in the same passes: neighbours in time are compared.
-    fn pairs(&self, load: &Load, column: Column, base: Column) -> Vec<(f64, f64)> {
-        let pair = |m: &Measurement| {
-            let other = self.of(load, base).find(|other| other.pass == m.pass)?;
-            Some((m.outcome.iops, other.outcome.iops))
-        };
-        self.of(load, column).filter_map(pair).collect()
+    /// Throughput of `column` in per cent of that of `base` in the same round: neighbours in time
+    /// are compared.
+    pub fn percent(&self, column: Column, base: Column) -> Option<Spread> {
+        let pairs = self.iops(column)?.into_iter().zip(self.iops(base)?);
+        Spread::of(&pairs.map(|(iops, base)| iops / base * 100.0).collect::<Vec<_>>())
     }
 
-    /// Throughput of `column` over that of `base`, in the same pass.
-    pub fn ratio(&self, load: &Load, column: Column, base: Column) -> Option<Spread> {
-        let ratios: Vec<f64> =
-            self.pairs(load, column, base).into_iter().map(|(a, b)| a / b).collect();
-        Spread::of(&ratios)
-    }
-
-    /// The same with what is known of the noise.
-    pub fn verdict(&self, load: &Load, column: Column, base: Column) -> Verdict {
-        let (a, b): (Vec<f64>, Vec<f64>) = self.pairs(load, column, base).into_iter().unzip();
-        stats::paired(&a, &b, Better::Higher, stats::THRESHOLD)
-    }
-
-    /// Cost of a request, on the median.
-    pub fn work(
-        &self,
-        load: &Load,
-        column: Column,
-        figure: impl Fn(&Work) -> Option<f64>,
-    ) -> Option<Spread> {
-        self.spread(load, column, |m| figure(m.work.as_ref()?))
-    }
-
-    /// The loads that were measured, in the order of measuring.
-    pub fn loads(&self) -> Vec<Load> {
-        let mut loads: Vec<Load> = Vec::new();
-        for m in &self.all {
-            if !loads.contains(&m.load) {
-                loads.push(m.load);
-            }
-        }
-        loads
+    /// The ratio with its noise, in the words of a sentence; none if it is inconclusive.
+    pub fn told(&self, column: Column, base: Column) -> Option<String> {
+        let (iops, base) = (self.iops(column)?, self.iops(base)?);
+        stats::paired(&iops, &base, Better::Higher, stats::THRESHOLD).told()
     }
 }
 
@@ -179,45 +172,63 @@ pub(super) mod tests {
         }
     }
 
-    pub fn measured(pass: usize, load: Load, column: Column, iops: f64) -> Measurement {
+    pub fn sample(load: &Load, column: Column, iops: f64) -> Sample {
+        let exits = [("exits", 2.0), ("io_exits", 1.5)];
+        let part = PartWork { cpu_us: 10.0, switches: 1.0, calls: Some(2.0) };
         let work = (column != Column::Host).then(|| Work {
             requests: f64::from(load.record_kib.div_ceil(128)),
             interrupts: 0.5,
             kicks: (column == Column::Vlane).then_some(0.25),
             signals: (column == Column::Vlane).then_some(0.125),
-            exits: vec![("exits".into(), 2.0), ("io_exits".into(), 1.5)],
-            parts: PARTS
-                .iter()
-                .map(|part| (*part, PartWork { cpu_us: 10.0, switches: 1.0, calls: Some(2.0) }))
-                .collect(),
+            exits: exits.map(|(reason, count)| (reason.to_owned(), count)).into(),
+            parts: PARTS.map(|name| (name, part)).into(),
         });
-        Measurement { pass, load, column, outcome: outcome(iops, &load), work }
+        Sample { outcome: outcome(iops, load), work }
     }
 
     #[test]
-    fn ratios_pair_measurements_of_one_pass() {
+    fn ratios_pair_measurements_of_one_round() {
         let load = Load::fio(Pattern::RandomRead, 4);
-        let results = Results {
-            all: vec![
-                measured(0, load, Column::Host, 1000.0),
-                measured(0, load, Column::Vlane, 500.0),
-                // The machine slowed down meanwhile.
-                measured(1, load, Column::Vlane, 100.0),
-                measured(1, load, Column::Host, 200.0),
-                measured(2, load, Column::Vlane, 999.0),
-            ],
-        };
-        let ratio = results.ratio(&load, Column::Vlane, Column::Host).unwrap();
-        assert_eq!((ratio.median, ratio.min, ratio.max, ratio.runs), (0.5, 0.5, 0.5, 2));
-        assert_eq!(results.ratio(&load, Column::Ide, Column::Host), None);
-        assert_eq!(results.mb(&load, Column::Host).unwrap().runs, 2);
-        assert_eq!(results.loads(), [load]);
+        let mut all = Vec::new();
+        // The machine slows down after the first round, whose order is turned round.
+        for round in [
+            [(Column::Vlane, 500.0), (Column::Host, 1000.0)],
+            [(Column::Host, 200.0), (Column::Vlane, 100.0)],
+        ] {
+            let samples = round.map(|(column, iops)| (column, sample(&load, column, iops)));
+            LoadResult::add(&mut all, load, samples.into());
+        }
+        let [result] = &all[..] else { panic!("{all:?}") };
+        let ratio = result.percent(Column::Vlane, Column::Host).unwrap();
+        assert_eq!((ratio.median, ratio.min, ratio.max, ratio.runs), (50.0, 50.0, 50.0, 2));
+        assert_eq!(result.percent(Column::Ide, Column::Host), None);
+        assert_eq!((result.rounds(), result.told(Column::Vlane, Column::Host)), (2, None));
+        let most = result.spread(Column::Host, |sample| Some(sample.outcome.iops)).unwrap().max;
+        assert_eq!(most, 1000.0);
     }
 
     #[test]
     fn uncounted_figures_are_not_zero() {
         let load = Load::fio(Pattern::RandomRead, 4);
-        let results = Results { all: vec![measured(0, load, Column::Host, 100.0)] };
-        assert_eq!(results.work(&load, Column::Host, |w| Some(w.requests)), None);
+        let mut all = Vec::new();
+        LoadResult::add(&mut all, load, vec![(Column::Host, sample(&load, Column::Host, 100.0))]);
+        let requests = |sample: &Sample| Some(sample.work.as_ref()?.requests);
+        assert_eq!(all[0].spread(Column::Host, requests), None);
+    }
+
+    #[test]
+    fn parts_cover_qemu_and_separate_servers() {
+        let pid = std::process::id();
+        // This program is both: each of its threads has one role.
+        let mut sampler = sampler(pid, pid);
+        let before = sampler.take();
+        let used = sampler.take().since(&before);
+        let parts = parts(&used, 1.0);
+        assert_eq!(
+            parts.keys().copied().collect::<Vec<_>>(),
+            ["back end", "guest vCPUs", "kernel workers"]
+        );
+        assert!(parts.values().all(|part| part.calls.is_none()));
+        assert_eq!(used.role("the rest of QEMU").unwrap().threads, 0);
     }
 }

@@ -26,54 +26,30 @@ pub const LEAST: u64 = 128 << 20;
 /// Longest that making the file system may take.
 const MKFS: Duration = Duration::from_secs(300);
 
-/// Where images are to be, as the user said it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
-    /// Unspecified.
-    Anywhere,
-    /// In this directory.
-    Directory(PathBuf),
-    /// Beside this image, which itself stays as it is.
-    Beside(PathBuf),
-}
-
-impl Target {
-    /// Meaning of a path: a directory, or a file whose directory has room. Block devices are
-    /// refused: a comparison writes, and there is no place for a scratch file on a bare device.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`] for a device, [`ErrorKind::Io`] if the path does not exist.
-    pub fn of(path: &Path) -> Result<Self> {
-        use std::os::unix::fs::FileTypeExt;
-        let meta = std::fs::metadata(path)
-            .context(ErrorKind::Io, || format!("{}: cannot be looked at", path.display()))?;
-        if meta.is_dir() {
-            return Ok(Self::Directory(path.to_path_buf()));
-        }
-        if meta.file_type().is_block_device() || !meta.is_file() {
-            return Err(Error::new(
-                ErrorKind::Invalid,
-                format!(
-                    "{}: not a file; a comparison writes, so it uses scratch images only: name a \
-                     directory on the storage to be measured",
-                    path.display()
-                ),
-            ));
-        }
-        Ok(Self::Beside(path.to_path_buf()))
+/// The directory that a path names: its own, or that of an image, which itself stays as it is.
+/// Block devices are refused: a comparison writes, and there is no place for a scratch file on a
+/// bare device.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for a device, [`ErrorKind::Io`] if the path does not exist.
+pub fn directory(path: &Path) -> Result<PathBuf> {
+    let meta = std::fs::metadata(path)
+        .context(ErrorKind::Io, || format!("{}: cannot be looked at", path.display()))?;
+    if meta.is_dir() {
+        return Ok(path.to_path_buf());
     }
-
-    /// The directory that was asked for.
-    fn directory(&self) -> Option<PathBuf> {
-        match self {
-            Self::Anywhere => None,
-            Self::Directory(dir) => Some(dir.clone()),
-            Self::Beside(image) => {
-                let parent = image.parent().filter(|p| !p.as_os_str().is_empty());
-                Some(parent.map_or_else(|| PathBuf::from("."), Path::to_path_buf))
-            }
-        }
+    if !meta.is_file() {
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            format!(
+                "{}: not a file; a comparison writes, so it uses scratch images only: name a \
+                 directory on the storage to be measured",
+                path.display()
+            ),
+        ));
     }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Ok(parent.unwrap_or(Path::new(".")).to_path_buf())
 }
 
 /// Sizes of the files of a comparison.
@@ -118,9 +94,8 @@ impl Sizes {
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] with what to do.
-pub fn find_place(target: &Target, sizes: &Sizes, images: usize) -> Result<PathBuf> {
-    let wanted = target.directory();
-    let place = Place::find(Medium::Disk, wanted.as_deref(), sizes.needed(images), "--dir")?;
+pub fn find_place(wanted: Option<&Path>, sizes: &Sizes, images: usize) -> Result<PathBuf> {
+    let place = Place::find(Medium::Disk, wanted, sizes.needed(images), "--dir")?;
     std::path::absolute(place.dir()).context(ErrorKind::Io, || "the current directory is gone")
 }
 
@@ -132,18 +107,39 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a directory for them in `place`.
+    /// Makes a directory for them in `place`, and writes the host's file and the images of `ids`.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`].
-    pub fn new(place: &Path, sizes: Sizes) -> Result<Self> {
-        let dir = TempDir::with_prefix_in("vlane-compare-", place)
-            .context(ErrorKind::Io, || {
-                format!("{}: no directory can be made there", place.display())
-            })?;
+    /// [`ErrorKind::Io`], [`ErrorKind::Process`] if there is no making a file system,
+    /// [`ErrorKind::Interrupted`].
+    pub fn write(
+        place: &Path,
+        sizes: Sizes,
+        host: &Host,
+        ids: &[String],
+        cache: CacheState,
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
+        let failed = || format!("{}: cannot be written", place.display());
+        let dir =
+            TempDir::with_prefix_in("vlane-compare-", place).context(ErrorKind::Io, failed)?;
         let scratch = Self { dir, sizes };
-        std::fs::create_dir(scratch.files())
-            .context(ErrorKind::Io, || format!("{}: cannot be made", scratch.files().display()))?;
+        let (files, template) = (scratch.files(), scratch.image("template"));
+        std::fs::create_dir(&files).context(ErrorKind::Io, failed)?;
+        let old = files.join(OLD);
+        // Data that do not compress.
+        let mut file = File::create_new(&old).context(ErrorKind::Io, failed)?;
+        fill_random(&mut file, sizes.old, interrupt, failed)?;
+        file.sync_all().context(ErrorKind::Io, failed)?;
+        scratch.make_file_system(host, &template, interrupt)?;
+        for id in ids {
+            copy_whole(&template, &scratch.image(id), interrupt)?;
+        }
+        std::fs::remove_file(&template).context(ErrorKind::Io, failed)?;
+        if cache != CacheState::Warm {
+            let images = ids.iter().map(|id| scratch.image(id));
+            images.chain([old]).for_each(|file| forget_pages(&file));
+        }
         Ok(scratch)
     }
 
@@ -162,52 +158,13 @@ impl Scratch {
         self.dir.path().join(format!("{id}.img"))
     }
 
-    /// Writes the host's file, and the images of `ids`.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Io`], [`ErrorKind::Process`] if there is no making a file system,
-    /// [`ErrorKind::Interrupted`].
-    pub fn fill(
-        &self,
-        host: &Host,
-        ids: &[&str],
-        cache: CacheState,
-        interrupt: &Interrupt,
-    ) -> Result<()> {
-        let old = self.files().join(OLD);
-        random_file(&old, self.sizes.old, interrupt)?;
-        if !ids.is_empty() {
-            let template = self.dir.path().join("template.img");
-            self.make_file_system(host, &template, interrupt)?;
-            for id in ids {
-                copy_whole(&template, &self.image(id), interrupt)?;
-            }
-            std::fs::remove_file(&template)
-                .context(ErrorKind::Io, || format!("{}: cannot be removed", template.display()))?;
-        }
-        if cache != CacheState::Warm {
-            let files = ids.iter().map(|id| self.image(id)).chain([old]);
-            files.for_each(|file| forget_pages(&file));
-        }
-        Ok(())
-    }
-
     /// ext4 with the host's file in it.
     fn make_file_system(&self, host: &Host, image: &Path, interrupt: &Interrupt) -> Result<()> {
         let blocks = format!("{}k", self.sizes.image >> 10);
         let files = self.files();
-        let words = [
-            "-q",
-            "-F",
-            // A lazy initialisation would write during measurements; and discards would make holes.
-            "-E",
-            "lazy_itable_init=0,lazy_journal_init=0,nodiscard",
-            "-b",
-            "4096",
-            "-m",
-            "0",
-            "-d",
-        ];
+        // A lazy initialisation would write during measurements; and discards would make holes.
+        let features = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+        let words = ["-q", "-F", "-b", "4096", "-m", "0", "-E", features, "-d"];
         let mut command: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
         command.extend([files.into_os_string(), image.as_os_str().to_owned(), blocks.into()]);
         run(&Spec::new(host.program("mkfs.ext4")?, command), MKFS, interrupt).map(drop)
@@ -221,59 +178,35 @@ impl Scratch {
 pub(crate) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result<String> {
     let failed = || spec.shell_line();
     let mut child = spec.spawn_apart("KILL")?;
-    let read = |pipe: Option<Box<dyn Read + Send>>| {
-        std::thread::spawn(move || {
-            let mut bytes = Vec::new();
-            if let Some(mut pipe) = pipe {
-                // Output before an error is kept.
-                let _ = pipe.read_to_end(&mut bytes);
-            }
-            String::from_utf8_lossy(&bytes).into_owned()
-        })
-    };
-    drop(child.stdin.take());
-    let out = read(child.stdout.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
-    let err = read(child.stderr.take().map(|pipe| Box::new(pipe) as Box<dyn Read + Send>));
     let start = std::time::Instant::now();
+    // A pipe holds all that such a program prints.
     let end = loop {
-        if let Some(status) = child.try_wait().context(ErrorKind::Process, failed)? {
-            break Ok(status);
+        if child.try_wait().context(ErrorKind::Process, failed)?.is_some() {
+            break Ok(());
         }
-        if interrupt.is_raised() {
-            break Err(Error::new(ErrorKind::Interrupted, "interrupted"));
+        if let Err(interrupted) = interrupt.check() {
+            break Err(interrupted);
         }
         if start.elapsed() > limit {
-            break Err(Error::new(
-                ErrorKind::Timeout,
-                format!("{} was killed after {} s", failed(), limit.as_secs()),
-            ));
+            let late = format!("{} was killed after {} s", failed(), limit.as_secs());
+            break Err(Error::new(ErrorKind::Timeout, late));
         }
         std::thread::sleep(Duration::from_millis(10));
     };
     if end.is_err() {
         // It has a process group of its own, and may have started others.
-        let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        if let Some(group) = group {
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        }
-        let _ = child.wait();
+        let group = rustix::process::Pid::from_child(&child);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
-    let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-    match end? {
-        status if status.success() => Ok(out),
-        status => {
-            let said = format!("{} failed ({status}): {}{}", failed(), out.trim(), err.trim());
-            Err(Error::new(ErrorKind::Process, said))
-        }
+    let output = child.wait_with_output().context(ErrorKind::Process, failed)?;
+    end?;
+    let [out, err] =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    if !output.status.success() {
+        let said = format!("{} failed ({}): {}{}", failed(), output.status, out.trim(), err.trim());
+        return Err(Error::new(ErrorKind::Process, said));
     }
-}
-
-/// Writes a file of data that do not compress, and makes it stable.
-fn random_file(path: &Path, bytes: u64, interrupt: &Interrupt) -> Result<()> {
-    let failed = || format!("{}: cannot write {}", path.display(), show_size(bytes));
-    let mut file = File::create_new(path).context(ErrorKind::Io, failed)?;
-    fill_random(&mut file, bytes, interrupt, failed)?;
-    file.sync_all().context(ErrorKind::Io, failed)
+    Ok(out)
 }
 
 /// Copies a file by writing every byte of it: a clone or a hole would first be written during a
@@ -335,15 +268,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.raw");
         std::fs::write(&image, "precious").unwrap();
-        let target = Target::of(&image).unwrap();
-        assert_eq!(target.directory().unwrap(), dir.path());
-        assert_eq!(Target::of(dir.path()).unwrap(), Target::Directory(dir.path().to_path_buf()));
-        let error = Target::of(Path::new("/dev/null")).unwrap_err();
+        assert_eq!(directory(&image).unwrap(), dir.path());
+        assert_eq!(directory(dir.path()).unwrap(), dir.path());
+        assert_eq!(directory(Path::new("Cargo.toml")).unwrap(), Path::new("."));
+        let error = directory(Path::new("/dev/null")).unwrap_err();
         assert!(
             error.kind() == ErrorKind::Invalid && error.to_string().contains("directory"),
             "{error}"
         );
-        assert_eq!(Target::of(Path::new("/nowhere/x")).unwrap_err().kind(), ErrorKind::Io);
+        assert_eq!(directory(Path::new("/nowhere/x")).unwrap_err().kind(), ErrorKind::Io);
         assert_eq!(std::fs::read(&image).unwrap(), b"precious");
     }
 
@@ -351,8 +284,7 @@ mod tests {
     fn too_little_room_names_the_need() {
         let dir = tempfile::tempdir().unwrap();
         let sizes = Sizes::of(1 << 50).unwrap();
-        let target = Target::Directory(dir.path().to_path_buf());
-        let text = find_place(&target, &sizes, 6).unwrap_err().to_string();
+        let text = find_place(Some(dir.path()), &sizes, 6).unwrap_err().to_string();
         assert!(text.contains("are needed") && text.contains("--dir"), "{text}");
     }
 
@@ -363,9 +295,10 @@ mod tests {
             return vlane_testing::skip("no mkfs.ext4");
         }
         let place = tempfile::tempdir().unwrap();
-        let scratch = Scratch::new(place.path(), Sizes::of(LEAST).unwrap()).unwrap();
+        let (sizes, ids) = (Sizes::of(LEAST).unwrap(), ["one".into(), "two".into()]);
         let interrupt = Interrupt::listen().unwrap();
-        scratch.fill(&host, &["one", "two"], CacheState::Direct, &interrupt).unwrap();
+        let cache = CacheState::Direct;
+        let scratch = Scratch::write(place.path(), sizes, &host, &ids, cache, &interrupt).unwrap();
         let (one, two) = (scratch.image("one"), scratch.image("two"));
         for image in [&one, &two] {
             let meta = std::fs::metadata(image).unwrap();

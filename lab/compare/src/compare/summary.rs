@@ -1,14 +1,15 @@
 //! Summary of the comparison: at most three sentences, each from an interval.
 //!
-//! A sentence is about loads that were measured in at least [`stats::LEAST_PAIRS`] turns, column by
+//! A sentence is about loads that were measured in at least [`LEAST_PAIRS`] turns, column by
 //! column. It gives the interval of the true ratio, and says that no difference was seen when the
-//! interval holds 1 ([`stats::Verdict::told`]). All other figures are in the tables.
+//! interval holds 1 ([`vlane_report::stats::Verdict::told`]). All other figures are in the tables.
 
-use super::Outcome;
+use vlane_report::stats::LEAST_PAIRS;
+
 use super::columns::Column;
 use super::loads::{Load, Pattern};
-use super::native;
-use vlane_report::stats::{LEAST_PAIRS, Verdict};
+use super::results::LoadResult;
+use super::{Outcome, native};
 
 /// The loads that conclusions are about: random requests of 4K, where a guest's disk costs most;
 /// where they are not measured, the first two.
@@ -27,42 +28,39 @@ pub fn sentences(outcome: &Outcome) -> Vec<String> {
                 .into(),
         ];
     }
-    let told: Vec<String> =
-        [cost(outcome), lanes(outcome), alone(outcome)].into_iter().flatten().collect();
-    if told.is_empty() { vec![nothing(outcome)] } else { told }
-}
-
-/// Why there is no sentence.
-fn nothing(outcome: &Outcome) -> String {
-    let turns = |load: &Load| outcome.results.of(load, Column::Host).count();
-    match outcome.deciding.iter().map(turns).max().unwrap_or(0) {
+    let loads: Vec<Load> = outcome.results.iter().map(|result| result.load).collect();
+    let deciding = deciding(&loads);
+    let results: Vec<&LoadResult> =
+        deciding.iter().filter_map(|load| LoadResult::find(&outcome.results, load)).collect();
+    let told = [cost(outcome, &results), lanes(&results), alone(outcome)];
+    let told: Vec<String> = told.into_iter().flatten().collect();
+    if !told.is_empty() {
+        return told;
+    }
+    vec![match results.iter().map(|result| result.rounds()).max().unwrap_or(0) {
         made @ 0..LEAST_PAIRS => format!(
             "No conclusion is drawn: it takes {LEAST_PAIRS} turns of a load, and there were \
              {made}. --repeat {LEAST_PAIRS} or a longer --limit makes them."
         ),
         _ => "No conclusion is drawn: the columns that would be compared were not measured.".into(),
-    }
+    }]
 }
 
 /// "`about`: first 1.31x (1.22x-1.40x); second no difference seen (0.77x-1.03x)."; `None` if none
 /// of them is known.
-fn sentence(about: &str, parts: impl IntoIterator<Item = (String, Verdict)>) -> Option<String> {
-    let told: Vec<String> = parts
-        .into_iter()
-        .filter_map(|(name, verdict)| Some(format!("{name} {}", verdict.told()?)))
-        .collect();
+fn sentence(
+    about: &str,
+    parts: impl IntoIterator<Item = (String, Option<String>)>,
+) -> Option<String> {
+    let told = parts.into_iter().filter_map(|(name, told)| Some(format!("{name} {}", told?)));
+    let told: Vec<String> = told.collect();
     (!told.is_empty()).then(|| format!("{about}: {}.", told.join("; ")))
-}
-
-/// A load in a sentence.
-fn named(load: &Load) -> String {
-    format!("{}s", load.name())
 }
 
 /// Cost of a guest's disk, relative to the host. Where the guest's CPU is emulated and cannot be
 /// compared with the host, it is relative to a disk that is emulated as well.
-fn cost(outcome: &Outcome) -> Option<String> {
-    let load = outcome.deciding.first()?;
+fn cost(outcome: &Outcome, results: &[&LoadResult]) -> Option<String> {
+    let result = results.first()?;
     let (base, whose) = match outcome.emulated() {
         true => (
             Column::Ide,
@@ -70,35 +68,35 @@ fn cost(outcome: &Outcome) -> Option<String> {
         ),
         false => (Column::Host, "the host's"),
     };
-    let columns =
-        [Column::Vlane, Column::Virtio, Column::Ide].into_iter().filter(|column| *column != base);
+    let columns = [Column::Vlane, Column::Virtio, Column::Ide];
+    let columns = columns.into_iter().filter(|column| *column != base);
     sentence(
-        &format!("{} of a guest, over {whose}", named(load)),
-        columns.map(|column| {
-            (format!("on {}", column.name()), outcome.results.verdict(load, column, base))
-        }),
+        &format!("{}s of a guest, over {whose}", result.load.name()),
+        columns.map(|column| (format!("on {}", column.name()), result.told(column, base))),
     )
 }
 
 /// Gain of this guest from lanes.
-fn lanes(outcome: &Outcome) -> Option<String> {
-    let verdict = |load| outcome.results.verdict(load, Column::Vlane, Column::Virtio);
+fn lanes(results: &[&LoadResult]) -> Option<String> {
+    let part = |result: &&LoadResult| {
+        (format!("{}s", result.load.name()), result.told(Column::Vlane, Column::Virtio))
+    };
     sentence(
         "The guest on vlane, over the same guest on QEMU's own virtio-blk",
-        outcome.deciding.iter().map(|load| (named(load), verdict(load))),
+        results.iter().map(part),
     )
 }
 
 /// The back ends alone.
 fn alone(outcome: &Outcome) -> Option<String> {
-    let rows = native::loads().into_iter().filter(native::NativeLoad::decides);
-    let verdict = |row| native::verdict(&outcome.native, row, Column::Vlane, Column::StorageDaemon);
-    let name = |row: &native::NativeLoad| match row.jobs {
-        1 => named(&row.load),
+    let rows = native::deciding();
+    let rows = rows.iter().filter_map(|load| LoadResult::find(&outcome.native, load));
+    let name = |load: &Load| match load.jobs {
+        1 => format!("{}s", load.name()),
         jobs => format!("by {jobs} jobs on {jobs} queues"),
     };
     sentence(
         "Without a guest, vlane over qemu-storage-daemon",
-        rows.map(|row| (name(&row), verdict(row))),
+        rows.map(|row| (name(&row.load), row.told(Column::Vlane, Column::StorageDaemon))),
     )
 }

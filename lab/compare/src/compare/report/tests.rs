@@ -1,14 +1,17 @@
 //! The report of a comparison whose figures are known.
 
+use std::time::Duration;
+
+use clap::ValueEnum;
 use vlane_guest::{Accel, Choice};
 use vlane_report::build::Begun;
+use vlane_report::{Severity, Table};
 
-use super::super::columns::Missing;
-use super::super::guest::SeenDisk;
 use super::super::jobs::{CacheState, Settings};
-use super::super::native::NativeMeasurement;
-use super::super::results::Results;
-use super::super::results::tests::measured;
+use super::super::loads::Pattern;
+use super::super::native;
+use super::super::results::tests::sample;
+use super::super::scratch::Sizes;
 use super::*;
 
 /// Of the host's throughput, by column: what the made-up machine does.
@@ -23,60 +26,50 @@ fn speed(way: Way) -> f64 {
     }
 }
 
-fn outcome(accel: Accel, passes: usize) -> Outcome {
-    let columns: Vec<Way> = ALL.into_iter().filter(|way| *way != Way::VirtioMapped).collect();
+/// Of some loads on some columns, with a host of so many requests per second.
+fn measured(loads: Vec<Load>, columns: &[Way], rounds: usize, iops: f64) -> Vec<LoadResult> {
     let mut all = Vec::new();
-    for pass in 0..passes {
-        for load in loads::all() {
-            all.extend(
-                columns.iter().map(|way| measured(pass, load, *way, 10_000.0 * speed(*way))),
-            );
+    for load in loads {
+        for _ in 0..rounds {
+            let of = |way: &Way| (*way, sample(&load, *way, iops * speed(*way)));
+            LoadResult::add(&mut all, load, columns.iter().map(of).collect());
         }
     }
-    let passes_of = |load| (0..passes).map(move |pass| (pass, load));
-    let native = native::loads().into_iter().flat_map(passes_of).flat_map(|(pass, load)| {
-        [Way::Host, Way::Vlane, Way::StorageDaemon].map(|column| NativeMeasurement {
-            pass,
-            load,
-            column,
-            iops: 50_000.0 * speed(column),
-            mb_per_second: 1.0,
-            cpu_us: 3.0,
-            switches: 0.1,
-        })
-    });
-    let disk = SeenDisk {
-        device: "vdb".into(),
-        queues: "2".into(),
-        scheduler: "none".into(),
-        cache_before: "write through".into(),
-        cache: "write back".into(),
-    };
+    all
+}
+
+fn outcome(accel: Accel, rounds: usize) -> Outcome {
+    let columns: Vec<Way> = all_ways().filter(|way| *way != Way::VirtioMapped).collect();
+    let mut native =
+        measured(native::loads(), &[Way::Host, Way::Vlane, Way::StorageDaemon], rounds, 50_000.0);
+    let samples = native.iter_mut().flat_map(|result| &mut result.arms.0);
+    samples.for_each(|arm| arm.rounds.iter_mut().for_each(|sample| sample.work = None));
+    let disk = "vdb; queues: 2; scheduler: none; write back, came as write through".to_owned();
+    let random = loads::all().into_iter().filter(Load::is_random_fio).collect();
     Outcome {
-        counted: Results { all: all.clone() },
-        results: Results { all },
-        partial: None,
+        counted: measured(random, &columns[1..], 1, 10_000.0),
+        results: measured(loads::all(), &columns, rounds, 10_000.0),
         uncounted: None,
-        native: native.collect(),
+        native,
         columns,
-        missing: vec![Missing {
-            column: Way::VirtioMapped,
-            why: "needs QEMU 9.0 (iothread-vq-mapping); this is 7.2".into(),
-        }],
-        deciding: summary::deciding(&loads::all()),
+        missing: vec![(
+            Way::VirtioMapped,
+            "needs QEMU 9.0 (iothread-vq-mapping); this is 7.2".into(),
+        )],
         concludes: true,
         settings: Settings {
-            runtime_ms: 700,
-            old_bytes: 256 << 20,
-            new_bytes: 128 << 20,
+            runtime: Duration::from_millis(700),
+            sizes: Sizes::of(512 << 20).unwrap(),
             cache: CacheState::Direct,
         },
-        image_bytes: 512 << 20,
         accel: Choice { accel, why: "made up".into() },
-        kernel: "6.1.0".into(),
         commands: vec![("QEMU".into(), "qemu-system-x86_64 -nodefaults".into())],
         disks: vec![(Way::StorageDaemon, disk)],
     }
+}
+
+fn all_ways() -> impl Iterator<Item = Way> {
+    Way::value_variants().iter().copied()
 }
 
 fn report(outcome: &Outcome) -> Report {
@@ -101,7 +94,7 @@ fn missing_columns_give_their_reason() {
         }
         if table.caption.ends_with("throughput") && !table.caption.starts_with("Without") {
             let titles: Vec<&str> = table.columns.iter().map(|c| c.title.as_str()).collect();
-            for way in ALL.into_iter().filter(|way| *way != Way::Host) {
+            for way in all_ways().filter(|way| *way != Way::Host) {
                 assert!(titles.iter().any(|title| title.starts_with(way.name())), "{titles:?}");
             }
             ratios += 1;
@@ -112,7 +105,7 @@ fn missing_columns_give_their_reason() {
     let columns = report.sections.iter().find(|s| s.id == "columns").unwrap();
     let Block::Table(table) = &columns.blocks[0] else { panic!("no table") };
     let told = format!("{:?}", table.rows);
-    assert!(table.rows.len() == ALL.len() && told.contains("needs QEMU 9.0"), "{told}");
+    assert!(table.rows.len() == all_ways().count() && told.contains("needs QEMU 9.0"), "{told}");
     assert!(report.notes.iter().any(|note| note.text.contains("needs QEMU 9.0")));
 }
 
@@ -132,12 +125,6 @@ fn ratios_stand_beside_published_ones() {
     assert_eq!(published.len(), 2);
     assert!(published[0].points.iter().all(|p| (79.0..87.0).contains(&p.y.median)));
     assert!(published[1].points.iter().all(|p| (52.0..57.0).contains(&p.y.median)));
-}
-
-/// The figure of a sample in a column.
-fn number(row: &[Cell], column: usize) -> f64 {
-    let Cell::Number(value) = row[column] else { panic!("no number: {row:?}") };
-    value
 }
 
 #[test]
@@ -163,42 +150,44 @@ fn published_virtio_is_compared_with_qemu_only() {
 #[test]
 fn samples_reproduce_every_bar() {
     let mut scattered = outcome(Accel::Kvm, 5);
-    for (i, m) in scattered.results.all.iter_mut().enumerate() {
-        m.outcome.iops *= 1.0 + (i * 37 % 101) as f64 / 500.0;
+    let samples = scattered.results.iter_mut().flat_map(|result| &mut result.arms.0);
+    for (i, sample) in samples.flat_map(|arm| &mut arm.rounds).enumerate() {
+        sample.outcome.iops *= 1.0 + (i * 37 % 101) as f64 / 500.0;
     }
     let report = report(&scattered);
     // Data that a reader of the file has.
     let report = Report::from_json(&report.to_json().unwrap()).unwrap();
-    let rows = &report.samples[0].rows;
-    assert_eq!(rows.len(), scattered.results.all.len());
-    let iops = |load: &Load, way: Way| -> Vec<(f64, f64)> {
-        let is =
-            |row: &&Vec<Cell>| row[1] == Cell::from(load.id()) && row[2] == Cell::from(way.id());
-        rows.iter().filter(is).map(|row| (number(row, 0), number(row, 3))).collect()
+    let samples = &report.samples[0];
+    assert_eq!(samples.rows.len(), loads::all().len() * scattered.columns.len() * 5);
+    let at = |title: &str| samples.columns.iter().position(|c| c.title == title).unwrap();
+    let [load_at, disk_at, iops_at] = ["Load", "Disk", "iops"].map(at);
+    let iops = |load: &Load, way: &str| -> Vec<f64> {
+        let is = |row: &&Vec<Cell>| {
+            row[load_at] == Cell::from(load.long_name()) && row[disk_at] == Cell::from(way)
+        };
+        let number = |row: &Vec<Cell>| {
+            let Cell::Number(value) = row[iops_at] else { panic!("no number: {row:?}") };
+            value
+        };
+        samples.rows.iter().filter(is).map(number).collect()
     };
     let mut bars = 0;
     for (section, block) in blocks(&report) {
         let Block::Chart(chart) = block else { continue };
-        let named = |name: &str| match section.id.strip_prefix("iozone-") {
-            Some(record) => loads::all()
-                .into_iter()
-                .find(|l| l.id() == format!("iozone-{}-{record}", name.replace(' ', "-"))),
-            None => loads::fio_table().into_iter().find(|l| l.name() == name),
-        };
         if chart.y.title != "throughput, of the host's" || section.id == "native" {
             continue;
         }
+        let is_fio = !section.id.starts_with("iozone");
+        let named = |name: &str| {
+            loads::all().into_iter().find(|load| load.is_fio() == is_fio && load.name() == name)
+        };
         for series in chart.series.iter().filter(|series| !series.published) {
-            let way = ALL.into_iter().find(|way| way.name() == series.name).unwrap();
             for (point, name) in series.points.iter().zip(&chart.categories) {
                 let load = named(name).unwrap();
-                let (of, host) = (iops(&load, way), iops(&load, Way::Host));
-                let same = |turn: f64| {
-                    host.iter().find(|(other, _)| other.total_cmp(&turn).is_eq()).unwrap().1
-                };
-                let ratios: Vec<f64> = of.iter().map(|(turn, iops)| iops / same(*turn)).collect();
-                let made = times(Spread::of(&ratios), 100.0).unwrap();
-                assert_eq!(made, point.y, "{} {name}", series.name);
+                let (of, host) = (iops(&load, &series.name), iops(&load, "host"));
+                assert_eq!((of.len(), host.len()), (5, 5));
+                let ratios: Vec<f64> = of.iter().zip(&host).map(|(a, b)| a / b * 100.0).collect();
+                assert_eq!(Spread::of(&ratios).unwrap(), point.y, "{} {name}", series.name);
                 bars += 1;
             }
         }
@@ -264,7 +253,8 @@ fn single_measurements_and_caches_are_named() {
         told(&once, "measured once") && !told(&report(&outcome(Accel::Kvm, 2)), "measured once")
     );
     assert!(told(&once, "Direct I/O") && once.title.contains("direct"));
-    assert!(told(&once, "came as \"write through\""));
+    let columns = once.sections.last().unwrap();
+    assert!(format!("{:?}", columns.blocks).contains("came as write through"), "{columns:?}");
 }
 
 #[test]
@@ -320,8 +310,10 @@ fn quick_run_is_always_inconclusive() {
 fn scattered_turns_show_no_difference() {
     let mut noisy = outcome(Accel::Kvm, 6);
     let read = Load::fio(Pattern::RandomRead, 4);
-    for m in noisy.results.all.iter_mut().filter(|m| m.load == read && m.column == Way::Vlane) {
-        m.outcome.iops = 5_000.0 * [0.68, 0.77, 0.99, 1.03, 1.1, 0.97][m.pass];
+    let result = noisy.results.iter_mut().find(|result| result.load == read).unwrap();
+    let arm = result.arms.0.iter_mut().find(|arm| arm.arm == "vlane").unwrap();
+    for (sample, ratio) in arm.rounds.iter_mut().zip([0.68, 0.77, 0.99, 1.03, 1.1, 0.97]) {
+        sample.outcome.iops = 5_000.0 * ratio;
     }
     let summary = report(&noisy).summary;
     let expected = "4K random reads no difference seen (0.68x-1.10x); 4K random writes 1.60x";
@@ -338,26 +330,34 @@ fn work_is_split_per_request_and_size() {
         .iter()
         .filter_map(|b| if let Block::Table(t) = b { Some(t) } else { None })
         .collect();
-    assert_eq!(tables.len(), 6);
+    // Of each load: the work, the system calls, KVM's exits.
+    assert_eq!(tables.len(), 4 * 3);
+    let column = |table: &Table, title: &str| {
+        table.columns.iter().position(|column| column.title == title).unwrap()
+    };
     // The host and five columns.
-    assert!(tables[..4].iter().all(|table| table.rows.len() == 6));
-    // KVM's exits: two reasons for each of the four.
-    assert_eq!((tables[4].rows.len(), tables[4].columns.len()), (8, 6));
-    let kicks = tables[0].columns.iter().position(|column| column.title == "kicks").unwrap();
-    assert!(matches!(tables[0].rows[1][kicks], Cell::Figure(figure) if figure.median == 0.25));
-    assert_eq!(tables[0].rows[2][kicks], Cell::Empty);
-    let sizes = tables[5];
-    // A 512K request is four to the disk in the made-up guest, at the same number per second.
-    assert_eq!(sizes.rows[0][1], Cell::Number(0.25));
-    assert_eq!(sizes.rows.last().unwrap()[1], Cell::Number(PUBLISHED_CALLS[0]));
+    let [small, calls, exits] = tables[..3] else { panic!("{tables:?}") };
+    assert_eq!([small, calls, exits].map(|table| table.rows.len()), [6, 5, 6]);
+    let is = |cell: &Cell, value: f64| matches!(cell, Cell::Figure(f) if f.median == value);
+    let kicks = column(small, "kicks");
+    assert!(is(&small.rows[1][kicks], 0.25), "{small:?}");
+    assert_eq!(small.rows[2][kicks], Cell::Empty);
+    assert!(is(&small.rows[0][column(small, "host")], 4.0), "{small:?}");
+    assert!(is(&small.rows[1][column(small, "switches, back end")], 2.0), "{small:?}");
+    assert!(is(&calls.rows[0][column(calls, "back end")], 2.0), "{calls:?}");
+    assert_eq!(exits.columns.len(), 1 + 2, "KVM's two reasons");
+    assert!(is(&exits.rows[1][column(exits, "io_exits")], 1.5), "{exits:?}");
+    // A 512K request is four to the disk in the made-up guest.
+    let large = tables.iter().find(|t| t.caption.starts_with("Per request: 512K")).unwrap();
+    let requests = column(small, "requests");
+    assert!(is(&small.rows[1][requests], 1.0) && is(&large.rows[1][requests], 4.0));
 }
 
 #[test]
 fn some_loads_make_partial_report() {
     let mut some = outcome(Accel::Kvm, 2);
-    some.results.all.retain(|m| m.load.record_kib == 4 && m.load.suite == Suite::Iozone);
+    some.results.retain(|result| result.load.record_kib == 4 && !result.load.is_fio());
     some.native.clear();
-    some.deciding = summary::deciding(&some.results.loads());
     let report = report(&some);
     let ids: Vec<&str> = report.sections.iter().map(|s| s.id.as_str()).collect();
     assert_eq!(ids, ["picture", "iozone-4k", "columns"]);
