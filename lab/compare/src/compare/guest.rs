@@ -274,8 +274,8 @@ impl<'a> Machine<'a> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use super::super::jobs::Sizes;
     use super::super::loads::{Load, Pattern};
-    use super::super::scratch::Sizes;
     use super::*;
 
     #[test]

@@ -43,11 +43,11 @@ use vlane_units::show_size;
 
 use self::columns::Column;
 use self::guest::Machine;
-use self::jobs::{CacheState, Settings};
+use self::jobs::{CacheState, Settings, Sizes};
 use self::loads::Load;
 use self::plan::{Often, Round};
 use self::results::{LoadResult, Sample, Work};
-use self::scratch::{Scratch, Sizes};
+use self::scratch::Scratch;
 
 /// Options of the comparison.
 #[derive(Debug, Clone)]

@@ -187,7 +187,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn ratios_pair_measurements_of_one_round() {
+    fn ratios_pair_figures_by_round() {
         let load = Load::fio(Pattern::RandomRead, 4);
         let mut all = Vec::new();
         // The machine slows down after the first round, whose order is turned round.
@@ -217,7 +217,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn parts_cover_qemu_and_separate_servers() {
+    fn every_thread_has_one_part() {
         let pid = std::process::id();
         // This program is both: each of its threads has one role.
         let mut sampler = sampler(pid, pid);

@@ -12,17 +12,13 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use vlane_guest::{Host, Spec};
-use vlane_units::show_size;
 
-use super::jobs::{CacheState, OLD};
+use super::jobs::{CacheState, OLD, Sizes};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::fill_random;
 use vlane_testbed::image::{Medium, Place};
 use vlane_testbed::interrupt::Interrupt;
 
-/// The smallest image: its file system must hold both files, and each of them several of the
-/// largest records.
-pub const LEAST: u64 = 128 << 20;
 /// Longest that making the file system may take.
 const MKFS: Duration = Duration::from_secs(300);
 
@@ -50,43 +46,6 @@ pub fn directory(path: &Path) -> Result<PathBuf> {
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     Ok(parent.unwrap_or(Path::new(".")).to_path_buf())
-}
-
-/// Sizes of the files of a comparison.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sizes {
-    /// Of an image, in bytes.
-    pub image: u64,
-    /// Of the file in it that reads and rewrites go to.
-    pub old: u64,
-    /// The most of the file that "write" makes.
-    pub new: u64,
-}
-
-impl Sizes {
-    /// The files that an image of so many bytes has room for: half of it, and a quarter.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`] below [`LEAST`].
-    pub fn of(image: u64) -> Result<Self> {
-        if image < LEAST {
-            let context = format!(
-                "images of {} are too small; {} are the least",
-                show_size(image),
-                show_size(LEAST)
-            );
-            return Err(Error::new(ErrorKind::Invalid, context));
-        }
-        // Whole largest records.
-        let whole = |bytes: u64| bytes >> 24 << 24;
-        Ok(Self { image: image >> 20 << 20, old: whole(image / 2), new: whole(image / 4) })
-    }
-
-    /// Room that `images` images, what they are made from, and the host's files need.
-    pub fn needed(&self, images: usize) -> u64 {
-        let images = u64::try_from(images).unwrap_or(u64::MAX).saturating_add(1);
-        self.image.saturating_mul(images).saturating_add(self.old).saturating_add(self.new)
-    }
 }
 
 /// Where scratch files will be. Finding it checks the room, the rights and, for direct
@@ -248,20 +207,8 @@ pub(super) fn warm_pages(path: &Path) -> Result<()> {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
+    use super::super::jobs::LEAST;
     use super::*;
-
-    #[test]
-    fn image_fits_both_files_in_records() {
-        for image in [LEAST, 200 << 20, 512 << 20, 1 << 40] {
-            let sizes = Sizes::of(image).unwrap();
-            assert!(sizes.old >= 64 << 20 && sizes.new >= 32 << 20);
-            assert!(sizes.old.is_multiple_of(16 << 20) && sizes.new.is_multiple_of(16 << 20));
-            // A tenth and more for the file system itself.
-            assert!(sizes.old + sizes.new <= image * 9 / 10);
-            assert!(sizes.needed(6) >= 7 * sizes.image + sizes.old + sizes.new);
-        }
-        assert_eq!(Sizes::of(LEAST - 1).unwrap_err().kind(), ErrorKind::Invalid);
-    }
 
     #[test]
     fn image_gives_place_and_device_is_refused() {

@@ -7,11 +7,10 @@ use vlane_guest::{Accel, Choice};
 use vlane_report::build::Begun;
 use vlane_report::{Severity, Table};
 
-use super::super::jobs::{CacheState, Settings};
+use super::super::jobs::{CacheState, Settings, Sizes};
 use super::super::loads::Pattern;
 use super::super::native;
 use super::super::results::tests::sample;
-use super::super::scratch::Sizes;
 use super::*;
 
 /// Of the host's throughput, by column: what the made-up machine does.
