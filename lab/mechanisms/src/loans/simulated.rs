@@ -13,7 +13,7 @@ use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
 
 use vlane_client::progress::Progress;
 use vlane_error::counted;
-use vlane_report::{Note, Report, Section, Severity};
+use vlane_report::{Note, Report, Section};
 use vlane_testbed::Interrupt;
 use vlane_testbed::error::{Context, ErrorKind, Result};
 
@@ -110,12 +110,6 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         sections.push(extras::rates(&runs, &options.setups));
     }
     sections.push(extras::cost(&runs));
-    let mut notes = vec![Note {
-        severity: Severity::Warning,
-        text: "Simulated: these figures are calculated from a model, the same on every machine; \
-               they are not measured. The model's limits are in docs/src/loan-simulator.md."
-            .into(),
-    }];
     let seeds: Vec<_> =
         options.scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
     let rates = match paper {
@@ -124,10 +118,13 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         }
         _ => String::new(),
     };
-    notes.push(Note {
-        severity: Severity::Info,
-        text: format!("Seeds: {}{rates}.", seeds.join(", ")),
-    });
+    let notes = vec![
+        Note::warning(
+            "Simulated: these figures are calculated from a model, the same on every machine; \
+             they are not measured. The model's limits are in docs/src/loan-simulator.md.",
+        ),
+        Note::info(format!("Seeds: {}{rates}.", seeds.join(", "))),
+    ];
     let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
     let mut report = Report {
         summary: extras::summary(&runs, options),

@@ -1,12 +1,12 @@
 //! Reports beyond one scenario: the ablation, events more and less frequent, the simulation's cost,
 //! and the conclusions.
 
-use vlane_report::build::spread;
+use vlane_report::build::{bars, spread, table};
 use vlane_simulate::{ABLATION, LoadOutcome, Outcome, Setup};
 
-use super::sections::{Group, float, place};
-use super::{Options, RATES, Runs, rate};
-use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Table};
+use super::sections::{denied, float, group, redemption, row};
+use super::{Options, RATES, Run, Runs, rate};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Spread};
 
 /// Where the paper's loads are.
 const MEASURED: &str = "domain-1";
@@ -15,41 +15,40 @@ const MEASURED: &str = "domain-1";
 pub(super) fn ablation(runs: &Runs) -> Section {
     let mut rows = Vec::new();
     let mut means = Vec::new();
-    for (at, name) in ABLATION.into_iter().enumerate() {
-        let Some(ping) = runs.one("ablation", "hping", name) else { continue };
-        let Some(load) = ping.load(MEASURED, "hping") else { continue };
-        let own = Group::of(ping, load.group, MEASURED);
-        let traffic = runs.one("ablation", "iperf", name);
-        let mbit = traffic.and_then(|o| Some(o.load(MEASURED, "iperf")?.mbit(o.time_ns)));
-        let off = traffic.and_then(|o| Some(o.farthest_off()?.off() * 100.0));
-        means.push(Point::exact(place(at), load.mean_ms()));
-        let barred = float(own.loans.barred_ns) / float(ping.time_ns) * 100.0;
-        rows.push(vec![
-            Cell::from(name),
-            Setup::named(name).map_or(Cell::Empty, |setup| setup.about().into()),
-            Cell::from(load.mean_ms()),
-            Cell::from(load.quantile_ms(0.5)),
-            Cell::from(load.quantile_ms(0.99)),
-            Cell::from(load.within(10.0) * 100.0),
-            Cell::from(own.denied()),
-            Cell::from(own.redemption_s()),
-            Cell::from(barred),
-            Cell::from(mbit),
-            Cell::from(off),
-        ]);
+    for name in ABLATION {
+        let of = |ping: &Outcome| {
+            let load = ping.load(MEASURED, "hping")?;
+            let own = group(ping, load.group, MEASURED)?;
+            let traffic = runs.one("ablation", "iperf", name);
+            let figures = [
+                Some(load.mean_ms()),
+                Some(load.quantile_ms(0.5)),
+                Some(load.quantile_ms(0.99)),
+                Some(load.within(10.0) * 100.0),
+                denied(&own),
+                redemption(&own),
+                Some(float(own.loans.barred_ns) / float(ping.time_ns) * 100.0),
+                traffic.and_then(|run| Some(run.load(MEASURED, "iperf")?.mbit(run.time_ns))),
+                traffic.and_then(|run| Some(run.farthest_off()?.off() * 100.0)),
+            ];
+            let about = Setup::named(name).map_or(String::new(), |setup| setup.about().into());
+            Some((load.mean_ms(), row([name, &about], figures)))
+        };
+        let run = runs.one("ablation", "hping", name).and_then(of);
+        means.push(run.as_ref().map(|(mean, _)| Spread::exact(*mean)));
+        rows.extend(run.map(|(_, row)| row));
     }
-    let table = Table::new(
+    let table = table(
         "Simulated: hping's responses, iperf's bandwidth, and what that does to shares",
         "scheduler | what it is | mean [ms] | p50 [ms] | p99 [ms] | within 10 ms [%] | denied [%] \
          | one redemption [s] | time barred [%] | iperf [Mbit/s] | farthest off, iperf [%]",
         rows,
     );
-    let chart = Chart::bars(
+    let chart = bars(
         "Simulated: mean response to hping",
-        Axis::new("scheduler", ""),
-        Axis::new("mean response", "ms"),
+        ("mean response", "ms"),
         ABLATION.iter().map(ToString::to_string).collect(),
-        vec![Series::measured("simulated", means)],
+        vec![("simulated".into(), means)],
     );
     Section::new(
         "ablation",
@@ -64,7 +63,7 @@ pub(super) fn ablation(runs: &Runs) -> Section {
              accountings."
                 .into(),
         ],
-        vec![Block::Chart(chart), Block::Table(table)],
+        vec![chart, table],
     )
 }
 
@@ -75,34 +74,23 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
     for setup in setups {
         let mut points = Vec::new();
         for per_second in RATES {
-            let all = runs.of(&rate(per_second), "hping");
-            let outcomes: Vec<&Outcome> = all
-                .iter()
-                .map(|run| &run.outcome)
-                .filter(|outcome| outcome.setup == setup.name)
-                .collect();
-            let of_load = |of: fn(&LoadOutcome) -> f64| {
-                spread(&outcomes, |outcome| outcome.load(MEASURED, "hping").map(of))
+            let mut all = runs.of(&rate(per_second), "hping");
+            all.retain(|run| run.outcome.setup == setup.name);
+            let of = |figure: fn(&Outcome, &LoadOutcome) -> Option<f64>| {
+                spread(&all, |run| figure(&run.outcome, run.outcome.load(MEASURED, "hping")?))
             };
-            let mean = of_load(LoadOutcome::mean_ms);
+            let mean = of(|_, load| Some(load.mean_ms()));
             points.extend(mean.map(|y| Point { x: per_second, y }));
-            let denied = spread(&outcomes, |outcome| {
-                let load = outcome.load(MEASURED, "hping")?;
-                Group::of(outcome, load.group, MEASURED).denied()
-            });
-            let off = spread(&outcomes, |outcome| {
-                outcome.machine(MEASURED).map(|machine| machine.off() * 100.0)
-            });
             let figures = [
                 mean,
-                of_load(|load| load.quantile_ms(0.99)),
-                of_load(|load| load.within(10.0) * 100.0),
-                of_load(|load| load.within(20.0) * 100.0),
-                denied,
-                off,
+                of(|_, load| Some(load.quantile_ms(0.99))),
+                of(|_, load| Some(load.within(10.0) * 100.0)),
+                of(|_, load| Some(load.within(20.0) * 100.0)),
+                of(|run, load| denied(&group(run, load.group, MEASURED)?)),
+                of(|run, _| Some(run.machine(MEASURED)?.off() * 100.0)),
             ];
-            let mut row = vec![Cell::from(setup.name.as_str()), Cell::from(per_second)];
-            row.extend(figures.map(|figure| figure.map_or(Cell::Empty, Cell::Figure)));
+            let mut row = row([&setup.name], [Some(per_second)]);
+            row.extend(figures.map(Cell::from));
             rows.push(row);
         }
         lines.push(Series::measured(&setup.name, points));
@@ -113,7 +101,7 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
         Axis::log("mean response", "ms"),
         lines,
     );
-    let table = Table::new(
+    let table = table(
         "Simulated: rates of pings",
         "scheduler | pings [per s] | mean [ms] | p99 [ms] | within 10 ms [%] | within 20 ms [%] | \
          denied [%] | domain-1 off its due [%]",
@@ -127,31 +115,26 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
              hping itself sends one per second by default."
                 .into(),
         ],
-        vec![Block::Chart(chart), Block::Table(table)],
+        vec![Block::Chart(chart), table],
     )
 }
 
 /// Cost of the simulation itself.
 pub(super) fn cost(runs: &Runs) -> Section {
-    let row = |run: &super::Run| {
-        let simulated = float(run.outcome.time_ns) / 1e9;
-        vec![
-            Cell::Text(format!("{} {}", run.scenario, run.phase).trim().to_string()),
-            Cell::from(run.outcome.setup.as_str()),
-            Cell::from(simulated),
-            Cell::from(float(run.outcome.events)),
-            Cell::from(run.seconds),
-            Cell::from(float(run.outcome.events) / run.seconds),
-        ]
+    let of = |run: &Run| {
+        let (events, simulated) = (float(run.outcome.events), float(run.outcome.time_ns) / 1e9);
+        let name = format!("{} {}", run.scenario, run.phase);
+        let figures = [simulated, events, run.seconds, events / run.seconds];
+        row([name.trim(), &run.outcome.setup], figures.map(Some))
     };
     let own = runs
         .0
         .iter()
         .filter(|run| run.scenario != "ablation" && !run.scenario.starts_with("rates "));
-    let table = Table::new(
+    let table = table(
         "Cost of the simulation (measured here)",
         "scenario | scheduler | simulated [s] | events | took [s] | events per second",
-        own.map(row).collect(),
+        own.map(of).collect(),
     );
     Section::new(
         "cost",
@@ -161,7 +144,7 @@ pub(super) fn cost(runs: &Runs) -> Section {
              without the warm-up's. As many runs go on at once as there are CPUs."
                 .into(),
         ],
-        vec![Block::Table(table)],
+        vec![table],
     )
 }
 
