@@ -125,6 +125,11 @@ pub trait Experiment {
     /// Figures of a place's table.
     fn figures(&self, place: &Place<'_, Self::Sample>) -> Vec<Figure<'_, Self::Sample>>;
 
+    /// Charts of a place, below its table.
+    fn pictures(&self, _place: &Place<'_, Self::Sample>) -> Vec<Block> {
+        Vec::new()
+    }
+
     /// False for a place whose only arm is compared with none.
     fn is_compared(&self, _place: &Place<'_, Self::Sample>) -> bool {
         true
@@ -153,8 +158,11 @@ pub fn report<E: Experiment>(
     if !ratios.is_empty() && !compared.is_empty() {
         sections.push(over_first(id, heads, &ratios, &compared));
     }
-    sections
-        .extend(places.iter().map(|place| of_place(heads[1], &experiment.figures(place), place)));
+    sections.extend(places.iter().map(|place| {
+        let mut section = of_place(heads[1], &experiment.figures(place), place);
+        section.blocks.extend(experiment.pictures(place));
+        section
+    }));
     let mut summary = Vec::new();
     if !verdicts.is_empty() {
         summary.push(met(&verdicts));
@@ -340,6 +348,10 @@ mod tests {
                 Figure::maybe("reads", "/s", |s: &Sample| s.reads),
             ]
         }
+
+        fn pictures(&self, _place: &Place<'_, Sample>) -> Vec<Block> {
+            vec![bars("Times", ("time", "s"), vec!["here".into()], Vec::new())]
+        }
     }
 
     #[test]
@@ -365,6 +377,7 @@ mod tests {
         assert_eq!(report.samples[0].rows.len(), 9);
         let Block::Table(figures) = &report.sections[3].blocks[0] else { panic!("a table") };
         assert_eq!((figures.rows.len(), &figures.rows[0][2]), (3, &Cell::Empty));
+        assert!(matches!(report.sections[3].blocks[1..], [Block::Chart(_)]), "its own chart");
         let Block::Table(ratios) = &report.sections[2].blocks[0] else { panic!("a table") };
         let Cell::Figure(shorter) = &ratios.rows[0][2] else { panic!("a figure") };
         assert_eq!(shorter.median, 2.5);

@@ -15,11 +15,13 @@ use crate::interrupt::Interrupt;
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Which guests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Machines {
-    /// User-Mode Linux: nearly native, one vCPU that is several host tasks.
+    /// User-Mode Linux
+    // Nearly native: one vCPU that is several host tasks.
     Uml,
-    /// QEMU, with KVM where it works, else emulated: a vCPU is a thread.
+    /// QEMU, emulated where KVM does not work
+    // A vCPU is a thread.
     Qemu,
 }
 

@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use vlane_error::counted;
 use vlane_guest::{Backend, Guest, Host, Initramfs, Install, Ready, Spec};
+use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_sched::live::state::DaemonState;
 use vlane_sched::sys::{self, Attr};
 
-use super::figures::Sample;
+use super::Options;
+use super::figures::{Seen, ns};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_client::record::{RecordOptions, record};
@@ -38,23 +40,6 @@ const BACK_END_PRIORITY: u32 = 2;
 /// Script of the guests without I/O.
 pub(crate) const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
 
-/// Parts of a bed.
-pub(super) struct Plan<'a> {
-    /// vlane's own file.
-    pub(super) program: &'a Path,
-    /// Which guests.
-    pub(super) machines: Machines,
-    /// How many, the one with I/O included.
-    pub(super) guests: usize,
-    /// Missing programs may be installed.
-    pub(super) install: Install,
-    /// For each disk of the first guest, the arguments of its `vlane serve`.
-    pub(super) disks: Vec<Vec<OsString>>,
-    /// Script of the first guest. It prints `RESULT ready=1`. After each line, which names a disk,
-    /// it prints `RESULT load1=1`, `load2=1` and so on when it uses only that disk.
-    pub(super) first: Initramfs,
-}
-
 /// Guests and their disks, and everything that ends with them.
 pub(super) struct Bed {
     program: PathBuf,
@@ -65,38 +50,42 @@ pub(super) struct Bed {
     state_dir: PathBuf,
     disks: Vec<(Server, Control)>,
     guests: Vec<Guest>,
-    /// How often the first guest was given a disk.
-    switched: u32,
+    /// How often the first guest was given a disk, and which one it has.
+    switched: (u32, Option<usize>),
     /// Kind of the guests.
     pub(super) what: String,
 }
 
 impl Bed {
+    /// `program` is vlane's own file; for each disk of the first guest there are arguments of its
+    /// `vlane serve`. `first` is that guest's script. It prints `RESULT ready=1`. After each line,
+    /// which names a disk, it prints `RESULT load1=1`, `load2=1` and so on when it uses only that
+    /// disk.
     pub(super) fn make(
-        plan: &Plan<'_>,
+        options: &Options,
+        machines: Machines,
+        program: &Path,
+        given: &[Vec<OsString>],
+        first: &Initramfs,
         progress: &mut Progress,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let maker = Maker::find(&Host::new(plan.install)?, plan.machines)?;
+        let install = if options.install { Install::Allowed } else { Install::Never };
+        let maker = Maker::find(&Host::new(install)?, machines)?;
         let directory = TempDir::with_prefix("vlane-loans-")
             .context(ErrorKind::Io, || "cannot make a temporary directory")?;
         let beside = |name: &str| directory.path().join(name);
         let listen = beside("sched.sock");
         let mut disks = Vec::new();
-        for (number, given) in plan.disks.iter().enumerate() {
+        for (number, given) in given.iter().enumerate() {
             let control = beside(&format!("control-{number}"));
             let mut arguments = given.clone();
-            arguments.extend([
-                "--queues".into(),
-                "1".into(),
-                "--control".into(),
-                control.clone().into(),
-            ]);
+            arguments.extend(["--queues", "1", "--control"].map(OsString::from));
+            arguments.push(control.clone().into());
             arguments.push(format!("--sched={}", listen.display()).into());
             let home = beside(&format!("disk-{number}"));
             std::fs::create_dir(&home).context(ErrorKind::Io, || "cannot make a directory")?;
-            let server =
-                Server::vlane(plan.program, &home, Storage::null(VOLUME), &[], &arguments)?;
+            let server = Server::vlane(program, &home, Storage::null(VOLUME), &[], &arguments)?;
             // Also under EEVDF alone: a back end that waits for its turn would be measured instead
             // of the guest.
             for tid in threads_of(server.pid())? {
@@ -109,40 +98,42 @@ impl Bed {
             disks.push((server, Control::new(control)));
         }
         let mut guests = Vec::new();
-        for number in 0..plan.guests {
+        let count = options.guests();
+        for number in 1..=count {
             interrupt.check()?;
-            progress.detail(&format!("guest {} of {} boots", number + 1, plan.guests));
-            let guest = if number == 0 {
-                let sockets =
-                    disks.iter().map(|(server, _)| server.socket().to_path_buf()).collect();
-                maker.start(sockets, &plan.first, LIFE)?
-            } else {
-                maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE)?
+            progress.detail(&format!("guest {number} of {count} boots"));
+            let sockets = disks.iter().map(|(server, _)| server.socket().to_path_buf());
+            let guest = match number {
+                1 => maker.start(sockets.collect(), first, LIFE)?,
+                _ => maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE)?,
             };
             guest.wait_result("ready", BOOT)?;
             guests.push(guest);
         }
         Ok(Self {
-            program: plan.program.to_path_buf(),
+            program: program.to_path_buf(),
             listen,
             state: beside("state.sock"),
             trace: beside("trace"),
             state_dir: beside("run"),
             disks,
             guests,
-            switched: 0,
+            switched: (0, None),
             what: maker.describe(),
             _directory: directory,
         })
     }
 
     /// Lets the first guest use a disk, and waits until it does.
-    pub(super) fn load(&mut self, disk: usize, interrupt: &Interrupt) -> Result<()> {
+    fn load(&mut self, disk: usize, interrupt: &Interrupt) -> Result<()> {
+        if self.switched.1 == Some(disk) {
+            return Ok(());
+        }
         let letter = char::from(b'a' + u8::try_from(disk).unwrap_or(0));
-        self.switched += 1;
+        self.switched = (self.switched.0 + 1, Some(disk));
         let guest = &mut self.guests[0];
         guest.send(&format!("vd{letter}\n"))?;
-        guest.wait_result(&format!("load{}", self.switched), BOOT)?;
+        guest.wait_result(&format!("load{}", self.switched.0), BOOT)?;
         wait_for_io(&self.disks[disk].1, interrupt).map_err(|error| {
             let console = self.guests[0].console();
             let from = console.len().saturating_sub(1500);
@@ -153,8 +144,16 @@ impl Bed {
         })
     }
 
-    /// Starts a scheduler with these arguments.
-    fn schedule(&self, arguments: &[OsString]) -> Result<Backend> {
+    /// One measurement of a disk that the guest uses, under a scheduler with these arguments, or
+    /// under EEVDF alone. Returns what was seen, without responses, and the recording.
+    pub(super) fn measure(
+        &mut self,
+        disk: usize,
+        scheduler: Option<&[String]>,
+        time: Duration,
+        interrupt: &Interrupt,
+    ) -> Result<(Seen, Trace)> {
+        self.load(disk, interrupt)?;
         let pids: Vec<u32> = self.guests.iter().map(Guest::id).collect();
         let places = Places {
             program: &self.program,
@@ -162,19 +161,9 @@ impl Bed {
             state: &self.state,
             state_dir: &self.state_dir,
         };
-        schedule(&places, &pids, arguments)
-    }
-
-    /// One measurement of a disk that the guest uses, under a scheduler with these arguments, or
-    /// under EEVDF alone. Returns the sample, without responses, and the recording.
-    pub(super) fn measure(
-        &self,
-        disk: usize,
-        scheduler: Option<&[OsString]>,
-        time: Duration,
-        interrupt: &Interrupt,
-    ) -> Result<(Sample, Trace)> {
-        let running = scheduler.map(|arguments| self.schedule(arguments)).transpose()?;
+        let words = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let running = scheduler.map(|arguments| schedule(&places, &pids, &words(arguments)));
+        let running = running.transpose()?;
         // The back end looks for a scheduler once a second; then everything has to come to rest.
         let settled = Instant::now() + Duration::from_secs(4);
         while Instant::now() < settled {
@@ -200,15 +189,16 @@ impl Bed {
         interrupt.check()?;
         let told = running.map(|running| running.stop(END)).transpose()?;
         let used = used.roles.iter().map(|role| ns(role.cpu)).collect();
-        let mut sample = Sample { used, time, ..Sample::default() };
+        let weights = vec![DEFAULT_WEIGHT; self.guests.len()];
+        let mut seen = Seen { used, weights, time, ..Seen::default() };
         if let Some(stopped) = told {
-            self.add_state(&mut sample, &stopped.log)?;
+            self.add_state(&mut seen, &stopped.log)?;
         }
-        Ok((sample, Trace::load(&self.trace)?))
+        Ok((seen, Trace::load(&self.trace)?))
     }
 
     /// Adds the scheduler's own figures at its end.
-    fn add_state(&self, sample: &mut Sample, log: &str) -> Result<()> {
+    fn add_state(&self, seen: &mut Seen, log: &str) -> Result<()> {
         let state = last_state(log)?;
         let first = self.guests[0].id();
         let known = state.vcpus.iter().find(|vcpu| vcpu.pid == first);
@@ -230,10 +220,7 @@ impl Bed {
             );
             return Err(Error::new(ErrorKind::Process, text));
         }
-        let denied = state.counters.get("denied_rt_budget").copied().unwrap_or(0);
-        sample.boosts = [known.boosts + known.wake_boosts, known.denied, denied];
-        let part = sample.time.as_secs_f64() / state.uptime.max(1e-3);
-        sample.daemon_ns = ns(Duration::from_secs_f64(state.daemon_cpu * part.min(1.0)));
+        seen.add_state(&state, known);
         Ok(())
     }
 }
@@ -267,10 +254,6 @@ pub(crate) fn schedule(
     }
     words.extend(arguments.iter().cloned());
     Ok(Backend::start(&Spec::new(places.program, words), places.listen, Ready::Socket, None)?)
-}
-
-fn ns(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn threads_of(pid: u32) -> Result<Vec<u32>> {

@@ -1,16 +1,15 @@
-//! Samples of measurements of live schedulers.
+//! Results of measurements of live schedulers, and the figures that reports make of them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use vlane_error::counted;
-use vlane_report::Note;
-use vlane_report::build::Begun;
-use vlane_report::judge::Arms;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use serde::{Deserialize, Serialize};
+use vlane_report::stats::nearest_rank;
+use vlane_sched::live::state::{DaemonState, VcpuState};
 
-/// Sample of one measurement.
-#[derive(Debug, Clone, Default)]
-pub struct Sample {
+/// Results of one measurement.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Seen {
     /// Responses of guest 1, ns, in their order.
     pub responses: Vec<u64>,
     /// Before each of them, how long the storage had it, ns; where that is measured.
@@ -21,67 +20,127 @@ pub struct Sample {
     pub background: u64,
     /// CPU time of each guest, ns.
     pub used: Vec<u64>,
+    /// CPU time of each guest in all rounds, ns.
+    #[serde(skip)]
+    pub used_in_all: Vec<u64>,
+    /// Weight of each guest.
+    pub weights: Vec<u32>,
     /// How long it took.
     pub time: Duration,
-    /// CPU time of the scheduler's event loop, ns.
+    /// CPU time of the scheduler's event loop meanwhile, ns.
     pub daemon_ns: u64,
-    /// Boosts granted, boosts denied by the policy, and denied for want of real-time budget.
-    pub boosts: [u64; 3],
+    /// Boosts granted to guest 1.
+    pub granted: u64,
+    /// Boosts denied to it by the policy.
+    pub denied: u64,
+    /// The vehicle's counters.
+    pub counters: BTreeMap<String, u64>,
+    /// CPU time of all guests while the scheduler ran, ns: by the kernel, and by its accounts.
+    pub scheduled: [u64; 2],
+    /// CPU time that it lent, ns.
+    pub lent_ns: u64,
 }
 
-impl Sample {
-    /// How far each guest's share is off its weight, percent of the share.
-    pub fn off(&self, weights: &[u32]) -> Vec<f64> {
-        let all: u64 = self.used.iter().sum();
-        let whole: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
-        let off = |(&used, &weight): (&u64, &u32)| {
-            let entitled = all as f64 * f64::from(weight) / whole;
-            (used as f64 / entitled - 1.0) * 100.0
-        };
-        self.used.iter().zip(weights).map(off).collect()
+impl Seen {
+    /// Adds the scheduler's own figures at its end; `first` are those of guest 1.
+    pub(super) fn add_state(&mut self, state: &DaemonState, first: &VcpuState) {
+        (self.granted, self.denied) = (first.boosts + first.wake_boosts, first.denied);
+        self.counters.clone_from(&state.counters);
+        let part = self.seconds() / state.uptime.max(1e-3);
+        self.daemon_ns = ns(Duration::from_secs_f64(state.daemon_cpu * part.min(1.0)));
+    }
+
+    fn seconds(&self) -> f64 {
+        self.time.as_secs_f64()
+    }
+
+    fn per_second(&self, count: usize) -> f64 {
+        number(count as u64) / self.seconds()
+    }
+
+    fn count(&self, counter: &str) -> f64 {
+        self.counters.get(counter).copied().map_or(0.0, number)
+    }
+
+    /// How far each guest's share of this CPU time is off its weight, percent of the share.
+    pub(super) fn off(&self, used: &[u64]) -> Vec<f64> {
+        let all = number(used.iter().sum());
+        let whole: f64 = self.weights.iter().map(|&weight| f64::from(weight)).sum();
+        let entitled = self.weights.iter().map(|&weight| all * f64::from(weight) / whole);
+        used.iter().zip(entitled).map(|(&used, due)| (number(used) / due - 1.0) * 100.0).collect()
+    }
+
+    fn furthest(&self, used: &[u64]) -> f64 {
+        self.off(used).into_iter().map(f64::abs).fold(0.0, f64::max)
     }
 }
 
-/// Everything that was measured.
-#[derive(Debug)]
-pub struct Measured {
-    /// The arms, load by load.
-    pub loads: Vec<Arms<Sample>>,
-    /// The weight of each guest.
-    pub weights: Vec<u32>,
-    /// When it was, by which command.
-    pub begun: Begun,
-    /// Rounds.
-    pub rounds: usize,
-    /// Time of each measurement.
-    pub time: Duration,
-    /// Description of the method.
-    pub about: String,
-    /// Caveats that a reader must know before believing the figures.
-    pub warnings: Vec<String>,
+/// A figure of a measurement: its title, its unit, and itself; not a number where there is none.
+pub(crate) type Named = (&'static str, &'static str, fn(&Seen) -> f64);
+
+const FIRST_OFF: Named = ("guest 1 off its share", "%", |s| s.off(&s.used)[0]);
+const FURTHEST: Named = ("furthest off", "%", |s| s.furthest(&s.used));
+/// Over all rounds together: what chance gave one round, it took in another.
+pub(super) const FURTHEST_IN_ALL: Named =
+    ("furthest, all rounds", "%", |s| s.furthest(&s.used_in_all));
+const GRANTED: Named = ("boosts granted", "%", |s| {
+    let denied = number(s.denied) + s.count("denied_rt_budget");
+    number(s.granted) / (number(s.granted) + denied).max(1.0) * 100.0
+});
+const LOOP: Named = ("scheduler's CPU", "%", |s| ms(s.daemon_ns) / s.seconds() / 10.0);
+
+/// Figures of threads and guests with one event after the other.
+pub(super) const LIVE: &[Named] = &[
+    ("mean response", "ms", |s| mean(&s.responses)),
+    ("median", "ms", |s| percentile(&s.responses, 50)),
+    ("99th percentile", "ms", |s| percentile(&s.responses, 99)),
+    ("I/O", "/s", |s| s.per_second(s.responses.len())),
+    FIRST_OFF,
+    FURTHEST,
+    ("guest 1, all rounds", "%", |s| s.off(&s.used_in_all)[0]),
+    FURTHEST_IN_ALL,
+    GRANTED,
+    LOOP,
+];
+
+/// Figures of a foreground beside readers.
+pub(super) const EXPRESS: &[Named] = &[
+    ("execution time", "ms", |s| mean(&s.jobs)),
+    ("mean response", "ms", |s| mean(&s.responses)),
+    ("99th percentile", "ms", |s| percentile(&s.responses, 99)),
+    ("median response", "ms", |s| percentile(&s.responses, 50)),
+    ("mean service", "ms", |s| mean(&s.services)),
+    ("99th percentile of service", "ms", |s| percentile(&s.services, 99)),
+    ("foreground", "reads/s", |s| s.per_second(s.services.len())),
+    ("background", "reads/s", |s| number(s.background) / s.seconds()),
+    FIRST_OFF,
+    FURTHEST,
+    FURTHEST_IN_ALL,
+    ("boosts", "/s", |s| number(s.granted) / s.seconds()),
+    GRANTED,
+    LOOP,
+];
+
+pub(super) fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Measured {
-    /// Common content of its reports: warnings, and the method.
-    pub(super) fn notes(&self, more: &str) -> Vec<Note> {
-        let facts = format!(
-            "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the \
-             smallest and the largest. \"All rounds\" adds up the CPU time of all guests over \
-             them.{more}",
-            counted(self.rounds, "round"),
-            self.time
-        );
-        let warnings = self.warnings.iter().map(Note::warning);
-        warnings.chain([Note::info(&self.about), Note::info(facts)]).collect()
-    }
+pub(super) fn ms(ns: u64) -> f64 {
+    number(ns) / 1e6
+}
 
-    /// Fails if an arm has no sample.
-    pub(super) fn check(&self) -> Result<()> {
-        let is_missing =
-            self.loads.iter().flat_map(|arms| &arms.0).any(|arm| arm.rounds.is_empty());
-        match is_missing {
-            true => Err(Error::new(ErrorKind::Process, "a measurement is missing")),
-            false => Ok(()),
-        }
-    }
+fn number(count: u64) -> f64 {
+    count as f64
+}
+
+/// Of times in ns, in ms; not a number without any.
+fn mean(times: &[u64]) -> f64 {
+    ms(times.iter().sum()) / number(times.len() as u64)
+}
+
+/// Nearest rank, in ms; not a number without any.
+pub(super) fn percentile(times: &[u64], percent: usize) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    nearest_rank(&sorted, percent * 10).map_or(f64::NAN, ms)
 }

@@ -1,60 +1,55 @@
 //! The live scheduler, measured with real guests. Each has a process that computes all the time.
-//! The first also reads and writes its vlane disk, one small synchronous request after the other.
+//! The first also uses its vlane disks.
 //!
 //! The set-up is a user's: `vlane serve` in a process of its own reports completed I/O to `vlane
 //! sched run`, another process. A completion's wait is taken from a recording of the volume (`vlane
 //! record`): from the answer of one request to the submission of the next. So EEVDF alone and the
 //! schedulers are measured in the same way, outside the guest.
+//!
+//! Usually the first guest reads and writes, one small synchronous request after the other. With
+//! express it has a program in the foreground, which reads, and readers in the background of the
+//! same disk. Then express and loans are measured together. The two mechanisms help at different
+//! ends. With classes a read of the foreground does not wait for the background's in the back end.
+//! With loans the guest runs when the read is complete. Their combined effect depends on the
+//! completions that loans are spent on: those of the background's readers come more often, and each
+//! boost for one of them is owed.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
-use vlane_report::build::Begun;
 
-use vlane_guest::{Initramfs, Install};
+use vlane_error::counted;
+use vlane_guest::Initramfs;
+use vlane_policy::loan::Policy;
+use vlane_policy::loan::units::DEFAULT_WEIGHT;
+use vlane_trace::{PriorityClass, Record};
 
-use super::bed::{self, Bed, Plan};
-use super::figures::{Measured, Sample};
-use super::live_report::{self, Labels};
+use super::bed::{self, Bed};
+use super::figures::{EXPRESS, LIVE, Seen};
+use super::study::Study;
+use super::{DEFAULTS, Options, sched, usage};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-pub use vlane_testbed::guests::Machines;
+use vlane_report::build::Begun;
+use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::guests::Machines;
 use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::rounds::{Rounds, in_turns};
 
-/// The options.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The command line, for the report.
-    pub command: String,
-    /// vlane's own file.
-    pub program: PathBuf,
-    /// Which guests.
-    pub machines: Machines,
-    /// How many, the one with I/O included.
-    pub guests: usize,
-    /// The device's time for a request: from one completion to the next, without waiting.
-    pub latencies: Vec<Duration>,
-    /// Time of each measurement.
-    pub time: Duration,
-    /// Rounds.
-    pub rounds: usize,
-    /// Schedulers; EEVDF alone is measured always.
-    pub schedulers: Vec<Scheduler>,
-    /// Missing programs may be installed.
-    pub install: Install,
-}
+/// So many reads of the foreground's are a job.
+const READS: u64 = 50;
+/// Sectors of one of these reads.
+const READ: u64 = 8;
+/// Requests that the device works on at a time, with express.
+const PARALLEL: &str = "4";
 
-/// One way of `vlane sched run`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scheduler {
-    /// Its name.
-    pub name: String,
-    /// Its arguments.
-    pub arguments: Vec<String>,
+/// One of the compared schedulers.
+struct Arm {
+    name: String,
+    /// The disk that it is measured on, if not that of the load.
+    disk: Option<usize>,
+    /// Arguments of `vlane sched run`; none: EEVDF alone.
+    scheduler: Option<Vec<String>>,
 }
 
 /// Script of the guest with I/O: computes, and reads and writes the disk named to it.
@@ -71,121 +66,273 @@ while read -r disk; do
     echo RESULT load$n=1
 done
 "#;
-/// From each answer to the next request: with one request at a time, what the guest needs to take
-/// it and to go on.
-fn responses(trace: &Trace) -> Result<Vec<u64>> {
-    let mut requests: Vec<(u64, u64)> = trace
-        .requests
-        .iter()
-        .map(|request| (request.record.submit, request.record.completed()))
-        .collect();
-    requests.sort_unstable();
-    let pairs = requests.windows(2).filter_map(|pair| pair[1].0.checked_sub(pair[0].1));
-    let responses: Vec<u64> = pairs.collect();
-    if responses.is_empty() {
-        return Err(Error::new(
-            ErrorKind::Process,
-            "the guest with I/O did none while it was measured",
-        ));
+
+/// The same with express. The background is idle in the guest's I/O priorities, the foreground best
+/// effort 0, and real-time for the guest's CPU. The guest's own schedulers are not measured.
+const FIRST_EXPRESS: &str = r#"
+(while :; do :; done) &
+echo RESULT ready=1
+n=0
+while read -r disk; do
+    # mq-deadline holds back what is idle as long as anything else is on its way: the guest would do by itself what is measured.
+    echo none >/sys/block/$disk/queue/scheduler
+    rm -f /tmp/use-*
+    # One may be about to start when the others are ended.
+    killall dd 2>/dev/null; sleep 1; killall dd 2>/dev/null
+    >/tmp/use-$disk
+    i=0
+    while [ $i -lt @READERS@ ]; do
+        while [ -e /tmp/use-$disk ]; do ionice -c 3 dd if=/dev/$disk of=/dev/null bs=4k iflag=direct 2>/dev/null; done &
+        i=$((i + 1))
+    done
+    disk=$disk chrt -f 1 sh -c 'while [ -e /tmp/use-$disk ]; do
+        ionice -c 2 -n 0 dd if=/dev/$disk of=/dev/null bs=4k iflag=direct 2>/dev/null
+    done' &
+    n=$((n + 1))
+    echo RESULT load$n=1
+done
+"#;
+
+impl Options {
+    /// The arms with express: the disk with classes or the one without, and the completions that
+    /// loans are spent on.
+    fn express_arms(&self) -> Vec<Arm> {
+        let arm = |(name, disk, completions): (&str, usize, Option<&str>)| Arm {
+            name: name.to_owned(),
+            disk: Some(disk),
+            scheduler: completions.map(|completions| {
+                let words = ["--completions", completions].map(str::to_owned);
+                words.into_iter().chain(self.scheduler_arguments()).collect()
+            }),
+        };
+        let arms = [
+            ("neither", 0, None),
+            ("loans", 0, Some("all")),
+            ("express", 1, None),
+            ("express, loans for all", 1, Some("all")),
+            ("express, loans for express", 1, Some("express")),
+        ];
+        arms.into_iter().map(arm).collect()
     }
-    Ok(responses)
+
+    /// EEVDF, policies with the given options, and the default scheduler.
+    fn arms(&self) -> Vec<Arm> {
+        let arm = |name: &str, scheduler| Arm { name: name.to_owned(), disk: None, scheduler };
+        let policy = |policy: Policy| {
+            let words = ["--policy", policy.name()].map(str::to_owned);
+            arm(policy.name(), Some(words.into_iter().chain(self.scheduler_arguments()).collect()))
+        };
+        let mut arms: Vec<Arm> = Policy::ALL.into_iter().map(policy).collect();
+        // Without a file it is `adaptive`, once more.
+        if !self.only.is_empty() || self.config.is_some() {
+            arms.push(arm(DEFAULTS, Some(Vec::new())));
+        }
+        arms.retain(|arm| self.has(&arm.name));
+        arms.insert(0, arm("EEVDF", None));
+        arms
+    }
+
+    /// Arguments passed on to `vlane sched run`.
+    fn scheduler_arguments(&self) -> impl Iterator<Item = String> {
+        let config = self.config.iter().map(|file| ["--config".into(), file.display().to_string()]);
+        let hold_back = self.hold_back.and_then(|arg| clap::ValueEnum::to_possible_value(&arg));
+        let hold_back = hold_back.map(|arg| ["--hold-back".into(), arg.get_name().to_owned()]);
+        config.chain(hold_back).flatten()
+    }
 }
 
-fn check(options: &Options) -> Result<()> {
-    let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
-    if !(2..=64).contains(&options.guests) {
-        return invalid("there are between 2 and 64 real guests; change --guests");
-    }
-    if options.rounds == 0 || options.time < Duration::from_secs(1) || options.latencies.is_empty()
-    {
-        return invalid("measure at least once, for a second, with one --gap");
-    }
-    Ok(())
+/// Adds what a recording has of the foreground, and of the background: all that is not of its class,
+/// if it has one.
+fn add_trace(seen: &mut Seen, trace: &Trace, foreground: Option<PriorityClass>) -> Result<()> {
+    let is_foreground =
+        |record: &Record| foreground.is_none_or(|class| record.priority.class() == class);
+    let records = trace.requests.iter().map(|request| request.record);
+    let (mut reads, background): (Vec<_>, Vec<_>) = records.partition(is_foreground);
+    reads.sort_unstable_by_key(|record| record.submit);
+    let pairs = reads.windows(2);
+    seen.responses =
+        pairs.filter_map(|pair| pair[1].submit.checked_sub(pair[0].completed())).collect();
+    seen.services = reads.iter().map(|record| record.service).collect();
+    // The program reads the disk from its beginning.
+    let begins = reads.iter().filter(|record| record.sector.is_multiple_of(READS * READ));
+    let begins: Vec<u64> = begins.map(|record| record.submit).collect();
+    seen.jobs = begins.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+    seen.background = background.len() as u64;
+    let text = if foreground.is_some() && seen.jobs.is_empty() {
+        format!(
+            "the foreground did {} while it was measured, too few for a whole job of {READS}; \
+             measure longer (--time)",
+            counted(reads.len(), "read")
+        )
+    } else if seen.responses.is_empty() {
+        "the guest with I/O did none while it was measured".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::Process, text))
 }
 
-/// Measures, and makes the report of it.
+/// Measures real guests, and makes the report. `program`: vlane's own file.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for an unfit
 /// machine, [`ErrorKind::Interrupted`], and errors of guests, back ends and schedulers.
-pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
-    check(options)?;
-    vlane_sched::live::probe::real_time().map_err(super::live::sched)?;
-    let begun = Begun::now(&options.command);
-    let arms: Vec<Option<&Scheduler>> =
-        std::iter::once(None).chain(options.schedulers.iter().map(Some)).collect();
-    let name =
-        |arm: &Option<&Scheduler>| arm.map_or_else(|| "EEVDF".to_owned(), |arm| arm.name.clone());
-    let steps = 1 + options.rounds * options.latencies.len() * arms.len();
-    let mut progress = Progress::new(steps).expecting(options.time + Duration::from_secs(5));
-    progress.step(format!("{} guests boot", options.guests));
-    let disk =
-        |latency: &Duration| vec!["--latency".into(), latency.as_micros().to_string().into()];
-    let plan = Plan {
-        program: &options.program,
-        machines: options.machines,
-        guests: options.guests,
-        install: options.install,
-        disks: options.latencies.iter().map(disk).collect(),
-        first: Initramfs::new(FIRST).programs(["chrt"]),
-    };
-    let mut bed = Bed::make(&plan, &mut progress, interrupt)?;
-    let names = || arms.iter().map(name);
-    let mut loads: Vec<Arms<Sample>> =
-        options.latencies.iter().map(|_| Arms::once(names())).collect();
-    let rounds = Rounds::measure(options.rounds, |round| {
-        for (load, latency) in options.latencies.iter().enumerate() {
-            bed.load(load, interrupt)?;
-            in_turns(&mut loads[load], round, |at, arm| {
-                progress.step(format!("a device of {latency:?}, {arm}"));
-                let words =
-                    |arm: &Scheduler| arm.arguments.iter().map(OsString::from).collect::<Vec<_>>();
-                let scheduler = arms[at].map(words);
-                let (sample, trace) =
-                    bed.measure(load, scheduler.as_deref(), options.time, interrupt)?;
-                Ok(Sample { responses: responses(&trace)?, ..sample })
-            })?;
-        }
-        Ok(())
-    })?;
-    drop(progress);
-    loads.iter_mut().for_each(|arms| arms.keep(rounds.whole()));
-    let weights = vec![vlane_policy::loan::units::DEFAULT_WEIGHT; options.guests];
-    let measured = Measured {
-        loads,
-        weights,
-        begun,
-        rounds: rounds.whole(),
-        time: options.time,
-        about: format!(
-            "{} guests ({}), each with a process that computes all the time; the first also reads \
-             and writes 4 KiB of its vlane disk, synchronously, as fast as it can, by a process \
-             that is real-time in the guest: the guest's own scheduler is not what is measured. A \
-             response lasts from vlane's answer to the guest's next request. vlane's lanes are \
-             real-time under all schedulers, EEVDF included.",
-            options.guests, bed.what
+pub fn run(
+    options: &Options,
+    machines: Machines,
+    program: &Path,
+    command: &str,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    if options.weights != [DEFAULT_WEIGHT] {
+        return usage("--weights does not go with --real: all real guests weigh the same");
+    }
+    if options.guests() > 64 {
+        return usage("there are between 2 and 64 real guests; change --guests");
+    }
+    if options.time < Duration::from_secs(1) {
+        return usage("measure at least once, for a second");
+    }
+    vlane_sched::live::probe::real_time().map_err(sched)?;
+    let begun = Begun::now(command);
+    let gaps = options.gaps(&[20, 5]);
+    let (arms, loads, disks, first) = match options.express {
+        true => (
+            options.express_arms(),
+            vec![("express-loans".to_owned(), "a foreground program beside readers".to_owned())],
+            ["off", "on"]
+                .map(|classes| {
+                    [
+                        latency(options.latency).as_slice(),
+                        &["--parallel", PARALLEL, "--classes", classes].map(OsString::from),
+                    ]
+                    .concat()
+                })
+                .to_vec(),
+            Initramfs::new(FIRST_EXPRESS.replace("@READERS@", &options.readers.to_string()))
+                .programs(["chrt", "ionice"]),
         ),
-        warnings: bed::warnings(options.machines),
+        false => (
+            options.arms(),
+            gaps.iter()
+                .map(|gap| {
+                    (
+                        format!("latency-{}us", gap.as_micros()),
+                        format!("a device that takes {gap:?}"),
+                    )
+                })
+                .collect(),
+            gaps.iter().map(|gap| latency(*gap).to_vec()).collect(),
+            Initramfs::new(FIRST).programs(["chrt"]),
+        ),
     };
-    let report = live_report::make(&labels(options, &bed.what), &measured);
-    let mut report = report.context(ErrorKind::Io, || "cannot make the report")?;
-    rounds.mark(&mut report);
-    Ok(report)
+    let mut progress = Progress::new(1 + options.rounds * loads.len() * arms.len())
+        .expecting(options.time + Duration::from_secs(5));
+    progress.step(format!("{} guests boot", options.guests()));
+    let mut bed = Bed::make(options, machines, program, &disks, &first, &mut progress, interrupt)?;
+    let titles = match options.express {
+        true => ["express-loans", "Express and loans"],
+        false => ["loans", "Loans, live: response and fairness"],
+    };
+    let study = Study {
+        begun,
+        titles,
+        figures: if options.express { EXPRESS } else { LIVE },
+        at_most: (!options.express).then_some(0.1),
+        loads,
+        arms: arms.iter().map(|arm| arm.name.clone()).collect(),
+        rounds: options.rounds,
+        time: options.time,
+        about: about(options, &bed.what),
+        guests: Some(bed.what.clone()),
+        warnings: bed::warnings(machines),
+        sections: Vec::new(),
+    };
+    study.in_turns(progress, |_, load, arm| {
+        let Arm { disk, scheduler, .. } = &arms[arm];
+        let (mut seen, trace) =
+            bed.measure(disk.unwrap_or(load), scheduler.as_deref(), options.time, interrupt)?;
+        let foreground = options.express.then_some(PriorityClass::BestEffort);
+        add_trace(&mut seen, &trace, foreground)?;
+        Ok(seen)
+    })
 }
 
-/// The report's words for each latency, and the kind of the guests.
-fn labels(options: &Options, what: &str) -> Labels {
-    Labels {
-        loads: options
-            .latencies
-            .iter()
-            .map(|latency| format!("a device that takes {latency:?}"))
-            .collect(),
-        ids: options
-            .latencies
-            .iter()
-            .map(|latency| format!("latency-{}us", latency.as_micros()))
-            .collect(),
-        versions: vec![("guests".into(), what.to_owned())],
+/// The device's time for a request, as `vlane serve` has it.
+fn latency(time: Duration) -> [OsString; 2] {
+    ["--latency".into(), time.as_micros().to_string().into()]
+}
+
+fn about(options: &Options, guests: &str) -> String {
+    let all = format!(
+        "{} guests ({guests}), each with a process that computes all the time.",
+        options.guests()
+    );
+    match options.express {
+        true => format!(
+            "{all} The first also has {} in the background (I/O priority idle) and a program in \
+             the foreground (best effort 0, real-time for the guest's own CPU scheduler) that \
+             reads 4 KiB after 4 KiB; {READS} of them, one after the other, are a job, which has \
+             the execution time. The device works on {PARALLEL} requests at a time, {:?} each. A \
+             response lasts from vlane's answer to the foreground's next request; the service \
+             before it from the lane's taking the request to its answer. The guest's I/O scheduler \
+             is none. vlane's lanes are real-time under all arms.",
+            counted(options.readers, "reader"),
+            options.latency
+        ),
+        false => format!(
+            "{all} The first also reads and writes 4 KiB of its vlane disk, synchronously, as fast \
+             as it can, by a process that is real-time in the guest: the guest's own scheduler is \
+             not what is measured. A response lasts from vlane's answer to the guest's next \
+             request. vlane's lanes are real-time under all schedulers, EEVDF included.",
+        ),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use vlane_trace::{Header, Priority, Record, RequestKind, Status};
+
+    use super::*;
+
+    fn record(submit: u64, service: u64, sector: u64, priority: u32) -> Record {
+        Record {
+            kind: RequestKind::Read,
+            status: Status::Ok,
+            lane: 0,
+            priority: Priority(priority),
+            submit,
+            service,
+            sector,
+            sectors: u32::try_from(READ).unwrap(),
+            seq: 0,
+            after: 0,
+            more: false,
+            unmap: false,
+            hash: 0,
+        }
+    }
+
+    #[test]
+    fn foreground_jobs_are_separated() {
+        let (foreground, background) = (2 << 13, 3 << 13);
+        let mut records = Vec::new();
+        for read in 0..=2 * READS {
+            records.push(record(100 * read, 30, READ * read, foreground));
+            records.push(record(100 * read + 1, 90, 0, background));
+        }
+        let mut seen = Seen::default();
+        let class = Some(PriorityClass::BestEffort);
+        let header = Header::default();
+        let trace = |records: &[Record]| Trace::from_records(header.clone(), records.to_vec());
+        add_trace(&mut seen, &trace(&records), class).unwrap();
+        assert_eq!(seen.jobs, [100 * READS; 2]);
+        assert_eq!((seen.services.len(), seen.services[0], seen.background), (101, 30, 101));
+        assert_eq!(seen.responses, [70; 100]);
+        records.truncate(90);
+        assert!(add_trace(&mut seen, &trace(&records), class).is_err());
+        add_trace(&mut seen, &trace(&records), None).unwrap();
+        assert_eq!((seen.services.len(), seen.background), (90, 0), "all are the foreground");
     }
 }

@@ -3,80 +3,72 @@
 //!
 //! Guest 1 does one synchronous I/O after the other. An event comes some time after the last one
 //! was served. It is taken when the guest next runs, and costs it some CPU time. The response is an
-//! event's wait; the share is each guest's part of the CPUs. The scheduler is the real one, with
-//! its guard, and gets events as from a disk's back end.
+//! event's wait; the share is each guest's part of the CPUs. The scheduler is the real one, and
+//! gets events as from a disk's back end.
 
-use std::path::PathBuf;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 use vlane_report::build::Begun;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
-use vlane_policy::loan::Claim;
-use vlane_sched::VcpuThreads;
+use vlane_policy::loan::{Claim, Policy, VcpuId};
 use vlane_sched::live::Daemon;
 use vlane_sched::live::source::{Mailbox, Mark, Poster};
+use vlane_sched::live::state::DaemonState;
 use vlane_sched::realtime::guard::GuardCommand;
 use vlane_sched::realtime::{RealTime, Settings, monotonic_ns, priority};
 use vlane_sched::sys::{self, Attr};
 use vlane_sched::thread::Thread;
+use vlane_sched::{VcpuThreads, Vehicle};
 
-use super::figures::{Measured, Sample};
-use super::live_report::{self, Labels};
+use super::figures::{LIVE, Seen, ns};
+use super::study::Study;
+use super::{Options, sched, usage};
 use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::rounds::{Rounds, in_turns};
 
 /// Token of the guest with I/O at the scheduler.
 const TOKEN: u64 = 1;
+/// Time before each measurement.
+const RAMP: Duration = Duration::from_secs(1);
+/// How often a thread looks for something that it waits for.
+const LOOK: Duration = Duration::from_millis(2);
 
-/// The options.
+/// The load of one measurement.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// The command line, for the report.
-    pub command: String,
-    /// Guests, the one with I/O included.
-    pub guests: usize,
-    /// Weight of each guest; fewer than guests: the last one counts for the rest.
-    pub weights: Vec<u32>,
-    /// Times from an event that was served to the next one; they vary by half.
-    pub gaps: Vec<Duration>,
+pub(crate) struct Load {
+    /// Weight of each guest, the one with I/O first.
+    pub(crate) weights: Vec<u32>,
+    /// Threads that compute, and are not the scheduler's.
+    pub(crate) strangers: usize,
+    /// Time from an event that was served to the next one; it varies by half.
+    pub(crate) gap: Duration,
     /// CPU time that an event costs the guest.
-    pub work: Duration,
-    /// Time of each measurement.
-    pub time: Duration,
-    /// Time before each.
-    pub ramp: Duration,
-    /// Rounds.
-    pub rounds: usize,
-    /// The compared arms: the baseline (EEVDF alone) and policies with their settings.
-    pub arms: Vec<Arm>,
-    /// Where the scheduler keeps its list of changed threads.
-    pub state_dir: PathBuf,
-    /// How a guard is started.
-    pub guard: GuardCommand,
-}
-
-/// One of the schedulers that are compared.
-#[derive(Debug, Clone)]
-pub struct Arm {
-    /// Its name.
-    pub name: String,
-    /// Its settings; none: EEVDF alone.
-    pub settings: Option<Settings>,
+    pub(crate) work: Duration,
+    /// Time that does not count.
+    pub(crate) ramp: Duration,
+    /// Time of the measurement.
+    pub(crate) time: Duration,
+    /// Seed of the times between events.
+    pub(crate) seed: u64,
+    /// Prints `loaded` when the threads are the scheduler's.
+    pub(crate) is_told: bool,
 }
 
 /// State that the threads of one measurement share.
 #[derive(Debug, Default)]
 struct Shared {
+    /// No guest computes before.
+    go: AtomicBool,
     stop: AtomicBool,
-    /// Counts responses from here on.
+    /// Counts responses while it is set.
     counting: AtomicBool,
     /// When the event came that has not been taken yet; 0: none.
     pending: AtomicU64,
@@ -86,25 +78,9 @@ fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Error {
     move |error| Error::caused_by(ErrorKind::Io, what, error)
 }
 
-pub(super) fn sched(error: vlane_sched::Error) -> Error {
-    let kind = match error.kind() {
-        vlane_sched::ErrorKind::Invalid | vlane_sched::ErrorKind::Unsupported => ErrorKind::Invalid,
-        _ => ErrorKind::Process,
-    };
-    Error::caused_by(kind, "the scheduler cannot run", error)
-}
-
 fn cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
-}
-
-/// Computes for so long, in CPU time of its own.
-fn compute(ns: u64) {
-    let until = cpu_ns() + ns;
-    while cpu_ns() < until {
-        std::hint::spin_loop();
-    }
 }
 
 fn tid() -> u32 {
@@ -112,23 +88,26 @@ fn tid() -> u32 {
 }
 
 /// A guest that computes; with I/O if it has a device.
-fn guest(
-    shared: &Shared,
-    work_ns: u64,
-    io: Option<(&mpsc::Sender<()>, Option<&Poster>)>,
-) -> Vec<u64> {
+fn guest(shared: &Shared, work_ns: u64, io: Option<(Sender<()>, Option<Poster>)>) -> Vec<u64> {
     let mut responses = Vec::new();
-    while !shared.stop.load(Ordering::Relaxed) {
+    let is_over = || shared.stop.load(Ordering::Relaxed);
+    while !shared.go.load(Ordering::Relaxed) && !is_over() {
+        std::thread::sleep(LOOK);
+    }
+    while !is_over() {
         // A few microseconds: as late as a guest takes an interrupt.
         for _ in 0..1000 {
             std::hint::spin_loop();
         }
-        let Some((next, poster)) = io else { continue };
+        let Some((next, poster)) = &io else { continue };
         let at = shared.pending.swap(0, Ordering::Acquire);
         if at == 0 {
             continue;
         }
-        compute(work_ns);
+        let until = cpu_ns() + work_ns;
+        while cpu_ns() < until {
+            std::hint::spin_loop();
+        }
         let response_ns = monotonic_ns().saturating_sub(at);
         if shared.counting.load(Ordering::Relaxed) {
             responses.push(response_ns);
@@ -144,18 +123,12 @@ fn guest(
 }
 
 /// The disk: an event `gap` (0.5 to 1.5 of it) after the last one was served.
-fn disk(
-    shared: &Shared,
-    gap: Duration,
-    served: &mpsc::Receiver<()>,
-    poster: Option<&Poster>,
-    seed: u64,
-) {
+fn disk(shared: &Shared, load: &Load, served: &Receiver<()>, poster: Option<&Poster>) {
     // It must not wait for its turn itself.
     let _ = sys::set(tid(), &Attr::round_robin(priority::GUARD));
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = fastrand::Rng::with_seed(load.seed | 1);
     loop {
-        std::thread::sleep(gap.mul_f64(0.5 + random.f64()));
+        std::thread::sleep(load.gap.mul_f64(0.5 + random.f64()));
         if shared.stop.load(Ordering::Relaxed) {
             return;
         }
@@ -171,85 +144,39 @@ fn disk(
     }
 }
 
-/// The scheduler in a thread of its own, and how to end it.
-struct Running {
-    poster: Poster,
-    stop: std::os::fd::OwnedFd,
-    thread: JoinHandle<vlane_sched::Result<(u64, [u64; 3])>>,
+/// A scheduler of threads, each as the vCPU of a machine of its own; the first one has events.
+fn schedule(
+    vehicle: Box<dyn Vehicle>,
+    mailbox: Mailbox,
+    threads: impl Iterator<Item = (u32, u32)>,
+) -> vlane_sched::Result<(Daemon, Vec<VcpuId>)> {
+    let mut daemon = Daemon::new(vehicle, "measured");
+    let source = daemon.add_source(Box::new(mailbox));
+    let mut add = |(vm, (tid, weight)): (u32, (u32, u32))| {
+        let name = format!("guest {}", vm + 1);
+        let threads = VcpuThreads { pid: std::process::id(), index: 0, tids: vec![tid], name };
+        daemon.add(threads, Claim { vm, weight, cap_permille: 0 })
+    };
+    let ids = (0..).zip(threads).map(&mut add).collect::<vlane_sched::Result<Vec<_>>>()?;
+    ids.iter().take(1).for_each(|&id| daemon.name_vcpu(source, TOKEN, id));
+    Ok((daemon, ids))
 }
 
-impl Running {
-    fn start(
-        settings: &Settings,
-        options: &Options,
-        guests: Vec<u32>,
-        weights: &[u32],
-    ) -> Result<Self> {
-        let (poster, mailbox) = Mailbox::new(true).map_err(sched)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from);
-        let stop = stop.map_err(failed("cannot make an eventfd"))?;
-        let theirs = stop.try_clone().map_err(failed("cannot share an eventfd"))?;
-        let (ready, is_ready) = mpsc::channel();
-        let (settings, dir, guard) =
-            (settings.clone(), options.state_dir.clone(), options.guard.clone());
-        let weights = weights.to_vec();
-        let begin = move || -> vlane_sched::Result<Daemon> {
-            Daemon::raise()?;
-            let name = settings.params.policy.name();
-            let vehicle = RealTime::new(settings, &dir, guard)?;
-            let mut daemon = Daemon::new(Box::new(vehicle), name);
-            let source = daemon.add_source(Box::new(mailbox));
-            for (number, (tid, weight)) in (0_u32..).zip(guests.into_iter().zip(weights)) {
-                let threads = VcpuThreads {
-                    pid: std::process::id(),
-                    index: 0,
-                    tids: vec![tid],
-                    name: format!("guest {}", number + 1),
-                };
-                let id = daemon.add(threads, Claim { vm: number, weight, cap_permille: 0 })?;
-                if number == 0 {
-                    daemon.name_vcpu(source, TOKEN, id);
-                }
-            }
-            Ok(daemon)
-        };
-        let body = move || {
-            let mut daemon = match begin() {
-                Ok(daemon) => daemon,
-                Err(error) => {
-                    let _ = ready.send(Err(error));
-                    return Ok((0, [0; 3]));
-                }
-            };
-            let _ = ready.send(Ok(()));
-            let begun = cpu_ns();
-            daemon.run(std::os::fd::AsFd::as_fd(&theirs))?;
-            let used = cpu_ns() - begun;
-            let state = daemon.state(monotonic_ns());
-            let first = state.vcpus.first();
-            let count = |name: &str| state.counters.get(name).copied().unwrap_or(0);
-            let boosts = first.map_or([0; 3], |vcpu| {
-                [vcpu.boosts + vcpu.wake_boosts, vcpu.denied, count("denied_rt_budget")]
-            });
-            tracing::debug!("{}", serde_json::to_string(&state).unwrap_or_default());
-            Ok((used, boosts))
-        };
-        let thread = std::thread::Builder::new().name("scheduler".into()).spawn(body);
-        let thread = thread.map_err(failed("cannot start a thread"))?;
-        match is_ready.recv() {
-            Ok(Ok(())) => Ok(Self { poster, stop, thread }),
-            Ok(Err(error)) => Err(sched(error)),
-            Err(_) => {
-                Err(Error::new(ErrorKind::Process, "the scheduler ended before it had begun"))
-            }
-        }
-    }
-
-    fn end(self) -> Result<(u64, [u64; 3])> {
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
-        let result = self.thread.join();
-        result.map_err(|_| Error::new(ErrorKind::Process, "the scheduler panicked"))?.map_err(sched)
-    }
+/// Schedules until `stop` is readable. Returns the state, and CPU time that was charged and lent.
+fn run_daemon(
+    mut daemon: Daemon,
+    ids: &[VcpuId],
+    stop: BorrowedFd<'_>,
+) -> vlane_sched::Result<(DaemonState, u64, u64)> {
+    Daemon::raise()?;
+    daemon.run(stop)?;
+    let accounts = ids.iter().filter_map(|&id| daemon.vehicle().account(id));
+    let (charged, lent) = accounts.fold((0, 0), |(charged, lent), account| {
+        (charged + account.totals.used_ns, lent + account.totals.lent_ns)
+    });
+    let state = daemon.state(monotonic_ns());
+    tracing::debug!("{}", serde_json::to_string(&state).unwrap_or_default());
+    Ok((state, charged, lent))
 }
 
 /// Waits, unless it is interrupted.
@@ -260,143 +187,172 @@ fn pause(time: Duration, interrupt: &Interrupt) {
     }
 }
 
-/// One measurement.
-fn measure(
-    options: &Options,
-    weights: &[u32],
-    gap: Duration,
-    arm: &Arm,
-    seed: u64,
+/// A thread of a measurement.
+fn spawn<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: impl Into<String>,
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    let thread = Builder::new().name(name.into()).spawn_scoped(scope, body);
+    thread.map_err(failed("cannot start a thread"))
+}
+
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> Result<T> {
+    thread
+        .join()
+        .map_err(|_| Error::new(ErrorKind::Process, "a thread of the measurement panicked"))
+}
+
+/// One measurement, under a scheduler with this vehicle, or under the kernel's alone.
+pub(crate) fn measure(
+    load: &Load,
+    vehicle: Option<Box<dyn Vehicle>>,
     interrupt: &Interrupt,
-) -> Result<Sample> {
-    let shared = Arc::new(Shared::default());
-    let (next, served) = mpsc::channel();
-    let (tell, told) = mpsc::channel();
-    let (hand, poster_for_guest) = mpsc::channel::<Option<Poster>>();
-    let work_ns = u64::try_from(options.work.as_nanos()).unwrap_or(u64::MAX);
-    let mut guests: Vec<JoinHandle<Vec<u64>>> = Vec::new();
-    let mut first = Some((next, poster_for_guest));
-    for number in 0..options.guests {
-        let (shared, tell, mine) = (Arc::clone(&shared), tell.clone(), first.take());
+) -> Result<Seen> {
+    let (shared, stop) = (Shared::default(), eventfd(0, EventfdFlags::CLOEXEC));
+    let stop = stop.map_err(|error| failed("cannot make an eventfd")(error.into()))?;
+    std::thread::scope(|scope| {
+        let seen = measured(scope, load, vehicle, (&shared, &stop), interrupt);
+        shared.stop.store(true, Ordering::Relaxed);
+        let (guest, mut seen) = seen?;
+        seen.responses = joined(guest)?;
+        interrupt.check()?;
+        Ok(seen)
+    })
+}
+
+/// The measurement without the responses, which guest 1 has when it ends.
+fn measured<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    load: &'scope Load,
+    vehicle: Option<Box<dyn Vehicle>>,
+    (shared, stop): (&'scope Shared, &'scope OwnedFd),
+    interrupt: &Interrupt,
+) -> Result<(ScopedJoinHandle<'scope, Vec<u64>>, Seen)> {
+    let (poster, mailbox) = Mailbox::new(true).map_err(sched)?;
+    let poster = vehicle.is_some().then_some(poster);
+    let ((next, served), (tell, told)) = (channel(), channel());
+    let (mut io, work_ns) = (Some((next, poster.clone())), ns(load.work));
+    let (mut guests, mut tids) = (Vec::new(), Vec::new());
+    for number in 1..=load.weights.len() + load.strangers {
+        let (tell, io) = (tell.clone(), io.take());
         let body = move || {
-            let _ = tell.send((number, tid()));
-            let Some((next, posters)) = mine else { return guest(&shared, work_ns, None) };
-            let Ok(poster) = posters.recv() else { return Vec::new() };
-            guest(&shared, work_ns, Some((&next, poster.as_ref())))
+            let _ = tell.send(tid());
+            guest(shared, work_ns, io)
         };
-        let thread = std::thread::Builder::new().name(format!("guest-{}", number + 1)).spawn(body);
-        guests.push(thread.map_err(failed("cannot start a thread"))?);
+        guests.push(spawn(scope, format!("guest-{number}"), body)?);
+        tids.extend(told.recv());
     }
-    let mut tids = vec![0; options.guests];
-    for (number, tid) in told.iter().take(options.guests) {
-        tids[number] = tid;
-    }
-    let threads =
-        tids.iter().map(|&tid| Thread::open(tid).map_err(sched)).collect::<Result<Vec<_>>>()?;
-    let running = match &arm.settings {
-        Some(settings) => Running::start(settings, options, tids, weights).map(Some),
-        None => Ok(None),
-    };
-    let running = match running {
-        Ok(running) => running,
-        Err(error) => {
-            shared.stop.store(true, Ordering::Relaxed);
-            return Err(error);
+    tids.truncate(load.weights.len());
+    let threads = tids.iter().map(|&tid| Thread::open(tid).map_err(sched));
+    let threads = threads.collect::<Result<Vec<_>>>()?;
+    let weighed = tids.into_iter().zip(load.weights.iter().copied());
+    let scheduler = match vehicle {
+        Some(vehicle) => {
+            let (daemon, ids) = schedule(vehicle, mailbox, weighed).map_err(sched)?;
+            Some(spawn(scope, "scheduler", move || run_daemon(daemon, &ids, stop.as_fd()))?)
         }
+        None => None,
     };
-    let poster = running.as_ref().map(|running| running.poster.clone());
-    let _ = hand.send(poster.clone());
-    let body = {
-        let shared = Arc::clone(&shared);
-        move || disk(&shared, gap, &served, poster.as_ref(), seed | 1)
-    };
-    let disk = std::thread::Builder::new().name("disk".into()).spawn(body);
-    let disk = disk.map_err(failed("cannot start a thread"))?;
+    shared.go.store(true, Ordering::Relaxed);
+    if load.is_told {
+        println!("loaded");
+    }
+    spawn(scope, "disk", move || disk(shared, load, &served, poster.as_ref()))?;
 
     let used = || -> Vec<u64> {
         threads.iter().map(|thread| thread.clock().map_or(0, |clock| clock.ran_ns)).collect()
     };
-    pause(options.ramp, interrupt);
+    pause(load.ramp, interrupt);
     shared.counting.store(true, Ordering::Relaxed);
     let (begin, before) = (Instant::now(), used());
-    pause(options.time, interrupt);
+    pause(load.time, interrupt);
     shared.counting.store(false, Ordering::Relaxed);
     let (time, after) = (begin.elapsed(), used());
-    let ended = running.map(Running::end);
-    shared.stop.store(true, Ordering::Relaxed);
-    let panicked = |_| Error::new(ErrorKind::Process, "a guest panicked");
-    let seen = guests.into_iter().map(JoinHandle::join).collect::<std::result::Result<Vec<_>, _>>();
-    let responses = seen.map_err(panicked)?.into_iter().next().unwrap_or_default();
-    let _ = disk.join();
-    let (daemon_ns, boosts) = ended.transpose()?.unwrap_or_default();
-    interrupt.check()?;
-    let used =
-        before.iter().zip(&after).map(|(before, after)| after.saturating_sub(*before)).collect();
-    Ok(Sample { responses, used, time, daemon_ns, boosts, ..Sample::default() })
+    let _ = rustix::io::write(stop, &1_u64.to_ne_bytes());
+    let used_meanwhile =
+        before.iter().zip(&after).map(|(before, after)| after.saturating_sub(*before));
+    let mut seen = Seen {
+        used: used_meanwhile.collect(),
+        weights: load.weights.clone(),
+        time,
+        ..Seen::default()
+    };
+    if let Some(scheduler) = scheduler {
+        let (state, charged, lent) = joined(scheduler)?.map_err(sched)?;
+        seen.scheduled = [used().iter().sum(), charged];
+        seen.lent_ns = lent;
+        state.vcpus.iter().take(1).for_each(|first| seen.add_state(&state, first));
+    }
+    Ok((guests.swap_remove(0), seen))
 }
 
-fn check(options: &Options) -> Result<()> {
-    let invalid = |text: &str| Err(Error::new(ErrorKind::Usage, text));
-    if !(2..=1000).contains(&options.guests) {
-        return invalid("there are between 2 and 1000 guests; change --guests");
-    }
-    if options.rounds == 0 || options.time < Duration::from_millis(200) || options.gaps.is_empty() {
-        return invalid("measure at least once, for 200 ms, with one --gap");
-    }
-    if options.weights.contains(&0) {
-        return invalid("a weight is at least 1; change --weights");
-    }
-    Ok(())
-}
-
-/// Measures, and makes the report of it.
+/// Measures threads under EEVDF alone and under policies with their settings, and makes the report.
+/// `state_dir`: where the scheduler keeps its list of changed threads; `guard`: how its guard is
+/// started.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on
 /// which it cannot run, [`ErrorKind::Interrupted`], and what the scheduler says.
-pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
-    check(options)?;
+pub fn run(
+    options: &Options,
+    policies: &[(Policy, Settings)],
+    (state_dir, guard): (&Path, &GuardCommand),
+    command: &str,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    let each = policies.iter().map(|(policy, settings)| (policy.name(), Some(settings)));
+    let mut arms: Vec<(&str, Option<&Settings>)> =
+        [("EEVDF", None)].into_iter().chain(each).collect();
+    let is_known = |name: &str| arms.iter().any(|(arm, _)| arm.eq_ignore_ascii_case(name));
+    if let Some(name) = options.only.iter().find(|name| !is_known(name)) {
+        return usage(format!("there is no {name:?} to measure; change --only"));
+    }
+    arms.retain(|(name, _)| options.has(name));
     vlane_sched::live::probe::real_time().map_err(sched)?;
-    let begun = Begun::now(&options.command);
+    let (gaps, guests) = (options.gaps(&[20, 5, 2]), options.guests());
     let last = options.weights.last().copied().unwrap_or(vlane_policy::loan::units::DEFAULT_WEIGHT);
-    let weights: Vec<u32> = (0..options.guests)
-        .map(|number| options.weights.get(number).copied().unwrap_or(last))
-        .collect();
-    let names = || options.arms.iter().map(|arm| arm.name.clone());
-    let mut loads: Vec<Arms<Sample>> = options.gaps.iter().map(|_| Arms::once(names())).collect();
-    let steps = options.rounds * options.gaps.len() * options.arms.len();
-    let mut progress = Progress::new(steps).expecting(options.time + options.ramp);
-    let rounds = Rounds::measure(options.rounds, |round| {
-        for (load, gap) in options.gaps.iter().enumerate() {
-            let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round as u64 * 31 + load as u64 + 1);
-            in_turns(&mut loads[load], round, |at, arm| {
-                progress.step(format!("an event every {gap:?}, {arm}"));
-                measure(options, &weights, *gap, &options.arms[at], seed, interrupt)
-            })?;
-        }
-        Ok(())
-    })?;
-    drop(progress);
-    loads.iter_mut().for_each(|arms| arms.keep(rounds.whole()));
-    let about = format!(
-        "{} threads of this program compute all the time; guest 1 also serves events, each with \
-         {:?} of CPU time. A response lasts from the event until it is served.",
-        options.guests, options.work
-    );
-    let (time, rounds_kept) = (options.time, rounds.whole());
-    let measured =
-        Measured { loads, weights, begun, rounds: rounds_kept, time, about, warnings: Vec::new() };
-    let labels = Labels {
-        loads: options
-            .gaps
-            .iter()
-            .map(|gap| format!("an event {gap:?} after the last one was served"))
-            .collect(),
-        ids: options.gaps.iter().map(|gap| format!("gap-{}us", gap.as_micros())).collect(),
-        versions: Vec::new(),
+    let weights = options.weights.iter().copied().chain(std::iter::repeat(last)).take(guests);
+    let load = Load {
+        weights: weights.collect(),
+        strangers: 0,
+        gap: Duration::ZERO,
+        work: options.work,
+        ramp: RAMP,
+        time: options.time,
+        seed: 0,
+        is_told: false,
     };
-    let report = live_report::make(&labels, &measured);
-    let mut report = report.context(ErrorKind::Io, || "cannot make the report")?;
-    rounds.mark(&mut report);
-    Ok(report)
+    let name = |gap: &Duration| {
+        let words = format!("an event {gap:?} after the last one was served");
+        (format!("gap-{}us", gap.as_micros()), words)
+    };
+    let study = Study {
+        begun: Begun::now(command),
+        titles: ["loans", "Loans, live: response and fairness"],
+        guests: None,
+        figures: LIVE,
+        at_most: Some(0.1),
+        loads: gaps.iter().map(name).collect(),
+        arms: arms.iter().map(|(name, _)| (*name).to_owned()).collect(),
+        rounds: options.rounds,
+        time: options.time,
+        about: format!(
+            "{guests} threads of this program compute all the time; guest 1 also serves events, \
+             each with {:?} of CPU time. A response lasts from the event until it is served.",
+            options.work
+        ),
+        warnings: Vec::new(),
+        sections: Vec::new(),
+    };
+    let steps = options.rounds * gaps.len() * arms.len();
+    let progress = Progress::new(steps).expecting(options.time + RAMP);
+    study.in_turns(progress, |round, at, arm| {
+        let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round as u64 * 31 + at as u64 + 1);
+        let load = Load { gap: gaps[at], seed, ..load.clone() };
+        let start = |settings: &Settings| -> vlane_sched::Result<Box<dyn Vehicle>> {
+            Ok(Box::new(RealTime::new(settings.clone(), state_dir, guard.clone())?))
+        };
+        measure(&load, arms[arm].1.map(start).transpose().map_err(sched)?, interrupt)
+    })
 }
