@@ -82,7 +82,7 @@ enum Command {
     TogetherJob(together::TogetherJobArgs),
     /// Run the guest's part of `prove sched-ext`; also runs on a host with sched_ext
     #[command(hide = true)]
-    SchedExtJob(sched_ext::MeasureArgs),
+    SchedExtJob(sched_ext::Job),
 }
 
 /// Compare disks, back ends, cache modes, or queues and threads

@@ -8,7 +8,6 @@
 pub mod caches;
 pub mod express;
 pub mod loans;
-#[cfg(feature = "sched-ext")]
 pub mod sched_ext;
 pub mod throttle;
 pub mod together;

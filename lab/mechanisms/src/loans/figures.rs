@@ -121,6 +121,23 @@ pub(super) const EXPRESS: &[Named] = &[
     LOOP,
 ];
 
+/// Figures of the sched_ext vehicle.
+pub(crate) const SCHED_EXT: &[Named] = &[
+    ("p50", "us", |s| percentile(&s.responses, 50) * 1e3),
+    ("p99", "us", |s| percentile(&s.responses, 99) * 1e3),
+    FIRST_OFF,
+    ("farthest share", "%", |s| s.furthest(&s.used)),
+    FURTHEST_IN_ALL,
+    ("used", "ms", |s| ms(s.scheduled[0])),
+    ("charged", "ms", |s| ms(s.scheduled[1])),
+    ("granted", "", |s| number(s.granted)),
+    ("denied", "", |s| number(s.denied)),
+    ("not at once", "", |s| s.count("threads_not_moved")),
+    ("lent per boost", "us", |s| ms(s.lent_ns) * 1e3 / number(s.granted.max(1))),
+    ("given back to the ordinary scheduler", "", |s| s.count("sheltered")),
+    LOOP,
+];
+
 pub(super) fn ns(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -262,7 +262,7 @@ fn distribution(arms: &[Measured<Sample>]) -> Chart {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-    use crate::loans::figures::{EXPRESS, LIVE};
+    use crate::loans::figures::{EXPRESS, LIVE, SCHED_EXT};
     use vlane_report::Cell;
 
     /// Two guests; the first one has two events, and used so much CPU time.
@@ -330,6 +330,7 @@ mod tests {
         for (figures, titles) in [
             (LIVE, &["median", "99th percentile", "furthest off", "guest 1 off its share"][..]),
             (EXPRESS, &["execution time", "mean service", "furthest, all rounds"]),
+            (SCHED_EXT, &["p50", "farthest share"]),
         ] {
             let report = report_of(figures);
             let Block::Table(table) = &report.sections[2].blocks[0] else { panic!("a table") };
