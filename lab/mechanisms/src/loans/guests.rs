@@ -196,33 +196,22 @@ pub fn run(
     vlane_sched::live::probe::real_time().map_err(sched)?;
     let begun = Begun::now(command);
     let gaps = options.gaps(&[20, 5]);
+    let load = |gap: &Duration| {
+        (format!("latency-{}us", gap.as_micros()), format!("a device that takes {gap:?}"))
+    };
+    let classes = |classes| disk(options.latency, &["--parallel", PARALLEL, "--classes", classes]);
     let (arms, loads, disks, first) = match options.express {
         true => (
             options.express_arms(),
             vec![("express-loans".to_owned(), "a foreground program beside readers".to_owned())],
-            ["off", "on"]
-                .map(|classes| {
-                    [
-                        latency(options.latency).as_slice(),
-                        &["--parallel", PARALLEL, "--classes", classes].map(OsString::from),
-                    ]
-                    .concat()
-                })
-                .to_vec(),
+            vec![classes("off"), classes("on")],
             Initramfs::new(FIRST_EXPRESS.replace("@READERS@", &options.readers.to_string()))
                 .programs(["chrt", "ionice"]),
         ),
         false => (
             options.arms(),
-            gaps.iter()
-                .map(|gap| {
-                    (
-                        format!("latency-{}us", gap.as_micros()),
-                        format!("a device that takes {gap:?}"),
-                    )
-                })
-                .collect(),
-            gaps.iter().map(|gap| latency(*gap).to_vec()).collect(),
+            gaps.iter().map(load).collect(),
+            gaps.iter().map(|gap| disk(*gap, &[])).collect(),
             Initramfs::new(FIRST).programs(["chrt"]),
         ),
     };
@@ -258,9 +247,10 @@ pub fn run(
     })
 }
 
-/// The device's time for a request, as `vlane serve` has it.
-fn latency(time: Duration) -> [OsString; 2] {
-    ["--latency".into(), time.as_micros().to_string().into()]
+/// Arguments of a disk's `vlane serve`: the device's time for a request, and more.
+fn disk(latency: Duration, more: &[&str]) -> Vec<OsString> {
+    let latency = latency.as_micros().to_string();
+    ["--latency", &latency].iter().chain(more).map(OsString::from).collect()
 }
 
 fn about(options: &Options, guests: &str) -> String {

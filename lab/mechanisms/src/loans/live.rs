@@ -94,10 +94,12 @@ fn guest(shared: &Shared, work_ns: u64, io: Option<(Sender<()>, Option<Poster>)>
     while !shared.go.load(Ordering::Relaxed) && !is_over() {
         std::thread::sleep(LOOK);
     }
+    let mut work = 0x9e37_79b9_7f4a_7c15_u64;
     while !is_over() {
-        // A few microseconds: as late as a guest takes an interrupt.
-        for _ in 0..1000 {
-            std::hint::spin_loop();
+        // A few microseconds: as late as a guest takes an interrupt. An emulated CPU takes a turn of
+        // its own for each pause of a loop that spins.
+        for _ in 0..500 {
+            work = std::hint::black_box(work.rotate_left(5).wrapping_mul(0x2545_f491_4f6c_dd1d));
         }
         let Some((next, poster)) = &io else { continue };
         let at = shared.pending.swap(0, Ordering::Acquire);
@@ -213,7 +215,9 @@ pub(crate) fn measure(
     let stop = stop.map_err(|error| failed("cannot make an eventfd")(error.into()))?;
     std::thread::scope(|scope| {
         let seen = measured(scope, load, vehicle, (&shared, &stop), interrupt);
+        // Also where it broke off.
         shared.stop.store(true, Ordering::Relaxed);
+        let _ = rustix::io::write(&stop, &1_u64.to_ne_bytes());
         let (guest, mut seen) = seen?;
         seen.responses = joined(guest)?;
         interrupt.check()?;
@@ -280,7 +284,7 @@ fn measured<'scope>(
     };
     if let Some(scheduler) = scheduler {
         let (state, charged, lent) = joined(scheduler)?.map_err(sched)?;
-        seen.scheduled = [used().iter().sum(), charged];
+        seen.scheduled = [after.iter().sum(), charged];
         seen.lent_ns = lent;
         state.vcpus.iter().take(1).for_each(|first| seen.add_state(&state, first));
     }
