@@ -39,7 +39,7 @@ pub fn measure(job: &Job) -> anyhow::Result<()> {
     Ok(sched_ext::measure(job, &own()?, &Interrupt::listen()?)?)
 }
 
-/// Boots the guest, and shows the report of what it did.
+/// Boots the guest, and shows its report.
 pub fn prove(args: &ProveArgs) -> anyhow::Result<()> {
     let own = own()?;
     args.output.check()?;

@@ -1,4 +1,4 @@
-//! Threads of the sched_ext vehicle: which are taken, and what they may do to the scheduler and to
+//! Threads of the sched_ext vehicle: which are taken, and their effects on the scheduler and on
 //! each other.
 //!
 //! Where the kernel has no sched_ext the tests return at once; `sched_ext_tests_pass_in_guest` runs
@@ -23,7 +23,7 @@ use vlane_sched::realtime::monotonic_ns;
 use vlane_sched::sys::{self, Attr, Class};
 use vlane_sched::{VcpuThreads, Vehicle};
 
-/// Emulated, on a host that does other things besides, everything takes long.
+/// Emulated, on a host that does other things besides, all takes long.
 const LIMIT: Duration = Duration::from_secs(300);
 const EXT: Class = Class::Else(7);
 /// Variable that marks this program as running in the guest.

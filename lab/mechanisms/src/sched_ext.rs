@@ -130,7 +130,7 @@ fn vehicle(name: &str, boost_us: u64) -> Result<Option<Box<dyn Vehicle>>> {
 /// file.
 ///
 /// # Errors
-/// What the vehicle says.
+/// Those of the vehicle.
 pub fn measure(job: &Job, own: &Path, interrupt: &Interrupt) -> Result<()> {
     let LoadArgs { seconds, every_ms, boost_us, kills, strangers, weights } = &job.load;
     let weights = if weights.is_empty() { &vec![DEFAULT_WEIGHT] } else { weights };
@@ -292,11 +292,11 @@ fn job(options: &Options) -> String {
     job
 }
 
-/// Boots the guest, and makes a report of what it shows. `program`: vlane's own file, which the
+/// Boots the guest, and makes a report of its results. `program`: vlane's own file, which the
 /// guest runs.
 ///
 /// # Errors
-/// The host lacks something, or the guest fails in the first round. A later round that breaks off
+/// The host lacks a program, or the guest fails in the first round. A later round that breaks off
 /// leaves the others, in a report that is marked as partial.
 pub fn prove(
     options: &Options,
@@ -334,7 +334,7 @@ pub fn prove(
     };
     let mut progress = Progress::new(study.rounds + 1);
     // A guest for each round: every load is a chance for it to crash, and takes the other turns
-    // with it. In turns: what changes on the host meanwhile changes for all.
+    // with it. In turns: a change on the host concerns all.
     let (loads, rounds) = study.measure(|round, loads| {
         progress.step(format!("round {}", round + 1));
         let report = bed.run(&machine, &job(options))?;

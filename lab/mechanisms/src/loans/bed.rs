@@ -1,5 +1,5 @@
-//! Real guests, the disks of the first of them, and schedulers that come and go: what measurements
-//! with guests share.
+//! Real guests, the disks of the first of them, and schedulers that come and go: the common parts
+//! of measurements with guests.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ const BACK_END_PRIORITY: u32 = 2;
 /// Script of the guests without I/O.
 pub(crate) const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
 
-/// Guests and their disks, and everything that ends with them.
+/// Guests and their disks, and all that ends with them.
 pub(super) struct Bed {
     program: PathBuf,
     _directory: TempDir,
@@ -145,7 +145,7 @@ impl Bed {
     }
 
     /// One measurement of a disk that the guest uses, under a scheduler with these arguments, or
-    /// under EEVDF alone. Returns what was seen, without responses, and the recording.
+    /// under EEVDF alone. Returns the results, without responses, and the recording.
     pub(super) fn measure(
         &mut self,
         disk: usize,
@@ -164,7 +164,7 @@ impl Bed {
         let words = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
         let running = scheduler.map(|arguments| schedule(&places, &pids, &words(arguments)));
         let running = running.transpose()?;
-        // The back end looks for a scheduler once a second; then everything has to come to rest.
+        // The back end looks for a scheduler once a second; then all has to come to rest.
         let settled = Instant::now() + Duration::from_secs(4);
         while Instant::now() < settled {
             interrupt.check()?;
@@ -272,7 +272,7 @@ pub(crate) fn last_state(log: &str) -> Result<DaemonState> {
         .context(ErrorKind::Format, || "the scheduler's output is not understood")
 }
 
-/// The guest has started and does something.
+/// Waits until the guest does I/O.
 fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
     let begin = Instant::now();
     let done =

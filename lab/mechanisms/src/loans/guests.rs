@@ -141,8 +141,8 @@ impl Options {
     }
 }
 
-/// Adds what a recording has of the foreground, and of the background: all that is not of its class,
-/// if it has one.
+/// Adds a recording's figures of the foreground, and of the background: all that is not of its
+/// class, if it has one.
 fn add_trace(seen: &mut Seen, trace: &Trace, foreground: Option<PriorityClass>) -> Result<()> {
     let is_foreground =
         |record: &Record| foreground.is_none_or(|class| record.priority.class() == class);

@@ -38,7 +38,7 @@ use vlane_testbed::interrupt::Interrupt;
 const TOKEN: u64 = 1;
 /// Time before each measurement.
 const RAMP: Duration = Duration::from_secs(1);
-/// How often a thread looks for something that it waits for.
+/// How often a thread looks for the beginning.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The load of one measurement.
@@ -96,8 +96,8 @@ fn guest(shared: &Shared, work_ns: u64, io: Option<(Sender<()>, Option<Poster>)>
     }
     let mut work = 0x9e37_79b9_7f4a_7c15_u64;
     while !is_over() {
-        // A few microseconds: as late as a guest takes an interrupt. An emulated CPU takes a turn of
-        // its own for each pause of a loop that spins.
+        // A few microseconds: as late as a guest takes an interrupt. An emulated CPU gives up its
+        // turn at each pause of a loop that spins.
         for _ in 0..500 {
             work = std::hint::black_box(work.rotate_left(5).wrapping_mul(0x2545_f491_4f6c_dd1d));
         }
@@ -297,7 +297,7 @@ fn measured<'scope>(
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for a machine on
-/// which it cannot run, [`ErrorKind::Interrupted`], and what the scheduler says.
+/// which it cannot run, [`ErrorKind::Interrupted`], and those of the scheduler.
 pub fn run(
     options: &Options,
     policies: &[(Policy, Settings)],

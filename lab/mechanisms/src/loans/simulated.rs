@@ -1,5 +1,4 @@
-//! Loans in the simulator: scenarios by host schedulers, and the paper's figures and tables beside
-//! what comes out.
+//! Loans in the simulator: scenarios by host schedulers, and the paper's figures.
 
 mod extras;
 mod sections;
@@ -85,7 +84,7 @@ fn rate(per_second: f64) -> String {
     format!("rates {per_second}")
 }
 
-/// Simulates everything, on all CPUs that there are, and makes the report.
+/// Simulates all runs, on all CPUs that there are, and makes the report.
 ///
 /// # Errors
 /// A scheduler of the ablation cannot be made; [`ErrorKind::Interrupted`] before a first simulation
@@ -141,7 +140,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     Ok(report)
 }
 
-/// Everything to simulate; `paper` is the paper's scenario, if it is to have extras.
+/// All runs to simulate; `paper` is the paper's scenario, if it is to have extras.
 fn jobs_of(options: &Options, paper: Option<&Scenario>) -> Result<Vec<Job>> {
     let mut jobs: Vec<Job> = Vec::new();
     for scenario in &options.scenarios {

@@ -18,7 +18,7 @@ use vlane_testbed::rounds::{Rounds, in_turns};
 /// Permitted deviation of a share from its weight, percent.
 const OFF: f64 = 3.0;
 
-/// What is measured, and what the report says of it.
+/// A measurement, and the words of its report.
 pub(crate) struct Study {
     /// When it began, by which command.
     pub(crate) begun: Begun,
@@ -28,7 +28,7 @@ pub(crate) struct Study {
     pub(crate) guests: Option<String>,
     /// The figures; the first one is that which loans are for.
     pub(crate) figures: &'static [Named],
-    /// What that is to be with loans, over EEVDF's; none without a goal.
+    /// The goal of that with loans, over EEVDF's, if there is one.
     pub(crate) at_most: Option<f64>,
     /// The loads: the ids of their sections, and their names.
     pub(crate) loads: Vec<(String, String)>,

@@ -1,5 +1,5 @@
-//! One part of a scenario: responses, shares and loans, with every scheduler, and what the paper
-//! has of them.
+//! One part of a scenario: responses, shares and loans, with every scheduler, and the paper's
+//! words on them.
 
 use vlane_error::counted;
 use vlane_simulate::{LoadOutcome, MachineOutcome, Outcome, Scenario};
