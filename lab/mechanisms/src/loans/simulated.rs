@@ -59,11 +59,15 @@ impl Runs {
     }
 
     fn one(&self, scenario: &str, phase: &str, setup: &str) -> Option<&Outcome> {
-        let run = self
-            .0
-            .iter()
-            .find(|r| r.scenario == scenario && r.phase == phase && r.outcome.setup == setup);
-        run.map(|run| &run.outcome)
+        let mut runs = self.of(scenario, phase).into_iter().map(|run| &run.outcome);
+        runs.find(|outcome| outcome.setup == setup)
+    }
+
+    /// Those of the scenarios themselves.
+    fn own(&self) -> impl Iterator<Item = &Run> {
+        let is_extra =
+            |run: &&Run| run.scenario == "ablation" || run.scenario.starts_with("rates ");
+        self.0.iter().filter(move |run| !is_extra(run))
     }
 }
 
@@ -126,7 +130,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     ];
     let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
     let mut report = Report {
-        summary: extras::summary(&runs, options),
+        summary: extras::summary(&runs),
         notes,
         sections,
         ..begun.report("simulate", format!("Loans, simulated: {}", names.join(", ")), &[])

@@ -5,7 +5,7 @@ use vlane_report::build::{bars, spread, table};
 use vlane_simulate::{ABLATION, LoadOutcome, Outcome, Setup};
 
 use super::sections::{denied, float, group, redemption, row};
-use super::{Options, RATES, Run, Runs, rate};
+use super::{RATES, Run, Runs, rate};
 use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Spread};
 
 /// Where the paper's loads are.
@@ -127,14 +127,10 @@ pub(super) fn cost(runs: &Runs) -> Section {
         let figures = [simulated, events, run.seconds, events / run.seconds];
         row([name.trim(), &run.outcome.setup], figures.map(Some))
     };
-    let own = runs
-        .0
-        .iter()
-        .filter(|run| run.scenario != "ablation" && !run.scenario.starts_with("rates "));
     let table = table(
         "Cost of the simulation (measured here)",
         "scenario | scheduler | simulated [s] | events | took [s] | events per second",
-        own.map(of).collect(),
+        runs.own().map(of).collect(),
     );
     Section::new(
         "cost",
@@ -149,37 +145,29 @@ pub(super) fn cost(runs: &Runs) -> Section {
 }
 
 /// The conclusions.
-pub(super) fn summary(runs: &Runs, options: &Options) -> Vec<String> {
-    let mut said = Vec::new();
-    for scenario in &options.scenarios {
-        for (phase, _) in scenario.parts() {
-            for run in runs.of(&scenario.name, &phase) {
-                let outcome = &run.outcome;
-                let Some(load) = outcome.loads.first() else { continue };
-                let off = outcome.farthest_off().map_or(String::new(), |machine| {
-                    format!(
-                        "; {} is farthest off its due, by {:+.2} %",
-                        machine.name,
-                        machine.off() * 100.0
-                    )
-                });
-                let bandwidth = match load.bytes {
-                    0 => String::new(),
-                    _ => format!(", {:.1} Mbit/s", load.mbit(outcome.time_ns)),
-                };
-                said.push(format!(
-                    "{} {phase} with {}: {} of {} answered after {:.3} ms in the mean, p99 {:.3} \
-                     ms{bandwidth}{off}.",
-                    scenario.name,
-                    outcome.setup,
-                    load.name,
-                    load.machine,
-                    load.mean_ms(),
-                    load.quantile_ms(0.99)
-                ));
-            }
-        }
-    }
-    said.truncate(14);
-    said
+pub(super) fn summary(runs: &Runs) -> Vec<String> {
+    let of = |run: &Run| {
+        let outcome = &run.outcome;
+        let load = outcome.loads.first()?;
+        let off = outcome.farthest_off().map_or(String::new(), |machine| {
+            let off = machine.off() * 100.0;
+            format!("; {} is farthest off its due, by {off:+.2} %", machine.name)
+        });
+        let bandwidth = match load.bytes {
+            0 => String::new(),
+            _ => format!(", {:.1} Mbit/s", load.mbit(outcome.time_ns)),
+        };
+        Some(format!(
+            "{} {} with {}: {} of {} answered after {:.3} ms in the mean, p99 {:.3} \
+             ms{bandwidth}{off}.",
+            run.scenario,
+            run.phase,
+            outcome.setup,
+            load.name,
+            load.machine,
+            load.mean_ms(),
+            load.quantile_ms(0.99)
+        ))
+    };
+    runs.own().filter_map(of).take(14).collect()
 }
