@@ -1,9 +1,11 @@
 //! `vlane-lab prove limits`: how exactly a volume's limits are kept. For those who work on vlane.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use clap::Args;
 use vlane_guest::{Host, Install};
-use vlane_mechanisms::throttle::{self, Options};
+use vlane_mechanisms::throttle;
 use vlane_testbed::Interrupt;
 
 use crate::output::{OutputArgs, command_line};
@@ -32,7 +34,7 @@ pub fn run(args: &ThrottleArgs) -> Result<()> {
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let vlane = std::env::current_exe().context("cannot find this program's own file")?;
-    let options = Options { vlane, seconds: args.seconds };
-    let report = throttle::run(&options, &host, &command_line(), &interrupt)?;
+    let time = Duration::from_secs(args.seconds.into());
+    let report = throttle::run(&vlane, time, &host, &command_line(), &interrupt)?;
     args.output.show(&report)
 }

@@ -2,8 +2,8 @@
 //! is counted where the lanes count.
 
 use std::num::NonZeroU16;
-use std::path::PathBuf;
-use std::thread::JoinHandle;
+use std::ops::ControlFlow;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use vlane_driver::{Limit, SessionOptions, Workload};
@@ -18,7 +18,7 @@ use vlane_report::build::{Begun, table};
 use vlane_report::machine::usable_cpus;
 use vlane_report::{Cell, Note, Report, Spread};
 use vlane_testbed::Rounds;
-use vlane_testbed::control::Control;
+use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::{Server, Storage};
@@ -28,287 +28,185 @@ const RAMP: Duration = Duration::from_secs(1);
 /// How much longer than the seconds that count a client runs.
 const SPARE: Duration = Duration::from_millis(700);
 
-/// The options.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The program `vlane`.
-    pub vlane: PathBuf,
-    /// Seconds of each row.
-    pub seconds: u32,
-}
+const DRIVER: &str = "vlane's driver";
+const FIO: &str = "fio with libblkio";
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Client {
-    Driver,
-    Fio,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Limited {
-    Iops(u64),
-    Bandwidth(u64),
-}
-
-/// A limit, and who runs into it.
-#[derive(Debug, Clone, Copy)]
-struct Row {
-    client: Client,
-    lanes: u16,
-    limited: Limited,
-}
-
-/// The lanes' counters, and their time.
-#[derive(Debug, Clone, Copy)]
-struct Look {
-    ns: u64,
-    requests: u64,
-    bytes: u64,
-    cpu_ns: u64,
-}
-
-/// Results of a row; rates are parts of the limit.
+/// What is limited.
 #[derive(Debug)]
-struct Measured {
-    row: Row,
-    each_second: Spread,
-    in_all: f64,
-    by_the_client: f64,
-    cpus: f64,
-}
-
-impl Limited {
-    fn arguments(self) -> [String; 2] {
-        match self {
-            Limited::Iops(limit) => ["--limit-iops".into(), limit.to_string()],
-            Limited::Bandwidth(limit) => ["--limit-bandwidth".into(), limit.to_string()],
-        }
-    }
-
-    fn name(self) -> String {
-        match self {
-            Limited::Iops(limit) => format!("{limit} requests/s"),
-            Limited::Bandwidth(limit) => format!("{}/s", show_size(limit)),
-        }
-    }
-
+struct Kind {
+    /// The option of `vlane serve`.
+    option: &'static str,
+    /// The lanes' counters of it.
+    counters: [&'static str; 2],
     /// Bytes of a request.
-    fn block(self) -> u32 {
-        if matches!(self, Limited::Iops(_)) { 4096 } else { 65536 }
-    }
-
-    /// A rate as a part of the limit.
-    fn part(self, iops: f64) -> f64 {
-        match self {
-            Limited::Iops(limit) => iops / limit as f64,
-            Limited::Bandwidth(limit) => iops * f64::from(self.block()) / limit as f64,
-        }
-    }
+    block: u32,
+    /// How much of the limit a request uses.
+    unit: u32,
 }
 
-impl Look {
-    fn take(control: &Control) -> Result<Look> {
-        let counters = control.counters()?;
-        let sum = |names: [&str; 2]| names.iter().filter_map(|name| counters.sum.get(*name)).sum();
-        Ok(Look {
-            ns: counters.monotonic_ns,
-            requests: sum(["reads", "writes"]),
-            bytes: sum(["read_bytes", "written_bytes"]),
-            cpu_ns: counters.process.user_ns + counters.process.system_ns,
-        })
-    }
+const IOPS: &Kind =
+    &Kind { option: "--limit-iops", counters: ["reads", "writes"], block: 4096, unit: 1 };
+const BANDWIDTH: &Kind = &Kind {
+    option: "--limit-bandwidth",
+    counters: ["read_bytes", "written_bytes"],
+    block: 65536,
+    unit: 65536,
+};
 
-    /// The rate from one to the next, as a part of the limit.
-    fn rate_since(&self, before: &Look, limited: Limited) -> f64 {
-        let seconds = (self.ns - before.ns) as f64 / 1e9;
-        match limited {
-            Limited::Iops(limit) => {
-                (self.requests - before.requests) as f64 / seconds / limit as f64
-            }
-            Limited::Bandwidth(limit) => {
-                (self.bytes - before.bytes) as f64 / seconds / limit as f64
-            }
-        }
-    }
+/// The client, the lanes, what is limited, and the limit.
+type Row = (&'static str, u16, &'static Kind, u64);
+
+const ROWS: [Row; 11] = [
+    (DRIVER, 1, IOPS, 1_000),
+    (DRIVER, 1, IOPS, 30_000),
+    (DRIVER, 1, IOPS, 1_000_000),
+    (DRIVER, 1, BANDWIDTH, 10 << 20),
+    (DRIVER, 1, BANDWIDTH, 2048 << 20),
+    (DRIVER, 2, IOPS, 1_000),
+    (DRIVER, 2, IOPS, 300_000),
+    (DRIVER, 2, BANDWIDTH, 200 << 20),
+    (FIO, 1, IOPS, 1_000),
+    (FIO, 1, IOPS, 50_000),
+    (FIO, 1, BANDWIDTH, 200 << 20),
+];
+
+fn name((_, _, kind, limit): Row) -> String {
+    if kind.unit == 1 { format!("{limit} requests/s") } else { format!("{}/s", show_size(limit)) }
 }
 
-fn rows(has_fio: bool) -> Vec<Row> {
-    let row = |client, lanes, limited| Row { client, lanes, limited };
-    let (iops, bandwidth) = (Limited::Iops, |mib: u64| Limited::Bandwidth(mib << 20));
-    let mut rows = vec![
-        row(Client::Driver, 1, iops(1_000)),
-        row(Client::Driver, 1, iops(30_000)),
-        row(Client::Driver, 1, iops(1_000_000)),
-        row(Client::Driver, 1, bandwidth(10)),
-        row(Client::Driver, 1, bandwidth(2048)),
-        row(Client::Driver, 2, iops(1_000)),
-        row(Client::Driver, 2, iops(300_000)),
-        row(Client::Driver, 2, bandwidth(200)),
-    ];
-    if has_fio {
-        rows.push(row(Client::Fio, 1, iops(1_000)));
-        rows.push(row(Client::Fio, 1, iops(50_000)));
-        rows.push(row(Client::Fio, 1, bandwidth(200)));
-    }
-    rows
-}
-
-/// Looks once a second from the ramp's end on.
-fn looks(control: Control, seconds: u32) -> JoinHandle<Result<Vec<Look>>> {
-    let begin = Instant::now() + RAMP;
-    std::thread::spawn(move || {
-        let mut looks = Vec::new();
-        for second in 0..=seconds {
-            let at = begin + Duration::from_secs(second.into());
-            std::thread::sleep(at.saturating_duration_since(Instant::now()));
-            looks.push(Look::take(&control)?);
-        }
-        Ok(looks)
-    })
-}
-
-/// Runs the client against the back end; requests per second by its own count.
-fn client(
-    row: Row,
-    server: &mut Server,
-    fio: Option<&BlkioFio>,
+/// What all rows need.
+struct Bed<'a> {
+    vlane: &'a Path,
     time: Duration,
-    cpus: &[usize],
-    interrupt: &Interrupt,
-) -> Result<f64> {
-    let block = row.limited.block();
-    if let (Client::Fio, Some(fio)) = (row.client, fio) {
-        let mut load = Load::named("load");
-        load.depth = NonZeroU16::new(32).unwrap_or(NonZeroU16::MIN);
-        load.bs.0 = block.into();
-        let words = blkio::options(&load, server.socket(), time, RAMP);
-        return Ok(blkio::measure(fio, words, (time, RAMP), cpus, &mut || (), interrupt)?.iops);
+    fio: Option<&'a BlkioFio>,
+    interrupt: &'a Interrupt,
+}
+
+impl Bed<'_> {
+    /// Runs the client against the back end; requests per second by its own count.
+    fn drive(&self, row: Row, server: &mut Server, cpus: Vec<usize>) -> Result<f64> {
+        let (client, queues, &Kind { block, .. }, _) = row;
+        let time = self.time + SPARE;
+        if let (FIO, Some(fio)) = (client, self.fio) {
+            let mut load = Load::named("load");
+            load.depth = NonZeroU16::new(32).unwrap_or(NonZeroU16::MIN);
+            load.bs.0 = block.into();
+            let words = blkio::options(&load, server.socket(), time, RAMP);
+            let timing = (time, RAMP);
+            return Ok(blkio::measure(fio, words, timing, &cpus, &mut || (), self.interrupt)?.iops);
+        }
+        let session =
+            SessionOptions { queues, depth: 32, data: block, ..SessionOptions::default() };
+        let limit = Limit::Time(time);
+        let workload = Workload { block, limit, ramp: RAMP, cpus, ..Workload::default() };
+        let going_on = &mut |_| match self.interrupt.is_raised() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        Ok(vlane_driver::run(server.connect(&session)?, &workload, going_on)?.iops)
     }
-    let session =
-        SessionOptions { queues: row.lanes, depth: 32, data: block, ..SessionOptions::default() };
-    let session = server.connect(&session)?;
-    let workload = Workload {
-        block,
-        limit: Limit::Time(time),
-        ramp: RAMP,
-        cpus: cpus.to_vec(),
-        ..Workload::default()
-    };
-    let going_on = &mut |_| match interrupt.is_raised() {
-        true => std::ops::ControlFlow::Break(()),
-        false => std::ops::ControlFlow::Continue(()),
-    };
-    Ok(vlane_driver::run(session, &workload, going_on)?.iops)
+
+    /// Measures a row: its cells in the table.
+    fn measure(&self, row: Row) -> Result<Vec<Cell>> {
+        let (client, lanes, kind, limit) = row;
+        let directory = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory")?;
+        let path = directory.path().join("control");
+        let (queues, most, at) = (lanes.to_string(), limit.to_string(), path.display().to_string());
+        let words = ["--queues", &queues, "--sched=off", "--control", &at, kind.option, &most];
+        // One lane and its client have a CPU each.
+        let (of_server, of_client) = match (lanes, &usable_cpus()?[..]) {
+            (1, [first, second, ..]) => (vec![*first], vec![*second]),
+            _ => (Vec::new(), Vec::new()),
+        };
+        let (dir, storage) = (directory.path(), Storage::null(1 << 30));
+        let mut server = Server::vlane(self.vlane, dir, storage, &of_server, &words)?;
+        let (begin, seconds) = (Instant::now() + RAMP, self.time.as_secs());
+        let looking = std::thread::spawn(move || {
+            let look = |second| {
+                let at = begin + Duration::from_secs(second);
+                std::thread::sleep(at.saturating_duration_since(Instant::now()));
+                Control::new(&path).counters()
+            };
+            (0..=seconds).map(look).collect::<Result<Vec<_>>>()
+        });
+        let iops = self.drive(row, &mut server, of_client)?;
+        let lost = |_| Error::new(ErrorKind::Process, "the one who looks is lost");
+        let looks = looking.join().map_err(lost)?;
+        self.interrupt.check()?;
+        let looks = looks?;
+        let ns = |before: &Counters, after: &Counters| after.monotonic_ns - before.monotonic_ns;
+        let sum = |at: &Counters| -> u64 {
+            kind.counters.iter().filter_map(|name| at.sum.get(*name)).sum()
+        };
+        let part = |before, after| {
+            (sum(after) - sum(before)) as f64 * 1e9 / ns(before, after) as f64 / limit as f64
+        };
+        let each: Vec<f64> = looks.windows(2).map(|pair| part(&pair[0], &pair[1])).collect();
+        let (Some(each), [first, .., last]) = (Spread::of(&each), &looks[..]) else {
+            return Err(Error::new(ErrorKind::Process, "there is nothing to compare"));
+        };
+        let cpu = |at: &Counters| at.process.user_ns + at.process.system_ns;
+        Ok(vec![
+            client.into(),
+            Cell::Text(queues),
+            name(row).into(),
+            Cell::Figure(each),
+            Cell::Number(part(first, last)),
+            Cell::Number(iops * f64::from(kind.unit) / limit as f64),
+            Cell::Number((cpu(last) - cpu(first)) as f64 / ns(first, last) as f64),
+        ])
+    }
 }
 
-fn measure(
-    options: &Options,
-    row: Row,
-    fio: Option<&BlkioFio>,
-    interrupt: &Interrupt,
-) -> Result<Measured> {
-    let directory = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory")?;
-    let path = directory.path().join("control");
-    let mut arguments =
-        vec!["--queues".to_owned(), row.lanes.to_string(), "--sched=off".to_owned()];
-    arguments.extend(["--control".to_owned(), path.display().to_string()]);
-    arguments.extend(row.limited.arguments());
-    let all = usable_cpus()?;
-    // One lane and its client have a CPU each.
-    let (of_server, of_client) = match (row.lanes, &all[..]) {
-        (1, [first, second, ..]) => (vec![*first], vec![*second]),
-        _ => (Vec::new(), Vec::new()),
-    };
-    let storage = Storage::null(1 << 30);
-    let mut server =
-        Server::vlane(&options.vlane, directory.path(), storage, &of_server, &arguments)?;
-    let looking = looks(Control::new(&path), options.seconds);
-    let time = Duration::from_secs(options.seconds.into()) + SPARE;
-    let by_the_client = client(row, &mut server, fio, time, &of_client, interrupt)?;
-    let looked =
-        looking.join().map_err(|_| Error::new(ErrorKind::Process, "the one who looks is lost"))?;
-    interrupt.check()?;
-    let looks = looked?;
-    let seconds: Vec<f64> =
-        looks.windows(2).map(|pair| pair[1].rate_since(&pair[0], row.limited)).collect();
-    let (Some(each_second), [first, .., last]) = (Spread::of(&seconds), &looks[..]) else {
-        return Err(Error::new(ErrorKind::Process, "there is nothing to compare"));
-    };
-    let cpus = (last.cpu_ns - first.cpu_ns) as f64 / (last.ns - first.ns) as f64;
-    let in_all = last.rate_since(first, row.limited);
-    Ok(Measured { row, each_second, in_all, by_the_client: row.limited.part(by_the_client), cpus })
-}
-
-/// Measures all rows.
+/// Measures all rows with vlane's own file, each for `time`, in whole seconds.
 ///
 /// # Errors
 /// Obstacles to a measurement. Without a fio that has libblkio its rows are left out, and the
 /// report says so.
-pub fn run(options: &Options, host: &Host, command: &str, interrupt: &Interrupt) -> Result<Report> {
+pub fn run(
+    vlane: &Path,
+    time: Duration,
+    host: &Host,
+    command: &str,
+    interrupt: &Interrupt,
+) -> Result<Report> {
     let begun = Begun::now(command);
-    let fio = BlkioFio::find(host);
-    let rows = rows(fio.is_ok());
-    let mut progress =
-        Progress::new(rows.len()).expecting(RAMP + Duration::from_secs(options.seconds.into()));
+    let found = BlkioFio::find(host);
+    let bed = Bed { vlane, time, fio: found.as_ref().ok(), interrupt };
+    let rows = &ROWS[..if found.is_ok() { 11 } else { 8 }];
+    let mut progress = Progress::new(rows.len()).expecting(RAMP + time);
     let mut measured = Vec::new();
     let whole = Rounds::measure_each("row", rows.len(), |number| {
         let row = rows[number];
-        progress.step(format!("{} on {}", row.limited.name(), counted(row.lanes, "lane")));
-        measured.push(measure(options, row, fio.as_ref().ok(), interrupt)?);
+        progress.step(format!("{} on {}", name(row), counted(row.1, "lane")));
+        measured.push(bed.measure(row)?);
         Ok(())
     })?;
     progress.clear();
-    let mut notes = Vec::new();
-    if let Err(error) = fio {
-        notes.push(Note::warning(format!("fio with libblkio was not measured: {error}")));
-    }
-    let mut report = report(options, &measured, notes, &begun);
-    whole.mark(&mut report);
-    Ok(report)
-}
-
-fn report(options: &Options, measured: &[Measured], notes: Vec<Note>, begun: &Begun) -> Report {
-    let off = |part: f64| (part - 1.0).abs() * 100.0;
-    let worst =
-        |of: fn(&Measured) -> f64| measured.iter().map(|one| off(of(one))).fold(0.0, f64::max);
-    let summary = vec![format!(
-        "The median of {} seconds is within {:.2} % of the limit in each of {}, the whole time \
-         within {:.2} %.",
-        options.seconds,
-        worst(|one| one.each_second.median),
-        counted(measured.len(), "row"),
-        worst(|one| one.in_all)
-    )];
-    let cells = |one: &Measured| {
-        vec![
-            match one.row.client {
-                Client::Driver => "vlane's driver".into(),
-                Client::Fio => "fio with libblkio".into(),
-            },
-            Cell::Text(one.row.lanes.to_string()),
-            one.row.limited.name().into(),
-            Cell::Figure(one.each_second),
-            Cell::Number(one.in_all),
-            Cell::Number(one.by_the_client),
-            Cell::Number(one.cpus),
-        ]
-    };
-    let columns = [
-        ("client", ""),
-        ("lanes", ""),
-        ("limit", ""),
-        ("each second", "of the limit"),
-        ("in all", "of the limit"),
-        ("by the client", "of the limit"),
-        ("back end", "CPUs"),
-    ];
+    let columns = "client | lanes | limit | each second [of the limit] | in all [of the limit] | \
+                   by the client [of the limit] | back end [CPUs]";
     let text = "The lanes' count in each second, divided by the limit: the median of the seconds, \
                 the least and the most. Then the same of the whole time, and the client's count. \
                 The first second, which has the burst in it, does not count.";
-    let blocks = vec![table("Rates", &columns, measured.iter().map(cells).collect())];
-    Report {
-        summary,
-        notes,
-        sections: vec![Section::new("rates", "Rates", vec![text.to_owned()], blocks)],
-        ..begun.report("throttle", "How exactly limits are kept", &["fio"])
-    }
+    let off = |cell: &Cell| match cell {
+        Cell::Figure(Spread { median: part, .. }) | Cell::Number(part) => (part - 1.0).abs() * 1e2,
+        _ => 0.0,
+    };
+    let worst = |column: usize| measured.iter().map(|row| off(&row[column])).fold(0.0, f64::max);
+    let summary = vec![format!(
+        "The median of {} seconds is within {:.2} % of the limit in each of {}, the whole \
+         time within {:.2} %.",
+        time.as_secs(),
+        worst(3),
+        counted(measured.len(), "row"),
+        worst(4)
+    )];
+    let missing = |error| Note::warning(format!("fio with libblkio was not measured: {error}"));
+    let notes = found.err().map(missing).into_iter().collect();
+    let blocks = vec![table("Rates", columns, measured)];
+    let sections = vec![Section::new("rates", "Rates", vec![text.to_owned()], blocks)];
+    let empty = begun.report("throttle", "How exactly limits are kept", &["fio"]);
+    let mut report = Report { summary, notes, sections, ..empty };
+    whole.mark(&mut report);
+    Ok(report)
 }
