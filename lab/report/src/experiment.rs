@@ -238,6 +238,17 @@ fn chart<S>(
     Some(Section::new(id, title, Vec::new(), vec![block]))
 }
 
+/// Bars of ratios to the first arm: a group for each figure, a bar for each other arm.
+pub fn ratio_bars<S>(caption: &str, figures: &[Figure<'_, S>], arms: &Arms<S>) -> Block {
+    let rows = arms.0.iter().skip(1).map(|arm| {
+        let ratios = figures.iter().map(|figure| arms.over_first(arm, &figure.of));
+        (arm.arm.clone(), ratios.collect())
+    });
+    let first = arms.0.first().map_or("", |arm| arm.arm.as_str());
+    let categories = figures.iter().map(|figure| figure.title.clone()).collect();
+    bars(caption, (&format!("of {first}'s"), "x"), categories, rows.collect())
+}
+
 /// Each figure over that of the first arm.
 fn over_first<S>(
     id: &str,
@@ -369,6 +380,13 @@ mod tests {
             arms: &arms,
         };
         let report = report(&Readers, &[place], Begun::now("").report("kind", "Title", &[]));
+        let Block::Chart(ratios) = ratio_bars("", &Readers.summary(), &arms) else {
+            panic!("a chart")
+        };
+        assert_eq!(
+            (ratios.series[0].name.as_str(), ratios.series[0].points[0].y.median),
+            ("on", 0.4)
+        );
         let ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
         assert_eq!(ids, ["goals", "times", "over-first", "here"]);
         assert_eq!(report.summary[0], "Of 1 goals 1 are met, 0 are not; of 0 nothing can be said.");

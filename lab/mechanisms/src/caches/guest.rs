@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use vlane_guest::{Guest, Host, Initramfs, Uml, UmlProgram};
 
-use super::Options;
-use super::done::Done;
+use super::job::{Done, needs_sqlite};
 use super::plan::Job;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::wait;
@@ -30,72 +29,41 @@ umount /fill
 mount -t ext4 -o noinit_itable /dev/vda /mnt
 ";
 
-/// Where guests come from.
-#[derive(Debug)]
-pub struct Maker {
-    host: Host,
-    program: UmlProgram,
-}
-
-/// A guest that runs.
+/// A guest that has made its files.
 #[derive(Debug)]
 pub struct Running {
     guest: Guest,
     time: Duration,
 }
 
-impl Maker {
-    /// Looks for everything that guests need for some jobs.
+impl Running {
+    /// Starts one on a volume, with vlane's own file, and waits until its files are made. It will
+    /// do its job for the second of two times, after the first one, which does not count.
     ///
     /// # Errors
-    /// [`ErrorKind::Missing`] if it is not there and may not be installed.
-    pub fn find(host: &Host, jobs: &[Job]) -> Result<Self> {
-        host.program("busybox")?;
-        if jobs.iter().any(|job| needs_sqlite(*job)) {
-            host.program("sqlite3")?;
-        }
-        Ok(Self { host: host.clone(), program: UmlProgram::find(host)? })
-    }
-
-    /// Starts one on a volume.
-    ///
-    /// # Errors
-    /// Those of the guest.
-    pub fn start(&self, options: &Options, socket: &Path, job: Job) -> Result<Running> {
-        let ms = |time: Duration| format!("{}ms", time.as_millis());
+    /// Those of the guest; [`ErrorKind::Process`] with what it said, [`ErrorKind::Interrupted`].
+    pub fn start(
+        (host, program): (&Host, &UmlProgram),
+        vlane: &Path,
+        socket: &Path,
+        job: Job,
+        (ramp, time): (Duration, Duration),
+        interrupt: &Interrupt,
+    ) -> Result<Self> {
         let script = format!(
-            "{SCRIPT}vlane caches-job {} --dir /mnt --ramp {} --time {}\n",
+            "{SCRIPT}vlane caches-job {} --dir /mnt --ramp {}ms --time {}ms\n",
             job.name(),
-            ms(options.ramp),
-            ms(options.time)
+            ramp.as_millis(),
+            time.as_millis()
         );
-        let mut guest = Initramfs::new(script).program_at("vlane", &options.vlane);
+        let mut guest = Initramfs::new(script).program_at("vlane", vlane);
         if needs_sqlite(job) {
             guest = guest.programs(["sqlite3"]);
         }
-        let machine = Uml::new(self.program.clone(), [socket.to_path_buf()]);
-        let time = options.ramp + options.time;
-        let guest = machine.start_with(&self.host, &guest, READY + time + LATE, None)?;
-        Ok(Running { guest, time })
-    }
-
-    /// The kind of the guests, for people.
-    pub fn describe(&self) -> String {
-        format!("User-Mode Linux {}", self.program.version)
-    }
-}
-
-fn needs_sqlite(job: Job) -> bool {
-    matches!(job, Job::OltpRollback | Job::OltpWal | Job::Graph | Job::Mobile)
-}
-
-impl Running {
-    /// Waits until its files are made.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Process`] with what the guest said, [`ErrorKind::Interrupted`].
-    pub fn ready(&mut self, interrupt: &Interrupt) -> Result<()> {
-        wait(&mut self.guest, "ready", READY, interrupt).map(drop)
+        let (machine, time) = (Uml::new(program.clone(), [socket.to_path_buf()]), ramp + time);
+        let mut guest = machine.start_with(host, &guest, READY + time + LATE, None)?;
+        wait(&mut guest, "ready", READY, interrupt)?;
+        Ok(Self { guest, time })
     }
 
     /// Lets it begin.
@@ -109,16 +77,14 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Errors
-    /// As [`Running::ready`].
-    pub fn finish(&mut self, interrupt: &Interrupt) -> Result<Done> {
+    /// As [`Running::start`].
+    pub fn finish(mut self, interrupt: &Interrupt) -> Result<Done> {
         wait(&mut self.guest, "p99_us", self.time + LATE, interrupt)?;
         let results = self.guest.results();
         let number = |key: &str| results.get(key).and_then(|value| value.parse::<f64>().ok());
         let (per_second, p99_us) = number("per_second").zip(number("p99_us")).ok_or_else(|| {
             Error::new(ErrorKind::Process, "the guest did not report its figures")
         })?;
-        // It is not needed any more, and its file system neither.
-        self.guest.kill();
         Ok(Done { per_second, p99_us })
     }
 }

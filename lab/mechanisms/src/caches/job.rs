@@ -10,9 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use clap::Args;
+use vlane::values;
+
 use self::kv::{Compact, Plain};
-use super::done::Done;
 use super::plan::Job;
+use vlane_report::stats::nearest_rank;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 
 /// Threads of the mail server, as filebench's varmail has.
@@ -32,93 +35,123 @@ const LOG: u64 = 4 << 20;
 const LOGS: u64 = 4;
 
 /// Something that is done again and again.
-trait Step: Send {
-    /// Does it once; returns how long each wait for the storage took.
+pub(crate) trait Step: Send {
+    /// Does it once; adds how long each wait for the storage took.
     fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()>;
 }
 
-/// Does a job in `directory` from the moment on at which `begin` returns: `ramp` of it does not
-/// count, `time` does.
-///
-/// # Errors
-/// [`ErrorKind::Io`] if the file system refuses something, [`ErrorKind::Missing`] if sqlite3 is
-/// needed and not there.
-pub fn run(
+/// Parameters of a guest's job.
+#[derive(Debug, Args)]
+pub struct GuestJob {
+    /// Job
+    #[arg(value_enum, hide_possible_values = true)]
     job: Job,
-    directory: &Path,
+    /// Directory for the job's files
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// Warm-up time
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
     ramp: Duration,
+    /// Measured time
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Duration,
-    begin: impl FnOnce() -> io::Result<()>,
-) -> Result<Done> {
-    let failed = || format!("{}: {} failed", directory.display(), job.name());
-    let mut steps: Vec<Box<dyn Step>> = Vec::new();
-    match job {
-        Job::Mail => {
-            for thread in 0..MAIL_THREADS {
-                steps.push(Box::new(Mail::new(directory, thread).context(ErrorKind::Io, failed)?));
+}
+
+/// Results of the writer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Done {
+    /// Operations per second.
+    pub per_second: f64,
+    /// 99th percentile of what each waited for, in us.
+    pub p99_us: f64,
+}
+
+pub(super) fn needs_sqlite(job: Job) -> bool {
+    matches!(job, Job::OltpRollback | Job::OltpWal | Job::Graph | Job::Mobile)
+}
+
+impl GuestJob {
+    fn steps(&self) -> io::Result<Vec<Box<dyn Step>>> {
+        let dir = &self.dir;
+        Ok(vec![match self.job {
+            Job::Mail => {
+                let new = |thread| Ok(Box::new(Mail::new(dir, thread)?) as Box<dyn Step>);
+                return (0..MAIL_THREADS).map(new).collect();
             }
-        }
-        Job::Fill => steps.push(Box::new(Fill::new(directory).context(ErrorKind::Io, failed)?)),
-        Job::KvCompact => {
-            steps.push(Box::new(Compact::new(directory).context(ErrorKind::Io, failed)?))
-        }
-        Job::Plain => steps.push(Box::new(Plain::new(directory).context(ErrorKind::Io, failed)?)),
-        Job::OltpRollback | Job::OltpWal | Job::Graph | Job::Mobile => {
-            steps.push(Box::new(Sql::new(directory, job)?));
-        }
-        Job::Commits | Job::MailReplay => {
-            let text = format!("{} is a job of the driver, not of a guest", job.name());
-            return Err(Error::new(ErrorKind::Usage, text));
-        }
+            Job::Fill => Box::new(Fill::new(dir)?),
+            Job::KvCompact => Box::new(Compact::new(dir)?),
+            Job::Plain => Box::new(Plain::new(dir)?),
+            Job::Commits | Job::MailReplay => {
+                let text = "a job of the driver, not of a guest";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+            }
+            job => Box::new(Sql::new(dir, job)?),
+        }])
     }
-    begin().context(ErrorKind::Io, || "the start signal has no sender")?;
-    let from = Instant::now() + ramp;
-    let until = from + time;
-    let (count, waits) = std::thread::scope(|scope| {
-        let threads: Vec<_> = steps
-            .iter_mut()
-            .map(|step| scope.spawn(move || repeat(step.as_mut(), from, until)))
-            .collect();
-        let mut sum: (u64, Vec<u64>) = (0, Vec::new());
-        for thread in threads {
-            let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
-            let (count, waits) = ended?;
-            sum.0 += count;
-            sum.1.extend(waits);
-        }
-        Ok::<_, io::Error>(sum)
-    })
-    .context(ErrorKind::Io, failed)?;
-    let per_second = count as f64 / time.as_secs_f64().max(1e-9);
-    Ok(Done { per_second, ..Done::of(waits, time) })
+
+    /// Does the job from the moment on at which `begin` returns: the ramp does not count, the time
+    /// does.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] if the file system refuses something, [`ErrorKind::Missing`] if sqlite3 is
+    /// needed and not there.
+    pub fn run(&self, begin: impl FnOnce() -> io::Result<()>) -> Result<Done> {
+        let failed = || format!("{}: {} failed", self.dir.display(), self.job.name());
+        let mut steps = self.steps().map_err(|error| {
+            let kind = match error.kind() {
+                io::ErrorKind::NotFound => ErrorKind::Missing,
+                io::ErrorKind::InvalidInput => ErrorKind::Usage,
+                _ => ErrorKind::Io,
+            };
+            Error::caused_by(kind, failed(), error)
+        })?;
+        begin().context(ErrorKind::Io, || "the start signal has no sender")?;
+        let from = Instant::now() + self.ramp;
+        let until = from + self.time;
+        let (mut count, mut waits) = (0, Vec::new());
+        std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for step in &mut steps {
+                threads.push(scope.spawn(move || repeat(from, until, |waits| step.step(waits))));
+            }
+            for thread in threads {
+                let panicked = |_| Err(io::Error::other("it panicked"));
+                let ended = thread.join().unwrap_or_else(panicked)?;
+                count += ended.0;
+                waits.extend(ended.1);
+            }
+            Ok::<_, io::Error>(())
+        })
+        .context(ErrorKind::Io, failed)?;
+        let per_second = count as f64 / self.time.as_secs_f64().max(1e-9);
+        Ok(Done { per_second, p99_us: p99_us(waits) })
+    }
 }
 
-/// One thread of the mail server, alone: each call is a round of it, which adds what its two waits
-/// for the storage took.
-///
-/// # Errors
-/// The file system refuses something.
-pub fn mail(
-    directory: &Path,
-) -> io::Result<impl FnMut(&mut Vec<Duration>) -> io::Result<()> + Send> {
-    let mut mail = Mail::new(directory, 0)?;
-    Ok(move |waits: &mut Vec<Duration>| mail.step(waits))
+/// The 99th percentile of times, in us.
+fn p99_us(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    let ns: Vec<u64> =
+        times.iter().map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)).collect();
+    nearest_rank(&ns, 990).map_or(f64::NAN, |ns| ns as f64 / 1e3)
 }
 
-/// Repeats a step until it is time: how often it ended within the window, and the waits of those,
-/// in ns.
-fn repeat(step: &mut dyn Step, from: Instant, until: Instant) -> io::Result<(u64, Vec<u64>)> {
-    let (mut count, mut all, mut waits) = (0, Vec::new(), Vec::new());
+/// Repeats a step until it is time: how many began in the window, and their waits.
+pub(crate) fn repeat(
+    from: Instant,
+    until: Instant,
+    mut step: impl FnMut(&mut Vec<Duration>) -> io::Result<()>,
+) -> io::Result<(u64, Vec<Duration>)> {
+    let (mut count, mut all) = (0, Vec::new());
     loop {
-        waits.clear();
-        step.step(&mut waits)?;
-        let now = Instant::now();
-        if now >= until {
+        let (begin, mut waits) = (Instant::now(), Vec::new());
+        if begin >= until {
             return Ok((count, all));
         }
-        if now >= from {
+        step(&mut waits)?;
+        if begin >= from {
             count += 1;
-            all.extend(waits.iter().map(|wait| u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)));
+            all.append(&mut waits);
         }
     }
 }
@@ -133,7 +166,7 @@ fn timed(waits: &mut Vec<Duration>, wait: impl FnOnce() -> io::Result<()>) -> io
 
 /// One of a mail server's threads. Its step is that of varmail's. It deletes a mail. It makes one,
 /// writes it, fsyncs. It opens one, reads it, appends to it, fsyncs. It opens one and reads it.
-struct Mail {
+pub(crate) struct Mail {
     spool: PathBuf,
     dice: Rng,
     /// The oldest mail and the next one's number.
@@ -142,7 +175,7 @@ struct Mail {
 }
 
 impl Mail {
-    fn new(directory: &Path, thread: u64) -> io::Result<Self> {
+    pub(crate) fn new(directory: &Path, thread: u64) -> io::Result<Self> {
         let spool = directory.join(format!("spool-{thread}"));
         fs::create_dir_all(&spool)?;
         let text = vec![b'm'; usize::try_from(MAIL).unwrap_or(0)];
@@ -243,27 +276,18 @@ struct Sql {
 const OVER: &str = "over";
 
 impl Sql {
-    fn new(directory: &Path, job: Job) -> Result<Self> {
-        let database = directory.join("base.db");
+    fn new(directory: &Path, job: Job) -> io::Result<Self> {
         let mut command = Command::new("sqlite3");
         // Interactive: it writes out what it has to say before it reads the next line.
-        command.args(["-interactive", "-batch"]).arg(&database).env("HOME", directory);
-        let child =
-            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-        let mut child = child.context(ErrorKind::Missing, || "sqlite3 cannot be started")?;
+        command.args(["-interactive", "-batch"]).arg(directory.join("base.db"));
+        command.env("HOME", directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Error::new(ErrorKind::Process, "sqlite3 has no pipes"));
+            return Err(io::Error::other("sqlite3 has no pipes"));
         };
-        let mut new = Self {
-            child,
-            to,
-            from: BufReader::new(from),
-            dice: Rng::with_seed(0x5851_f42d),
-            job,
-            next: ROWS,
-        };
-        let said = || format!("{}: the database cannot be made", database.display());
-        new.tell(&schema(job)).context(ErrorKind::Process, said)?;
+        let (from, dice) = (BufReader::new(from), Rng::with_seed(0x5851_f42d));
+        let mut new = Self { child, to, from, dice, job, next: ROWS };
+        new.tell(&schema(job))?;
         Ok(new)
     }
 
@@ -389,33 +413,68 @@ fn transaction(job: Job, dice: &mut Rng, next: &mut u64) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
 
-    fn done(job: Job) -> Option<Done> {
-        let dir = tempfile::tempdir().unwrap();
-        let mut has_begun = false;
-        let done = run(job, dir.path(), Duration::ZERO, Duration::from_millis(200), || {
+    fn done(job: Job, time: Duration) -> Result<Done> {
+        let (dir, mut has_begun) = (tempfile::tempdir().unwrap(), false);
+        let job = GuestJob { job, dir: dir.path().into(), ramp: Duration::ZERO, time };
+        let done = job.run(|| {
             has_begun = true;
             Ok(())
         });
-        let done = match done {
-            Err(error) if error.kind() == ErrorKind::Missing => {
-                vlane_testing::skip(format!("{}: {error}", job.name()));
-                return None;
-            }
-            done => done.unwrap(),
-        };
-        assert!(has_begun);
-        Some(done)
+        assert_eq!(has_begun, done.is_ok());
+        done
     }
 
     #[test]
     fn guest_jobs_run_and_report() {
-        for job in Job::ALL.into_iter().filter(|job| job.is_guest()) {
-            let Some(done) = done(job) else { continue };
-            // On a slow disk not one transaction may end in time; that is no failure, though.
-            assert!(done.per_second == 0.0 || done.p99_us > 0.0, "{}: {done:?}", job.name());
+        for job in Job::value_variants().iter().filter(|job| job.is_guest()) {
+            match done(*job, Duration::from_millis(200)) {
+                // On a slow disk not one transaction may end in time; that is no failure, though.
+                Ok(done) => assert!(done.per_second == 0.0 || done.p99_us > 0.0, "{done:?}"),
+                Err(error) if error.kind() == ErrorKind::Missing => vlane_testing::skip(error),
+                Err(error) => panic!("{job:?}: {error}"),
+            }
         }
+    }
+
+    #[test]
+    fn percentile_is_a_measured_value() {
+        let times = |us: std::ops::RangeInclusive<u64>| us.rev().map(Duration::from_micros);
+        assert_eq!(p99_us(times(1..=200).collect()), 198.0);
+        assert_eq!(p99_us(times(7..=7).collect()), 7.0);
+        assert!(p99_us(Vec::new()).is_nan());
+    }
+
+    /// Counts the starts in a window that begins after `wait`; false if the first one was late.
+    fn counts_starts(wait: Duration) -> bool {
+        let from = Instant::now() + wait;
+        let end = from + Duration::from_millis(1);
+        let (mut calls, mut is_early) = (0, false);
+        let counted = repeat(from, end, |took| {
+            calls += 1;
+            is_early |= Instant::now() < from;
+            // The first one ends in the window, or after it; the second one would be over late.
+            let until = if calls == 1 { from } else { end };
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+            took.push(Duration::from_micros(calls));
+            Ok(())
+        });
+        let counted = counted.unwrap();
+        if !is_early {
+            return false;
+        }
+        assert!(!counted.1.contains(&Duration::from_micros(1)), "{counted:?}");
+        assert_eq!((counted.0, counted.1.len() as u64), (calls - 1, calls - 1));
+        true
+    }
+
+    #[test]
+    fn only_starts_within_the_window_count() {
+        // On a busy machine a later window has to do.
+        assert!((0..9).any(|n| counts_starts(Duration::from_millis(40 << n))));
     }
 
     #[test]
@@ -444,10 +503,8 @@ mod tests {
 
     #[test]
     fn guest_jobs_differ_from_driver_jobs() {
-        for job in Job::ALL.into_iter().filter(|job| !job.is_guest()) {
-            let error =
-                run(job, Path::new("/"), Duration::ZERO, Duration::ZERO, || Ok(())).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Usage);
+        for job in Job::value_variants().iter().filter(|job| !job.is_guest()) {
+            assert_eq!(done(*job, Duration::ZERO).unwrap_err().kind(), ErrorKind::Usage);
         }
     }
 }

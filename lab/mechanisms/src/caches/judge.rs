@@ -5,7 +5,7 @@ use vlane_report::judge::{Arms, Bound, Measured, Verdict};
 use vlane_report::stats::median;
 
 use super::measure::Sample;
-use super::plan::{Cell, Expected};
+use super::plan::{Cell, Expected, has_goals};
 
 /// The arm that others are held against.
 pub const BASE: &str = "writeback";
@@ -31,8 +31,6 @@ pub struct CellResult {
     pub expected: Expected,
     /// The arms, the base first.
     pub arms: Arms<Sample>,
-    /// Names of the arms that have goals.
-    pub with_goals: Vec<String>,
 }
 
 impl CellResult {
@@ -41,7 +39,7 @@ impl CellResult {
         let Some(base) = self.arms.0.first().filter(|_| self.cell.job.is_some()) else {
             return Vec::new();
         };
-        let has_goals = |arm: &&Measured<Sample>| self.with_goals.contains(&arm.arm);
+        let has_goals = |arm: &&Measured<Sample>| !arm.is_again() && has_goals(&arm.arm);
         self.arms.0.iter().skip(1).filter(has_goals).flat_map(|arm| self.judge(base, arm)).collect()
     }
 
@@ -52,11 +50,14 @@ impl CellResult {
                 true => "the base misses next to nothing",
                 false => "",
             };
-            let misses = ("misses over the base's", Bound::AtMost(MISSES));
-            verdicts.extend(self.over_base(arm, misses, void, |s| s.misses));
+            let over = |goal, wanted, of: fn(&Sample) -> f64| {
+                let of = |s: &Sample| Some(of(s));
+                let verdict = self.arms.verdict(&self.cell.title(), &arm.arm, goal, wanted, of)?;
+                Some(Verdict { void, ..verdict })
+            };
+            verdicts.extend(over("misses over the base's", Bound::AtMost(MISSES), |s| s.misses));
             if self.cell.rate.is_none() {
-                let reads = ("reads over the base's", Bound::AtLeast(READS));
-                verdicts.extend(self.over_base(arm, reads, void, |s| s.reads));
+                verdicts.extend(over("reads over the base's", Bound::AtLeast(READS), |s| s.reads));
             }
         } else {
             verdicts.push(self.not_worse("reads over the better one's", arm, |s| s.reads));
@@ -69,18 +70,6 @@ impl CellResult {
             verdicts.push(self.verdict(arm, goal, figure, Bound::AtMost(PAGES)));
         }
         verdicts
-    }
-
-    fn over_base(
-        &self,
-        arm: &Measured<Sample>,
-        (goal, wanted): (&str, Bound),
-        void: &'static str,
-        of: impl Fn(&Sample) -> f64,
-    ) -> Option<Verdict> {
-        let verdict =
-            self.arms.verdict(&self.cell.title(), &arm.arm, goal, wanted, |s| Some(of(s)))?;
-        Some(Verdict { void, ..verdict })
     }
 
     fn verdict(
@@ -146,14 +135,9 @@ mod tests {
     }
 
     fn result(expected: Expected, rate: Option<f64>, arms: Vec<Measured<Sample>>) -> CellResult {
-        let cell = Cell {
-            job: Some(Job::Commits),
-            journal: 256 << 20,
-            rate,
-            throttled: true,
-            delay: Duration::ZERO,
-        };
-        CellResult { cell, expected, arms: Arms(arms), with_goals: vec!["pdc".into()] }
+        let cell =
+            Cell { job: Some(Job::Commits), journal: 256 << 20, rate, delay: Duration::ZERO };
+        CellResult { cell, expected, arms: Arms(arms) }
     }
 
     fn met(result: &CellResult, arm: &str, goal: &str) -> Option<bool> {

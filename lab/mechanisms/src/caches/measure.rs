@@ -4,22 +4,23 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use vlane_driver::{Arrivals, Limit, Rate, Session, SessionOptions, Workload};
+use vlane_driver::{Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, Workload};
 use vlane_error::counted;
-use vlane_guest::{Host, Ready, Spec};
+use vlane_guest::{Host, Ready, Spec, UmlProgram};
 
-use super::commits::{Places, Writer};
-use super::done::Done;
-use super::limit::{Device, MemoryLimit};
+use super::guest::Running;
+use super::job::Done;
+use super::limit::MemoryLimit;
 use super::plan::{Arm, Cell, Job};
-use super::replay::{Replay, recording_time};
+use super::replay::{Replay, recording_time, write_journal};
 use super::volume::{self, Volume};
-use super::{Options, guest};
+use super::{Options, Served};
 use vlane_capture::Trace;
 use vlane_client::record::{RecordOptions, Recording, record};
 use vlane_cost::{Role, Sampler};
@@ -83,6 +84,8 @@ impl Sample {
 pub struct Bed<'a> {
     /// The options.
     pub options: &'a Options,
+    /// The ways to serve the volume.
+    pub served: &'a Served,
     /// For the programs of guests.
     pub host: &'a Host,
     /// For sockets.
@@ -91,10 +94,8 @@ pub struct Bed<'a> {
     pub limit: Option<&'a MemoryLimit>,
     /// The neighbour's image.
     pub hot: &'a Image,
-    /// The disk below the images.
-    pub device: Option<&'a Device>,
     /// Guests, if any are wanted.
-    pub guests: Option<&'a guest::Maker>,
+    pub guests: Option<&'a UmlProgram>,
     /// CPUs of the neighbour, its back end and who asks it for reads; empty: any.
     pub neighbour_cpus: &'a [usize],
     /// CPUs of the volume's back end and of who writes; empty: any.
@@ -105,6 +106,9 @@ pub struct Bed<'a> {
     pub interrupt: &'a Interrupt,
 }
 
+/// Writes to the volume for the window, or until it is to stop.
+type Work<'a> = Box<dyn FnOnce(Window, &AtomicBool) -> Result<Done> + Send + 'a>;
+
 /// Binds the calling thread, and what it starts, to CPUs; to none: it stays where it is.
 fn bind(cpus: &[usize]) -> Result<()> {
     if cpus.is_empty() { Ok(()) } else { Ok(vlane_driver::pin(cpus)?) }
@@ -112,48 +116,38 @@ fn bind(cpus: &[usize]) -> Result<()> {
 
 /// When it counts.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
-    /// From then on.
-    pub from: Instant,
-    /// Until then.
-    pub until: Instant,
+struct Window {
+    from: Instant,
+    until: Instant,
 }
 
-/// A process's I/O with the storage.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Transferred {
-    read: u64,
-    written: u64,
+/// Bytes that a process and all its threads, io_uring's workers included, had read and written by
+/// the storage. Read is what reads made the kernel fetch. Written are pages made dirty (once,
+/// however often they are written before they are written back) and direct writes, less what was
+/// dropped unwritten.
+pub(crate) fn transferred(pid: u32) -> Result<(u64, u64)> {
+    let io = procfs::process::Process::new(pid.cast_signed()).and_then(|process| process.io());
+    let io = io.context(ErrorKind::Io, || format!("/proc/{pid}/io: cannot be read"))?;
+    Ok((io.read_bytes, io.write_bytes.saturating_sub(io.cancelled_write_bytes)))
 }
 
-impl Transferred {
-    /// Of a process and all its threads, io_uring's workers included.
-    fn of(pid: u32) -> Result<Self> {
-        let path = format!("/proc/{pid}/io");
-        let text = std::fs::read_to_string(&path)
-            .context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
-        Self::parse(&text)
-            .ok_or_else(|| Error::new(ErrorKind::Format, format!("{path}: not understood")))
-    }
-
-    /// `read_bytes`: what reads made the kernel fetch. `write_bytes`: pages made dirty (once,
-    /// however often they are written before they are written back) and direct writes, less what
-    /// was dropped unwritten.
-    fn parse(text: &str) -> Option<Self> {
-        let value = |name: &str| -> Option<u64> {
-            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))?.parse().ok()
-        };
-        let written = value("write_bytes")?.saturating_sub(value("cancelled_write_bytes")?);
-        Some(Self { read: value("read_bytes")?, written })
-    }
+/// Bytes that were written so far, by anybody, to the disk below a file; none without a disk.
+pub fn written_to_disk(file: &Path) -> Option<u64> {
+    let device = std::fs::metadata(file).ok()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let is_it = |disk: &procfs::DiskStat| {
+        (disk.major.cast_unsigned(), disk.minor.cast_unsigned()) == (major, minor)
+    };
+    procfs::diskstats().ok()?.into_iter().find(is_it)?.sectors_written.checked_mul(512)
 }
 
-/// A look at everything that counts by itself.
+/// A look at everything that counts by itself: bytes read for the neighbour, written for the
+/// volume, written to the disk.
 struct Look {
     at: Instant,
-    hot: Transferred,
-    volume: Option<Transferred>,
-    device: Option<u64>,
+    read: u64,
+    written: u64,
+    on_disk: Option<u64>,
 }
 
 impl Bed<'_> {
@@ -168,19 +162,14 @@ impl Bed<'_> {
     ) -> Result<Server> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let socket = self.dir.join(format!("{name}-{}.sock", NEXT.fetch_add(1, Ordering::Relaxed)));
-        let mut words: Vec<OsString> =
-            vec!["serve".into(), image.into(), "--format".into(), "raw".into()];
-        words.extend([
-            "--queues".into(),
-            "1".into(),
-            "--socket".into(),
-            socket.clone().into_os_string(),
-        ]);
+        let mut words: Vec<OsString> = vec!["serve".into(), image.into()];
+        words.extend(["--format", "raw", "--queues", "1", "--socket"].map(OsString::from));
+        words.push(socket.clone().into());
         if let Some(control) = control {
             words.extend(["--control".into(), control.into()]);
         }
         words.extend(arguments.iter().map(OsString::from));
-        let spec = Spec::new(&self.options.vlane, words);
+        let spec = Spec::new(&self.served.vlane, words);
         let server = Server::start("vlane", spec, cpus, &socket, Ready::Line("listening on"))?;
         if let Some(limit) = self.limit {
             limit.add(server.pid())?;
@@ -216,99 +205,78 @@ impl Bed<'_> {
             self.serve("hot", self.hot.path(), &words, None, self.neighbour_cpus)?;
         self.read_through(&mut neighbour)?;
         let Some((job, volume)) = volume else {
-            let window = self.window();
-            return self.observe(cell, &mut neighbour, None, window, None, || Ok(None));
+            return self.observe(cell, &mut neighbour, None);
         };
-        let mut words = arm.arguments.clone();
-        words.extend(self.options.with.iter().cloned());
+        let mut words = [&arm.arguments[..], &self.served.with].concat();
         if !cell.delay.is_zero() {
             words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
         }
-        let control = self.dir.join("volume.ctl");
-        let mut server =
-            self.serve("volume", volume.path(), &words, Some(&control), self.writer_cpus)?;
-        let sample = match job {
-            Job::Commits => self.commits(cell, volume, &mut neighbour, &mut server, say),
-            Job::MailReplay => self.replay(cell, volume, &mut neighbour, &server),
-            job => self.guest(cell, job, volume, &mut neighbour, &server, say),
-        };
+        let server = self.serve("volume", volume.path(), &words, None, self.writer_cpus)?;
+        let work = self.work(job, volume, server.socket(), say);
+        let sample =
+            work.and_then(|work| self.observe(cell, &mut neighbour, Some((volume, &server, work))));
         let sample = sample.map_err(|error| {
-            let text = format!(
-                "{}, {}; the back end said: {}",
-                cell.title(),
-                arm.name,
-                server.log().trim()
-            );
+            let log = server.log();
+            let text = format!("{}, {}; the back end said: {}", cell.title(), arm.name, log.trim());
             Error::caused_by(error.kind(), text, error)
         })?;
         server.stop(STOP)?;
         Ok(sample)
     }
 
-    /// From when to when it counts, if everything begins now.
-    fn window(&self) -> Window {
-        let from = Instant::now() + self.options.ramp;
-        Window { from, until: from + self.options.time }
-    }
-
-    fn commits(
-        &self,
-        cell: &Cell,
+    /// Everything before a job's window; what it does in the window.
+    fn work<'w>(
+        &'w self,
+        job: Job,
         volume: &Volume,
-        neighbour: &mut Server,
-        server: &mut Server,
+        socket: &'w Path,
         say: &mut dyn FnMut(&str),
-    ) -> Result<Sample> {
-        let mut writer =
-            Writer::new(server.connect(&Writer::session())?, Places::of(&volume.ranges))?;
-        say("the journal is written for the first time");
-        writer.go_round(self.interrupt.flag())?;
-        self.interrupt.check()?;
-        say("");
-        let window = self.window();
-        let stop = AtomicBool::new(false);
-        let sample = std::thread::scope(|scope| {
-            let running = scope.spawn(|| {
-                bind(self.writer_cpus)?;
-                writer.run(window.from, window.until, &stop)
-            });
-            let sample =
-                self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
-                    let committed = joined(running.join())?;
-                    Ok(Some(Done::of(committed.ns, self.options.time)))
-                });
-            // The thread ends in any case.
-            stop.store(true, Ordering::Relaxed);
-            sample
-        })?;
-        writer.end()?;
-        Ok(sample)
+    ) -> Result<Work<'w>> {
+        let replayed = |replay: &Replay, window: Window, stop: &AtomicBool| {
+            replay.run(socket, window.from, stop)?;
+            replay.run(socket, window.until, stop)
+        };
+        match job {
+            Job::Commits => {
+                say("the journal is written for the first time");
+                write_journal(volume, socket, self.interrupt.flag())?;
+                self.interrupt.check()?;
+                say("");
+                let replay = Replay::commits(volume)?;
+                Ok(Box::new(move |window, stop| replayed(&replay, window, stop)))
+            }
+            Job::MailReplay => {
+                let missing = || Error::new(ErrorKind::Missing, "no guest was recorded");
+                let replay = self.recorded.get(&volume.journal).ok_or_else(missing)?;
+                Ok(Box::new(move |window, stop| replayed(replay, window, stop)))
+            }
+            job => {
+                let times = (self.options.ramp, self.options.time);
+                let mut guest = self.boot(job, socket, times, say)?;
+                guest.begin()?;
+                Ok(Box::new(|_, _| guest.finish(self.interrupt)))
+            }
+        }
     }
 
-    fn replay(
+    /// Starts a guest on the CPUs of who writes, which it inherits from the thread that starts it.
+    fn boot(
         &self,
-        cell: &Cell,
-        volume: &Volume,
-        neighbour: &mut Server,
-        server: &Server,
-    ) -> Result<Sample> {
-        let missing = || Error::new(ErrorKind::Missing, "no guest was recorded");
-        let replay = self.recorded.get(&volume.journal).ok_or_else(missing)?;
-        let window = self.window();
-        let stop = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let running = scope.spawn(|| {
-                bind(self.writer_cpus)?;
-                replay.run(server.socket(), window.from, &stop)?;
-                replay.run(server.socket(), window.until, &stop)
-            });
-            let sample =
-                self.observe(cell, neighbour, Some((volume, server)), window, Some(&stop), || {
-                    joined(running.join()).map(Some)
-                });
-            stop.store(true, Ordering::Relaxed);
-            sample
-        })
+        job: Job,
+        socket: &Path,
+        times: (Duration, Duration),
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Running> {
+        say("the guest boots, and makes its files");
+        let missing = || Error::new(ErrorKind::Missing, "there is no guest");
+        let program = (self.host, self.guests.ok_or_else(missing)?);
+        let start = || {
+            bind(self.writer_cpus)?;
+            Running::start(program, &self.served.vlane, socket, job, times, self.interrupt)
+        };
+        let guest = std::thread::scope(|scope| joined(scope.spawn(start).join()))?;
+        say("");
+        Ok(guest)
     }
 
     /// Records a guest that does the mail job on a volume.
@@ -316,8 +284,6 @@ impl Bed<'_> {
     /// # Errors
     /// As [`Bed::measure`], and those of the recording.
     pub fn record_mail(&self, volume: &mut Volume, say: &mut dyn FnMut(&str)) -> Result<Replay> {
-        let maker =
-            self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
         volume.make_file_system(self.host)?;
         volume::forget(volume.path())?;
         let control = self.dir.join("record.ctl");
@@ -325,11 +291,7 @@ impl Bed<'_> {
         let server =
             self.serve("record", volume.path(), &words, Some(&control), self.writer_cpus)?;
         let time = recording_time(self.options.time, volume.journal);
-        let options = Options { ramp: Duration::ZERO, time, ..self.options.clone() };
-        say("the guest boots, and makes its files");
-        let mut guest = self.start_guest(|| maker.start(&options, server.socket(), Job::Mail))?;
-        guest.ready(self.interrupt)?;
-        say("");
+        let mut guest = self.boot(Job::Mail, server.socket(), (Duration::ZERO, time), say)?;
         let file = self.dir.join(format!("mail-{}.trc", volume.journal));
         let recording = RecordOptions {
             output: Output::new(&file),
@@ -353,43 +315,11 @@ impl Bed<'_> {
             );
             return Err(Error::new(ErrorKind::Io, text));
         }
-        let replay = Replay::new(&Trace::load(&file)?, volume);
+        let replay = Replay::recorded(&Trace::load(&file)?, volume);
         // It may be large, and lies in memory on some machines.
         std::fs::remove_file(&file)
             .context(ErrorKind::Io, || format!("{}: cannot be removed", file.display()))?;
         replay
-    }
-
-    fn guest(
-        &self,
-        cell: &Cell,
-        job: Job,
-        volume: &Volume,
-        neighbour: &mut Server,
-        server: &Server,
-        say: &mut dyn FnMut(&str),
-    ) -> Result<Sample> {
-        let maker =
-            self.guests.ok_or_else(|| Error::new(ErrorKind::Missing, "there is no guest"))?;
-        say("the guest boots, and makes its files");
-        let mut guest = self.start_guest(|| maker.start(self.options, server.socket(), job))?;
-        guest.ready(self.interrupt)?;
-        say("");
-        guest.begin()?;
-        let window = self.window();
-        self.observe(cell, neighbour, Some((volume, server)), window, None, || {
-            guest.finish(self.interrupt).map(Some)
-        })
-    }
-
-    /// Starts a guest on the CPUs of who writes, which it inherits from the thread that starts it.
-    fn start_guest(
-        &self,
-        start: impl FnOnce() -> Result<guest::Running> + Send,
-    ) -> Result<guest::Running> {
-        std::thread::scope(|scope| {
-            joined(scope.spawn(|| bind(self.writer_cpus).and_then(|()| start())).join())
-        })
     }
 
     /// Reads the hot set once, so that the cache has it.
@@ -400,7 +330,7 @@ impl Bed<'_> {
             ..SessionOptions::default()
         })?;
         let workload = Workload {
-            pattern: "read".parse().map_err(|why: String| Error::new(ErrorKind::Invalid, why))?,
+            pattern: Pattern { mix: Mix::ReadPercent(100), random: false },
             block: THROUGH,
             limit: Limit::Count(self.hot.bytes() / u64::from(THROUGH)),
             ramp: Duration::ZERO,
@@ -414,62 +344,55 @@ impl Bed<'_> {
         if self.interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    fn session(&self, cell: &Cell, neighbour: &mut Server) -> Result<Session> {
-        let depth = if cell.rate.is_some() { PACED_DEPTH } else { 1 };
-        neighbour.connect(&SessionOptions { data: READ, depth, ..SessionOptions::default() })
-    }
-
-    fn look(&self, hot: u32, volume: Option<u32>) -> Result<Look> {
-        Ok(Look {
-            at: Instant::now(),
-            hot: Transferred::of(hot)?,
-            volume: volume.map(Transferred::of).transpose()?,
-            device: self.device.and_then(Device::written),
-        })
-    }
-
-    /// Lets the neighbour read during the window, looks at its beginning and its end, and puts
-    /// everything together. `done` waits for the end of who writes.
+    /// Lets the neighbour read and the volume be written to, from now on; looks at the beginning
+    /// and the end of the window, and puts everything together.
     fn observe(
         &self,
         cell: &Cell,
         neighbour: &mut Server,
-        volume: Option<(&Volume, &Server)>,
-        window: Window,
-        stop: Option<&AtomicBool>,
-        done: impl FnOnce() -> Result<Option<Done>>,
+        writer: Option<(&Volume, &Server, Work<'_>)>,
     ) -> Result<Sample> {
-        let session = self.session(cell, neighbour)?;
-        let hot = neighbour.pid();
+        let from = Instant::now() + self.options.ramp;
+        let window = Window { from, until: from + self.options.time };
+        let depth = if cell.rate.is_some() { PACED_DEPTH } else { 1 };
+        let session = SessionOptions { data: READ, depth, ..SessionOptions::default() };
+        let session = neighbour.connect(&session)?;
         let workload = neighbour_load(cell, window);
+        let (hot, written) = (neighbour.pid(), writer.as_ref().map(|(_, server, _)| server.pid()));
         let mut roles = Role::program("neighbour", hot.cast_signed());
-        let writer = volume.map(|(_, server)| server.pid());
-        if let Some(pid) = writer {
-            roles.extend(Role::program("volume", pid.cast_signed()));
-        }
+        roles
+            .extend(written.into_iter().flat_map(|pid| Role::program("volume", pid.cast_signed())));
         let mut sampler = Sampler::new(roles);
-        let (report, before, after, used) = std::thread::scope(|scope| {
+        let look = |at: Instant| {
+            self.sleep_until(at)?;
+            let written = written.map(transferred).transpose()?.unwrap_or_default().1;
+            let on_disk = written_to_disk(self.hot.path());
+            Ok::<_, Error>(Look { at: Instant::now(), read: transferred(hot)?.0, written, on_disk })
+        };
+        let stop = AtomicBool::new(false);
+        let (volume, work) = writer.map(|(volume, _, work)| (volume, work)).unzip();
+        let (report, done, before, after, used) = std::thread::scope(|scope| {
             let reading = scope.spawn(|| {
                 bind(self.neighbour_cpus)?;
                 Ok(vlane_driver::run(session, &workload, &mut |_| self.going_on())?)
             });
-            let looks = || -> Result<_> {
-                self.sleep_until(window.from)?;
-                let (before, snapshot) = (self.look(hot, writer)?, sampler.take());
-                self.sleep_until(window.until)?;
-                let (used, after) = (sampler.take().since(&snapshot), self.look(hot, writer)?);
-                Ok((before, after, used))
+            let stop = &stop;
+            let writing = work.map(|work| {
+                scope.spawn(move || bind(self.writer_cpus).and_then(|()| work(window, stop)))
+            });
+            let mut looks = || {
+                let (before, snapshot) = (look(window.from)?, sampler.take());
+                let after = look(window.until)?;
+                Ok::<_, Error>((before, after, sampler.take().since(&snapshot)))
             };
-            let looked = { looks }();
-            if let (Err(_), Some(stop)) = (&looked, stop) {
-                stop.store(true, Ordering::Relaxed);
-            }
+            let looked = looks();
+            stop.store(looked.is_err(), Ordering::Relaxed);
             let report = joined(reading.join());
+            let done = writing.map(|writing| joined(writing.join()));
             let (before, after, used) = looked?;
-            Ok::<_, Error>((report?, before, after, used))
+            Ok::<_, Error>((report?, done.transpose()?, before, after, used))
         })?;
         self.interrupt.check()?;
-        let done = done()?;
         if report.errors.total() > 0 {
             return Err(Error::new(
                 ErrorKind::Process,
@@ -479,25 +402,24 @@ impl Bed<'_> {
         // On a busy machine the looks are late: what they see is divided by the time between them,
         // as requests are by the window's.
         let seconds = (after.at - before.at).as_secs_f64();
-        let fetched = per(after.hot.read.saturating_sub(before.hot.read), seconds);
+        let fetched = per(after.read.saturating_sub(before.read), seconds);
         let reads = report.reads.map_or(0.0, |reads| reads.iops);
         let mut sample = Sample {
             reads,
             read_p99_us: report.open.as_ref().map_or(report.latency.p99, |open| open.response.p99),
             misses: share(fetched, reads * f64::from(READ)),
             device_written: before
-                .device
-                .zip(after.device)
+                .on_disk
+                .zip(after.on_disk)
                 .map(|(b, a)| per(a.saturating_sub(b), seconds)),
             cpus: used.cpu().as_secs_f64() / used.wall.as_secs_f64().max(1e-9),
-            shared: self.limit.map_or(0, |limit| limit.held().shared),
+            shared: self.limit.map_or(0, MemoryLimit::shared),
             ..Sample::default()
         };
-        if let (Some(done), Some((volume, _))) = (done, volume) {
+        if let (Some(done), Some(volume)) = (done, volume) {
             sample.operations = done.per_second;
             sample.p99_us = done.p99_us;
-            let (a, b) = (after.volume.unwrap_or_default(), before.volume.unwrap_or_default());
-            sample.written = per(a.written.saturating_sub(b.written), seconds);
+            sample.written = per(after.written.saturating_sub(before.written), seconds);
             let cpu = used.role("volume").map_or(Duration::ZERO, |role| role.cpu);
             sample.cpu_us = cpu.as_secs_f64() * 1e6 / (done.per_second * seconds).max(1.0);
             sample.journal_pages = volume.cached_pages();
@@ -546,23 +468,6 @@ fn neighbour_load(cell: &Cell, window: Window) -> Workload {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dropped_pages_do_not_count_as_written() {
-        let text = "rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 4096\nwrite_bytes: \
-                    12288\ncancelled_write_bytes: 8192\n";
-        assert_eq!(Transferred::parse(text), Some(Transferred { read: 4096, written: 4096 }));
-        assert_eq!(Transferred::parse("rchar: 1\n"), None);
-    }
-
-    #[test]
-    fn percentile_is_a_measured_value() {
-        let done = Done::of((1..=200).rev().map(|us| us * 1000).collect(), Duration::from_secs(2));
-        assert_eq!(done, Done { per_second: 100.0, p99_us: 198.0 });
-        assert_eq!(Done::of(vec![7000], Duration::from_secs(1)).p99_us, 7.0);
-        let none = Done::of(Vec::new(), Duration::from_secs(1));
-        assert!(none.p99_us.is_nan() && none.per_second == 0.0);
-    }
 
     #[test]
     fn share_is_bounded_and_zero_of_zero() {

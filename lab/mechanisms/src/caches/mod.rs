@@ -10,8 +10,6 @@
 //! Arms are measured in turns, round by round, the first one twice (A/A). A difference must exceed
 //! the first arm's difference from itself.
 
-mod commits;
-mod done;
 mod guest;
 pub mod job;
 mod judge;
@@ -27,17 +25,18 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use vlane_guest::Host;
+use clap::Args;
+use vlane::values;
+use vlane_guest::{Host, UmlProgram};
 use vlane_report::build::Begun;
 use vlane_units::show_size;
 
 use self::judge::CellResult;
-use self::limit::{Device, DirtyLimit, MemoryLimit, Unthrottled};
+use self::limit::{DirtyLimit, MemoryLimit};
 use self::measure::Bed;
+pub(crate) use self::measure::transferred;
 pub use self::plan::{Arm, Cell, Expected, Job};
-pub use self::volume::SMALLEST_JOURNAL;
-use self::volume::Volume;
-use vlane_bench::Pin;
+use self::volume::{SMALLEST_JOURNAL, Volume};
 use vlane_client::progress::Progress;
 use vlane_report::Report;
 use vlane_report::judge::Arms;
@@ -51,86 +50,152 @@ use vlane_testbed::rounds::{Rounds, in_turns};
 const DIRTY: u64 = 5;
 
 /// The options.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args)]
 pub struct Options {
+    /// Writers of the journal
+    ///
+    /// commits and mail-replay run in this program. mail, oltp-rollback, oltp-wal, graph, mobile,
+    /// fill, kv-compact and plain run in a guest.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "commits",
+        value_enum,
+        hide_possible_values = true
+    )]
+    jobs: Vec<Job>,
+    /// Memory that the back ends share, page cache included
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_cache)]
+    cache: u64,
+    /// Do not limit memory: needs no root, and shows no evictions
+    #[arg(long, conflicts_with = "cache")]
+    no_limit: bool,
+    /// Size of the neighbour's hot set
+    #[arg(long, value_name = "SIZE", default_value = "400M", value_parser = parse_mib)]
+    hot: u64,
+    /// Sizes of the journal
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64M,256M,1G", value_parser = parse_journal)]
+    journals: Vec<u64>,
+    /// Reads per second of the neighbour, or unbounded for one after the other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "unbounded,10000", value_parser = parse_rate)]
+    rates: Vec<ReadRate>,
+    /// Extra times for each fdatasync of the volume, to simulate slower devices
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0", value_parser = parse_delay)]
+    delays: Vec<Duration>,
+    /// Vary one list at a time, on the journal of this size
+    ///
+    /// Without this, all combinations are measured. With it, the first of --jobs, --rates and
+    /// --delays runs on every journal. Each other value runs on this journal alone, with the first
+    /// values of the other lists.
+    #[arg(long, value_name = "SIZE", value_parser = parse_journal)]
+    vary_on: Option<u64>,
+    /// Number of measurements of each combination
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<usize>(1..=1000))]
+    rounds: usize,
+    /// Warm-up time before each measurement
+    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time_or_none)]
+    ramp: Duration,
+    /// Duration of each measurement
+    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = values::time)]
+    time: Duration,
+    /// Directory on the measured disk [default: the current one or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    disk_dir: Option<PathBuf>,
+}
+
+/// Reads per second of the neighbour; none: one after the other.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ReadRate(Option<f64>);
+
+/// The ways to serve the volume.
+#[derive(Debug)]
+pub struct Served {
     /// vlane's own file.
     pub vlane: PathBuf,
-    /// The command that makes this report again.
-    pub command: String,
-    /// The ways to serve the volume; the first one is what others are held against.
+    /// The arms; the first one is what others are held against.
     pub arms: Vec<Arm>,
     /// Options of `vlane serve` that the volume has in every arm.
     pub with: Vec<String>,
-    /// The writers.
-    pub jobs: Vec<Job>,
-    /// Memory of the back ends' cgroup in bytes; none: no limit.
-    pub cache: Option<u64>,
-    /// Bytes of the neighbour's hot set.
-    pub hot: u64,
-    /// Bytes of the journals.
-    pub journals: Vec<u64>,
-    /// Reads per second that the neighbour asks for; none: as many as it gets, one at a time.
-    pub rates: Vec<Option<f64>>,
-    /// With and without the kernel's write-back throttling.
-    pub throttling: Vec<bool>,
-    /// How much longer each `fdatasync` of the volume takes.
-    pub delays: Vec<Duration>,
-    /// As [`plan::Axes::vary_on`].
-    pub vary_on: Option<u64>,
-    /// How often everything is measured.
-    pub rounds: usize,
-    /// Time before each measurement that does not count.
-    pub ramp: Duration,
-    /// Time of each measurement.
-    pub time: Duration,
-    /// A directory on the disk to be measured; none finds one.
-    pub disk_dir: Option<PathBuf>,
-    /// Placement of the neighbour and the writer: with CPUs of their own, or not.
-    pub pin: Pin,
 }
 
-/// Facts about the measurement's set-up.
-#[derive(Debug)]
-struct About {
-    /// The guests, if there were any.
-    guests: Option<String>,
-    /// The replayed traces.
-    replays: Vec<String>,
-    /// True if the disk's own counter could be read.
-    has_device: bool,
-    /// True if neighbour and writer had CPUs of their own.
-    is_apart: bool,
+type Parsed<T> = std::result::Result<T, String>;
+
+fn parse_mib(text: &str) -> Parsed<u64> {
+    match values::size(text)? {
+        bytes if bytes.is_multiple_of(1 << 20) => Ok(bytes),
+        bytes => Err(format!("{bytes} bytes are not a multiple of 1M")),
+    }
+}
+
+fn parse_journal(text: &str) -> Parsed<u64> {
+    match parse_mib(text)? {
+        bytes @ SMALLEST_JOURNAL..=0x4_0000_0000 => Ok(bytes),
+        _ => Err(format!("`{text}`: a journal has from 4M to 16G")),
+    }
+}
+
+fn parse_cache(text: &str) -> Parsed<u64> {
+    match parse_mib(text)? {
+        bytes @ 0x200_0000.. => Ok(bytes),
+        _ => Err(format!(
+            "`{text}` is too small: the back ends themselves need some of it; at least 32M"
+        )),
+    }
+}
+
+fn parse_delay(text: &str) -> Parsed<Duration> {
+    values::time_in::<u64>("us", 0..=60_000_000)(text).map(Duration::from_micros)
+}
+
+fn parse_rate(text: &str) -> Parsed<ReadRate> {
+    match text {
+        "unbounded" => Ok(ReadRate(None)),
+        number => values::whole::<u32>(1..=10_000_000)(number)
+            .map(|rate| ReadRate(Some(rate.into())))
+            .map_err(|why| format!("{why}; `unbounded` is possible, too")),
+    }
+}
+
+/// Only the distinct values, in order.
+fn distinct<T: PartialEq>(all: &mut Vec<T>) {
+    let mut seen = Vec::new();
+    for one in all.drain(..) {
+        if !seen.contains(&one) {
+            seen.push(one);
+        }
+    }
+    *all = seen;
 }
 
 impl Options {
-    fn check(&self) -> Result<()> {
-        let usage = |text: String| Err(Error::new(ErrorKind::Usage, text));
-        if self.arms.is_empty() || self.jobs.is_empty() || self.journals.is_empty() {
-            return usage("no measurement is left: give an arm, a job and a journal".into());
-        }
-        for (place, arm) in self.arms.iter().enumerate() {
-            if self.arms[..place].iter().any(|other| other.name == arm.name) {
-                return usage(format!("`{}` is given twice", arm.name));
+    /// Without repeated values.
+    fn checked(&self, arms: &[Arm]) -> Result<Self> {
+        let mut options = self.clone();
+        distinct(&mut options.jobs);
+        distinct(&mut options.journals);
+        distinct(&mut options.rates);
+        distinct(&mut options.delays);
+        for (place, arm) in arms.iter().enumerate() {
+            if arms[..place].iter().any(|other| other.name == arm.name) {
+                let text = format!("`{}` is given twice", arm.name);
+                return Err(Error::new(ErrorKind::Usage, text));
             }
         }
-        for journal in &self.journals {
-            if *journal < SMALLEST_JOURNAL || !journal.is_multiple_of(1 << 20) {
-                let least = show_size(SMALLEST_JOURNAL);
-                return usage(format!(
-                    "a journal of {journal} bytes: whole MiB, and at least {least}"
-                ));
-            }
-        }
-        if let Some(only) = self.vary_on
-            && !self.journals.contains(&only)
-        {
+        if let Some(only) = self.vary_on.filter(|only| !self.journals.contains(only)) {
             let text = format!("--vary-on {}: there is no journal of that size", show_size(only));
-            return usage(text);
+            return Err(Error::new(ErrorKind::Usage, text));
         }
-        if !self.hot.is_multiple_of(1 << 20) || self.hot == 0 {
-            return usage(format!("a hot set of {} bytes: whole MiB", self.hot));
-        }
-        Ok(())
+        Ok(options)
+    }
+
+    /// Memory of the back ends' cgroup in bytes; none: no limit.
+    fn limit(&self) -> Option<u64> {
+        (!self.no_limit).then_some(self.cache)
+    }
+
+    fn expected(&self, journal: u64) -> Expected {
+        Expected::of(self.limit(), self.hot, journal)
     }
 }
 
@@ -141,216 +206,176 @@ impl Options {
 /// or no root for the limit, [`ErrorKind::Missing`] without a program that is needed,
 /// [`ErrorKind::Interrupted`], and those of back ends, driver and guests. The host's settings are
 /// restored, and no file or process is left behind, in any case.
-pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
-    options.check()?;
-    let begun = Begun::now(&options.command);
+pub fn run(
+    options: &Options,
+    served: &Served,
+    command: &str,
+    host: &Host,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    let options = &options.checked(&served.arms)?;
+    let begun = Begun::now(command);
     host.program("mkfs.ext4")?;
     host.program("debugfs")?;
     let for_guests = options.jobs.iter().any(|job| job.needs_guest());
-    let guests = for_guests.then(|| guest::Maker::find(host, &options.jobs)).transpose()?;
+    let guests = for_guests.then(|| find_guests(host, &options.jobs)).transpose()?;
     let dir = tempfile::Builder::new().prefix("vlane-caches-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
-
-    let (neighbour_cpus, writer_cpus) = sides(options.pin, &usable_cpus()?);
+    let (neighbour_cpus, writer_cpus) = sides(&usable_cpus()?);
     // Before the images are written: that it cannot be limited is said at once.
-    let limit = options.cache.map(MemoryLimit::new).transpose()?;
-    let _dirty = options.cache.map(|bytes| DirtyLimit::new(bytes / DIRTY)).transpose()?;
-
+    let limit = options.limit().map(MemoryLimit::new).transpose()?;
+    let _dirty = options.limit().map(|bytes| DirtyLimit::new(bytes / DIRTY)).transpose()?;
     let volumes = options.journals.iter().map(|journal| Volume::bytes(*journal, for_guests));
     let bytes = volumes.fold(options.hot, u64::saturating_add);
     let place = Place::find(image::Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
-    let cells = plan::cells(&plan::Axes {
-        jobs: &options.jobs,
-        journals: &options.journals,
-        rates: &options.rates,
-        throttling: &options.throttling,
-        delays: &options.delays,
-        vary_on: options.vary_on,
-    });
-    let arms = options.arms.len() + 1;
-    let measurements: usize =
-        cells.iter().map(|cell| if cell.job.is_some() { arms } else { 1 }).sum();
-    announce(options, &cells);
-    let is_replayed = |volume: &u64| {
-        let is_it = |cell: &Cell| cell.job == Some(Job::MailReplay) && cell.journal == *volume;
-        cells.iter().any(is_it)
+    for journal in &options.journals {
+        let (size, expected) = (show_size(*journal), options.expected(*journal).says());
+        // The output may have no reader.
+        let _ = writeln!(std::io::stderr(), "journal of {size}: expected: {expected}");
+    }
+    let mut results = nothing_yet(options, &served.arms);
+    let is_replayed = |journal: u64| {
+        let mut cells = results.iter().map(|result| result.cell);
+        cells.any(|cell| cell.job == Some(Job::MailReplay) && cell.journal == journal)
     };
-    let recorded = options.journals.iter().filter(|journal| is_replayed(journal)).count();
-    let mut progress = Progress::new(1 + recorded + measurements * options.rounds)
+    let replayed: Vec<u64> =
+        options.journals.iter().copied().filter(|journal| is_replayed(*journal)).collect();
+    let measurements: usize = results.iter().map(|result| result.arms.0.len()).sum();
+    let mut progress = Progress::new(1 + replayed.len() + measurements * options.rounds)
         .expecting(options.ramp + options.time + Duration::from_secs(3));
     progress.step("the images are written");
     let hot = place.image(options.hot, interrupt)?;
-    let mut volumes = Vec::new();
-    for journal in &options.journals {
-        volumes.push(Volume::new(&place, host, *journal, for_guests, interrupt)?);
-    }
-    let device = Device::of(hot.path());
+    let volume = |journal: &u64| Volume::new(&place, host, *journal, for_guests, interrupt);
+    let mut volumes = options.journals.iter().map(volume).collect::<Result<Vec<_>>>()?;
     let mut bed = Bed {
         options,
+        served,
         host,
         dir: dir.path(),
         limit: limit.as_ref(),
         hot: &hot,
-        device: device.as_ref(),
         guests: guests.as_ref(),
         neighbour_cpus: &neighbour_cpus,
         writer_cpus: &writer_cpus,
         recorded: BTreeMap::new(),
         interrupt,
     };
-    let mut replays = Vec::new();
-    for volume in volumes.iter_mut().filter(|volume| is_replayed(&volume.journal)) {
+    for volume in volumes.iter_mut().filter(|volume| replayed.contains(&volume.journal)) {
         progress.step(format!("a guest is recorded, journal {}", show_size(volume.journal)));
         let replay = bed.record_mail(volume, &mut |doing| progress.detail(doing))?;
-        replays.push(replay.about.clone());
         bed.recorded.insert(volume.journal, replay);
     }
-    let mut results: Vec<_> = cells.iter().map(|cell| nothing_yet(options, *cell)).collect();
-    let rounds = measure_all(&mut bed, &mut volumes, &mut results, &mut progress)?;
+    let rounds = measure_all(&bed, &mut volumes, &mut results, &mut progress)?;
     progress.clear();
-    let options = &Options { rounds: rounds.whole(), ..options.clone() };
-    let guests = guests.map(|maker| maker.describe());
-    let is_apart = !neighbour_cpus.is_empty();
-    let about = About { guests, replays, has_device: device.is_some(), is_apart };
-    let mut report = report::fill(options, &results, &about, &begun);
+    let shown = report::Shown {
+        options: Options { rounds: rounds.whole(), ..options.clone() },
+        with: &served.with,
+        results: &results,
+        guests: guests.as_ref().map(|program| program.version.to_string()),
+        replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),
+        has_device: measure::written_to_disk(hot.path()).is_some(),
+        is_apart: !neighbour_cpus.is_empty(),
+    };
+    let mut report = shown.report(&begun);
     rounds.mark(&mut report);
     Ok(report)
 }
 
+/// Looks for what guests need for some jobs.
+fn find_guests(host: &Host, jobs: &[Job]) -> Result<UmlProgram> {
+    host.program("busybox")?;
+    if jobs.iter().any(|job| job::needs_sqlite(*job)) {
+        host.program("sqlite3")?;
+    }
+    Ok(UmlProgram::find(host)?)
+}
+
 /// Every round of every cell, in turns; the whole ones are kept.
 fn measure_all(
-    bed: &mut Bed<'_>,
+    bed: &Bed<'_>,
     volumes: &mut [Volume],
     results: &mut [CellResult],
     progress: &mut Progress,
 ) -> Result<Rounds> {
-    let options = bed.options;
-    let rounds = Rounds::measure(options.rounds, |round| {
-        for result in results.iter_mut() {
-            let cell = result.cell;
-            let unthrottled = match (bed.device, cell.throttled) {
-                (_, true) => None,
-                (Some(device), false) => Some(Unthrottled::on(device)?),
-                (None, false) => {
-                    let text = "the images are on no block device, which is never throttled; \
-                                leave out --throttling off";
-                    return Err(Error::new(ErrorKind::Invalid, text));
-                }
-            };
-            in_turns(&mut result.arms, round, |at, arm| {
+    let rounds = Rounds::measure(bed.options.rounds, |round| {
+        results.iter_mut().try_for_each(|CellResult { cell, arms, .. }| {
+            in_turns(arms, round, |at, arm| {
                 bed.interrupt.check()?;
                 let who = if cell.job.is_some() { arm } else { "alone" };
                 progress.step(format!("round {}: {}: {who}", round + 1, cell.title()));
                 let volume = volumes.iter_mut().find(|volume| volume.journal == cell.journal);
-                bed.measure(&cell, &options.arms[at], volume, &mut |doing| progress.detail(doing))
-            })?;
-            drop(unthrottled);
-        }
-        Ok(())
+                let arm = &bed.served.arms[at];
+                bed.measure(cell, arm, volume, &mut |doing| progress.detail(doing))
+            })
+        })
     })?;
     results.iter_mut().for_each(|result| result.arms.keep(rounds.whole()));
     Ok(rounds)
 }
 
-/// A cell before it is measured: without a job there is one arm, and no repetition.
-fn nothing_yet(options: &Options, cell: Cell) -> CellResult {
-    let names: Vec<String> = options.arms.iter().map(|arm| arm.name.clone()).collect();
-    let mut arms = Arms::named(&names);
-    if cell.job.is_none() {
-        arms.0.truncate(1);
-    }
-    let has_goals = options.arms.iter().filter(|arm| arm.has_goals());
-    CellResult {
-        cell,
-        expected: Expected::of(options.cache, options.hot, cell.journal),
-        arms,
-        with_goals: has_goals.map(|arm| arm.name.clone()).collect(),
-    }
+/// The cells before they are measured: without a job there is one arm, and no repetition.
+fn nothing_yet(options: &Options, arms: &[Arm]) -> Vec<CellResult> {
+    let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
+    let empty = |cell: Cell| {
+        let mut arms = Arms::named(&names);
+        if cell.job.is_none() {
+            arms.0.truncate(1);
+        }
+        CellResult { cell, expected: options.expected(cell.journal), arms }
+    };
+    plan::cells(options).into_iter().map(empty).collect()
 }
 
 /// CPUs of the neighbour's side and of the writer's: half each, if there are two; empty: any.
 ///
 /// Without that the speed of reads depends on the CPU where the kernel wakes threads up. It varies
 /// by a factor of up to eight from one second to the next.
-fn sides(pin: Pin, usable: &[usize]) -> (Vec<usize>, Vec<usize>) {
-    match (pin, usable.len()) {
-        (Pin::None, _) | (_, 0 | 1) => (Vec::new(), Vec::new()),
-        (Pin::Apart, n) => (usable[..n / 2].to_vec(), usable[n / 2..].to_vec()),
-    }
-}
-
-/// Says what the sizes let one expect, before anything is measured.
-fn announce(options: &Options, cells: &[Cell]) {
-    let mut said = Vec::new();
-    for cell in cells.iter().filter(|cell| cell.job.is_some()) {
-        if !said.contains(&cell.journal) {
-            said.push(cell.journal);
-            let expected = Expected::of(options.cache, options.hot, cell.journal).says();
-            // The output may have no reader.
-            let _ = writeln!(
-                std::io::stderr(),
-                "journal of {}: expected: {expected}",
-                show_size(cell.journal)
-            );
-        }
-    }
+fn sides(usable: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    let (left, right) = usable.split_at(usable.len() / 2);
+    if left.is_empty() { (Vec::new(), Vec::new()) } else { (left.to_vec(), right.to_vec()) }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
-    pub(super) fn options() -> Options {
-        Options {
-            vlane: "vlane".into(),
-            command: "vlane-lab compare caches".into(),
-            arms: vec![Arm::mode("writeback"), Arm::mode("none")],
-            with: Vec::new(),
-            jobs: vec![Job::Commits],
-            cache: None,
-            hot: 400 << 20,
-            journals: vec![64 << 20],
-            rates: vec![None],
-            throttling: vec![true],
-            delays: vec![Duration::ZERO],
-            vary_on: None,
-            rounds: 5,
-            ramp: Duration::ZERO,
-            time: Duration::from_secs(1),
-            disk_dir: None,
-            pin: Pin::Apart,
-        }
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    pub(super) fn options(words: &[&str]) -> Options {
+        let all = std::iter::once("vlane").chain(words.iter().copied());
+        Only::try_parse_from(all).unwrap().options
     }
 
     #[test]
     fn neighbour_and_writer_get_separate_cpus() {
-        assert_eq!(sides(Pin::Apart, &[0, 1]), (vec![0], vec![1]));
-        assert_eq!(sides(Pin::Apart, &[2, 5, 7]), (vec![2], vec![5, 7]));
-        assert_eq!(sides(Pin::Apart, &[3]), (vec![], vec![]), "there is nothing to be divided");
-        assert_eq!(sides(Pin::None, &[0, 1]), (vec![], vec![]));
+        assert_eq!(sides(&[0, 1]), (vec![0], vec![1]));
+        assert_eq!(sides(&[2, 5, 7]), (vec![2], vec![5, 7]));
+        assert_eq!(sides(&[3]), (vec![], vec![]), "there is nothing to be divided");
     }
 
     #[test]
     fn senseless_options_are_usage_errors() {
-        type Change = fn(&mut Options);
-        let changes: [(Change, &str); 6] = [
-            (|o| o.arms.clear(), "no measurement is left"),
-            (|o| o.arms.push(Arm::mode("none")), "given twice"),
-            (|o| o.journals = vec![1 << 20], "at least 4 MiB"),
-            (|o| o.journals = vec![(8 << 20) + 512], "whole MiB"),
-            (|o| o.hot = 4096, "whole MiB"),
-            (|o| o.vary_on = Some(8 << 20), "no journal of that size"),
-        ];
-        for (change, says) in changes {
-            let mut wrong = options();
-            change(&mut wrong);
-            let error = wrong.check().unwrap_err();
-            assert!(
-                error.kind() == ErrorKind::Usage && error.to_string().contains(says),
-                "{error}"
-            );
+        let arms = [Arm::mode("none"), Arm::mode("pdc")];
+        let twice = [&arms[..], &[Arm::mode("none")]].concat();
+        for (arms, words, says) in [
+            (&twice[..], &[][..], "given twice"),
+            (&arms, &["--journals=4M", "--vary-on=8M"], "no journal of that size"),
+        ] {
+            let error = options(words).checked(arms).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Usage);
+            assert!(error.to_string().contains(says), "{error}");
         }
-        options().check().unwrap();
+        let jobs = options(&["--jobs=mail,commits,mail"]).checked(&arms).unwrap().jobs;
+        assert_eq!(jobs, [Job::Mail, Job::Commits]);
+        for (text, says) in [("1M", "from 4M"), ("8389120", "not a multiple of 1M")] {
+            assert!(parse_journal(text).unwrap_err().contains(says));
+        }
     }
 }

@@ -2,69 +2,58 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use vlane_units::show_size;
 
-/// Writer to the volume whose cache mode is compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+use super::Options;
+
+/// Writer to the volume whose cache mode is compared. Reports have each one's description.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Job {
-    /// The driver: commits of 16K, round and round a journal.
+    /// 16K are written and flushed, round and round the journal
     Commits,
-    /// A guest: the steps of filebench's varmail.
+    /// a mail server: files made, appended to, fsynced, read, removed, by 16 threads (filebench's
+    /// varmail)
     Mail,
-    /// A guest: SQLite with a rollback journal, transactions as sysbench's OLTP has them.
+    /// SQLite with a rollback journal: ten point and four range reads, two updates, a delete and an
+    /// insert in each transaction (for sysbench's OLTP)
     OltpRollback,
-    /// The same with a write-ahead log.
+    /// the same transactions on SQLite with a write-ahead log
     OltpWal,
-    /// A guest: SQLite, LinkBench's mix of requests to a graph of nodes and links.
+    /// SQLite with a write-ahead log: nodes and links in LinkBench's mix, 69 % reads (for
+    /// LinkBench, which needs MySQL)
     Graph,
-    /// A guest: SQLite, single inserts, updates and deletes, each a transaction, as MobiBench has
-    /// them.
+    /// SQLite with a rollback journal: an insert, an update or a delete in each transaction (for
+    /// MobiBench, which does that on a phone's file system)
     Mobile,
-    /// A guest: records appended to a log that each is made durable, as db_bench's fillsync does.
+    /// records of 116 bytes appended to a log and fdatasynced one by one (what LevelDB does for
+    /// db_bench's fillsync; no compaction)
     Fill,
-    /// A guest: tables of sorted records merged into new ones, as a compaction does.
+    /// two tables of 2 MiB are read, merged by their keys, and written as two new ones, each
+    /// fsynced (for LevelDB's compaction)
     KvCompact,
-    /// A guest: random reads and writes that are never made durable, as a control.
+    /// 4K read and 4K written at random places of a file of 64 MiB, and nothing made durable (a
+    /// control: db_bench's reads, and writes without sync)
     Plain,
-    /// The driver: what a guest with [`Job::Mail`] sent, again and again, as fast as it is taken.
+    /// what a guest with the mail job wrote, flushed and read, recorded once and sent again and
+    /// again by the driver; an operation is a request
     MailReplay,
 }
 
 impl Job {
-    /// All of them.
-    pub const ALL: [Self; 10] = [
-        Self::Commits,
-        Self::Mail,
-        Self::OltpRollback,
-        Self::OltpWal,
-        Self::Graph,
-        Self::Mobile,
-        Self::Fill,
-        Self::KvCompact,
-        Self::Plain,
-        Self::MailReplay,
-    ];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Commits => "commits",
-            Self::Mail => "mail",
-            Self::OltpRollback => "oltp-rollback",
-            Self::OltpWal => "oltp-wal",
-            Self::Graph => "graph",
-            Self::Mobile => "mobile",
-            Self::Fill => "fill",
-            Self::KvCompact => "kv-compact",
-            Self::Plain => "plain",
-            Self::MailReplay => "mail-replay",
-        }
+    fn value(self) -> PossibleValue {
+        self.to_possible_value().unwrap_or_default()
     }
 
-    /// By its name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|job| job.name() == name)
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        self.value().get_name().to_owned()
+    }
+
+    /// The job, and the case that it stands for.
+    pub fn about(self) -> String {
+        self.value().get_help().map(ToString::to_string).unwrap_or_default()
     }
 
     /// True if a guest does it during the measurement.
@@ -76,50 +65,10 @@ impl Job {
     pub fn needs_guest(self) -> bool {
         self != Self::Commits
     }
-
-    /// The job, and the case that it stands for.
-    pub fn about(self) -> &'static str {
-        match self {
-            Self::Commits => "16K are written and flushed, round and round the journal",
-            Self::Mail => {
-                "a mail server: files made, appended to, fsynced, read, removed, by 16 threads \
-                 (filebench's varmail)"
-            }
-            Self::OltpRollback => {
-                "SQLite with a rollback journal: ten point and four range reads, two updates, a \
-                 delete and an insert in each transaction (for sysbench's OLTP)"
-            }
-            Self::OltpWal => "the same transactions on SQLite with a write-ahead log",
-            Self::Graph => {
-                "SQLite with a write-ahead log: nodes and links in LinkBench's mix, 69 % reads \
-                 (for LinkBench, which needs MySQL)"
-            }
-            Self::Mobile => {
-                "SQLite with a rollback journal: an insert, an update or a delete in each \
-                 transaction (for MobiBench, which does that on a phone's file system)"
-            }
-            Self::Fill => {
-                "records of 116 bytes appended to a log and fdatasynced one by one (what LevelDB \
-                 does for db_bench's fillsync; no compaction)"
-            }
-            Self::KvCompact => {
-                "two tables of 2 MiB are read, merged by their keys, and written as two new ones, \
-                 each fsynced (for LevelDB's compaction)"
-            }
-            Self::Plain => {
-                "4K read and 4K written at random places of a file of 64 MiB, and nothing made \
-                 durable (a control: db_bench's reads, and writes without sync)"
-            }
-            Self::MailReplay => {
-                "what a guest with the mail job wrote, flushed and read, recorded once and sent \
-                 again and again by the driver; an operation is a request"
-            }
-        }
-    }
 }
 
 /// A way to serve the volume.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arm {
     /// Its name in the report.
     pub name: String,
@@ -135,38 +84,28 @@ impl Arm {
 
     /// Any options of `vlane serve`. The cache mode comes first in its name, without the option's.
     pub fn options(words: &[String]) -> Self {
-        let (mode, rest) = split(words);
-        let words_of_name: Vec<&str> = mode.into_iter().chain(rest).collect();
-        Self { name: words_of_name.join(" "), arguments: words.to_vec() }
-    }
-
-    /// True if it is meant to reach the goals: it keeps the journal out of the cache, and keeps a
-    /// flush's promise.
-    pub fn has_goals(&self) -> bool {
-        let (mode, rest) = split(&self.arguments);
-        mode == Some(GOOD) && !rest.iter().any(|word| word.starts_with("--danger-"))
+        let (mut mode, mut rest) = (None, Vec::new());
+        let mut left = words.iter().map(String::as_str);
+        while let Some(word) = left.next() {
+            match word.strip_prefix("--cache") {
+                Some("") => mode = left.next(),
+                Some(value) if value.starts_with('=') => mode = value.get(1..),
+                _ => rest.push(word),
+            }
+        }
+        let name: Vec<&str> = mode.into_iter().chain(rest).collect();
+        Self { name: name.join(" "), arguments: words.to_vec() }
     }
 }
 
-/// The cache mode that the goals are for.
-const GOOD: &str = "pdc";
-
-/// The cache mode among options of `vlane serve`, and the others.
-fn split(words: &[String]) -> (Option<&str>, Vec<&str>) {
-    let (mut mode, mut rest) = (None, Vec::new());
-    let mut words = words.iter().map(String::as_str);
-    while let Some(word) = words.next() {
-        match word.strip_prefix("--cache") {
-            Some("") => mode = words.next(),
-            Some(value) if value.starts_with('=') => mode = value.get(1..),
-            _ => rest.push(word),
-        }
-    }
-    (mode, rest)
+/// True if an arm of that name is meant to reach the goals: it keeps the journal out of the cache,
+/// and keeps a flush's promise.
+pub fn has_goals(name: &str) -> bool {
+    name.split(' ').next() == Some("pdc") && !name.contains("--danger-")
 }
 
 /// Conditions under which the arms are compared.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cell {
     /// The writer; none: the neighbour's figures alone.
     pub job: Option<Job>,
@@ -174,8 +113,6 @@ pub struct Cell {
     pub journal: u64,
     /// Reads per second that the neighbour asks for; none: the next when one is answered.
     pub rate: Option<f64>,
-    /// True if the host's kernel may throttle write-back.
-    pub throttled: bool,
     /// How much longer each `fdatasync` of the volume takes.
     pub delay: Duration,
 }
@@ -187,19 +124,14 @@ impl Cell {
             None => "reads unbounded".to_string(),
             Some(rate) => format!("{rate} reads/s"),
         };
-        let control = if self.throttled { "" } else { ", write-back not throttled" };
         let delay = match self.delay {
             Duration::ZERO => String::new(),
             delay => format!(", flushes take {delay:?} longer"),
         };
         match self.job {
-            None => format!("nobody writes, {rate}{control}"),
+            None => format!("nobody writes, {rate}"),
             Some(job) => {
-                format!(
-                    "{}, journal {}, {rate}{control}{delay}",
-                    job.name(),
-                    show_size(self.journal)
-                )
+                format!("{}, journal {}, {rate}{delay}", job.name(), show_size(self.journal))
             }
         }
     }
@@ -207,20 +139,19 @@ impl Cell {
     /// It as a link.
     pub fn id(&self) -> String {
         let rate = self.rate.map_or_else(|| "unbounded".to_string(), |rate| format!("{rate:.0}"));
-        let control = if self.throttled { "" } else { "-unthrottled" };
         let delay = match self.delay.as_micros() {
             0 => String::new(),
             us => format!("-delay-{us}us"),
         };
         match self.job {
-            None => format!("alone-{rate}{control}"),
-            Some(job) => format!("{}-{}m-{rate}{control}{delay}", job.name(), self.journal >> 20),
+            None => format!("alone-{rate}"),
+            Some(job) => format!("{}-{}m-{rate}{delay}", job.name(), self.journal >> 20),
         }
     }
 }
 
 /// The effect of keeping the journal out of the cache, as the sizes alone predict it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
     /// Hot set and journal fit together: no difference.
     Fits,
@@ -283,48 +214,26 @@ pub fn lru_hits(limit: u64, hot: u64, journal: u64, reads: f64, writes: f64) -> 
     Some(1.0 - (-reads * low / hot).exp())
 }
 
-/// The varied parameters; each list has at least one entry.
-#[derive(Debug, Clone, Copy)]
-pub struct Axes<'a> {
-    /// The writers.
-    pub jobs: &'a [Job],
-    /// Bytes of the journals.
-    pub journals: &'a [u64],
-    /// Reads per second that the neighbour asks for.
-    pub rates: &'a [Option<f64>],
-    /// With and without the kernel's write-back throttling.
-    pub throttling: &'a [bool],
-    /// How much longer flushes take.
-    pub delays: &'a [Duration],
-    /// On this journal alone all but the first of each list are measured, each with the first of
-    /// the other lists; none: everything with everything.
-    pub vary_on: Option<u64>,
-}
-
 /// The cells, in the order in which they are measured: for each way to read, the neighbour alone,
 /// then each job on each journal.
-pub fn cells(axes: &Axes<'_>) -> Vec<Cell> {
+pub fn cells(options: &Options) -> Vec<Cell> {
     let mut cells = Vec::new();
-    for (a, &throttled) in axes.throttling.iter().enumerate() {
-        for (b, &rate) in axes.rates.iter().enumerate() {
-            let alone = cells.len();
-            for (c, &delay) in axes.delays.iter().enumerate() {
-                for (d, &job) in axes.jobs.iter().enumerate() {
-                    let varied = [a, b, c, d].into_iter().filter(|place| *place > 0).count();
-                    let is_wanted = |journal: &&u64| match (axes.vary_on, varied) {
-                        (None, _) | (_, 0) => true,
-                        (Some(only), 1) => **journal == only,
-                        _ => false,
-                    };
-                    let with =
-                        |&journal: &u64| Cell { job: Some(job), journal, rate, throttled, delay };
-                    cells.extend(axes.journals.iter().filter(is_wanted).map(with));
-                }
+    for (a, rate) in options.rates.iter().map(|rate| rate.0).enumerate() {
+        let alone = cells.len();
+        for (b, &delay) in options.delays.iter().enumerate() {
+            for (c, &job) in options.jobs.iter().enumerate() {
+                let varied = [a, b, c].into_iter().filter(|place| *place > 0).count();
+                let is_wanted = |journal: &&u64| match (options.vary_on, varied) {
+                    (None, _) | (_, 0) => true,
+                    (Some(only), 1) => **journal == only,
+                    _ => false,
+                };
+                let with = |&journal: &u64| Cell { job: Some(job), journal, rate, delay };
+                cells.extend(options.journals.iter().filter(is_wanted).map(with));
             }
-            if cells.len() > alone {
-                let cell = Cell { job: None, journal: 0, rate, throttled, delay: Duration::ZERO };
-                cells.insert(alone, cell);
-            }
+        }
+        if cells.len() > alone {
+            cells.insert(alone, Cell { job: None, journal: 0, rate, delay: Duration::ZERO });
         }
     }
     cells
@@ -335,6 +244,7 @@ pub fn cells(axes: &Axes<'_>) -> Vec<Cell> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::tests::options;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -384,35 +294,29 @@ mod tests {
             ("--poll off", "--poll off", false),
         ] {
             let arm = of(options);
-            assert_eq!((arm.name.as_str(), arm.has_goals()), (name, has_goals));
+            assert_eq!((arm.name.as_str(), super::has_goals(&arm.name)), (name, has_goals));
             assert_eq!(arm.arguments.join(" "), options);
         }
-        assert!(Arm::mode("pdc").has_goals() && !Arm::mode("none").has_goals());
+        assert!(has_goals("pdc") && !has_goals("none"));
         assert_eq!(of("--cache pdc"), Arm::mode("pdc"));
     }
 
-    #[test]
-    fn job_names_are_unique() {
-        for job in Job::ALL {
-            assert_eq!(Job::named(job.name()), Some(job));
-        }
-        assert_eq!(Job::named("no such job"), None);
-    }
-
-    const AXES: Axes<'_> = Axes {
-        jobs: &[Job::Commits, Job::Mail],
-        journals: &[MIB, 2 * MIB],
-        rates: &[None, Some(5000.0)],
-        throttling: &[true, false],
-        delays: &[Duration::ZERO, Duration::from_millis(1)],
-        vary_on: None,
-    };
+    const AXES: [&str; 8] = [
+        "--jobs=commits,mail",
+        "--journals=4M,8M",
+        "--rates=unbounded,5000",
+        "--delays=0,1ms",
+        "--hot=1M",
+        "--ramp=0",
+        "--time=1s",
+        "--repeat=1",
+    ];
 
     #[test]
     fn cells_begin_with_neighbour_alone() {
-        let cells = cells(&AXES);
-        assert_eq!(cells.len(), 2 * 2 * (1 + 8));
-        assert_eq!(cells.iter().filter(|cell| cell.job.is_none()).count(), 4);
+        let cells = cells(&options(&AXES));
+        assert_eq!(cells.len(), 2 * (1 + 8));
+        assert_eq!(cells.iter().filter(|cell| cell.job.is_none()).count(), 2);
         let mut ids: Vec<String> = cells.iter().map(Cell::id).collect();
         let mut titles: Vec<String> = cells.iter().map(Cell::title).collect();
         for names in [&mut ids, &mut titles] {
@@ -424,18 +328,16 @@ mod tests {
 
     #[test]
     fn one_journal_varies_one_parameter_each() {
-        let cells = cells(&Axes { vary_on: Some(2 * MIB), ..AXES });
+        let cells = cells(&options(&[&AXES[..], &["--vary-on=8M"]].concat()));
         let ids: Vec<String> = cells.iter().map(Cell::id).collect();
         let expected = [
             "alone-unbounded",
-            "commits-1m-unbounded",
-            "commits-2m-unbounded",
-            "mail-2m-unbounded",
-            "commits-2m-unbounded-delay-1000us",
+            "commits-4m-unbounded",
+            "commits-8m-unbounded",
+            "mail-8m-unbounded",
+            "commits-8m-unbounded-delay-1000us",
             "alone-5000",
-            "commits-2m-5000",
-            "alone-unbounded-unthrottled",
-            "commits-2m-unbounded-unthrottled",
+            "commits-8m-5000",
         ];
         assert_eq!(ids, expected);
     }

@@ -2,12 +2,11 @@
 
 use vlane_units::show_size;
 
-use super::commits::COMMIT;
-use super::judge::{CellResult, middle};
+use super::Options;
+use super::judge::{BASE, CellResult, DIRECT, middle};
 use super::measure::{READ, Sample};
-use super::plan::lru_hits;
-use super::{About, Options};
-use vlane_bench::Pin;
+use super::plan::{Job, lru_hits};
+use super::replay::COMMIT;
 use vlane_report::build::{Begun, spread, table};
 use vlane_report::experiment::{self, Experiment, Figure, Place};
 use vlane_report::judge::{Measured, Verdict};
@@ -18,26 +17,18 @@ use vlane_report::{Cell, Note, Report, Section};
 const MUCH: u64 = 20;
 
 /// The experiment, and what came of it.
-struct Shown<'a> {
-    options: &'a Options,
-    results: &'a [CellResult],
-    about: &'a About,
-}
-
-/// Makes it.
-pub(super) fn fill(
-    options: &Options,
-    results: &[CellResult],
-    about: &About,
-    begun: &Begun,
-) -> Report {
-    let place = |result| {
-        let CellResult { cell, arms, .. }: &CellResult = result;
-        Place { id: cell.id(), name: cell.id(), title: cell.title(), text: Vec::new(), arms }
-    };
-    let places: Vec<Place<'_, Sample>> = results.iter().map(place).collect();
-    let empty = begun.report("caches", "What a cache mode is worth", &["sqlite3"]);
-    experiment::report(&Shown { options, results, about }, &places, empty)
+pub(super) struct Shown<'a> {
+    pub(super) options: Options,
+    pub(super) with: &'a [String],
+    pub(super) results: &'a [CellResult],
+    /// Version of the guests, if there were any.
+    pub(super) guests: Option<String>,
+    /// The replayed traces.
+    pub(super) replays: Vec<String>,
+    /// True if the disk's own counter could be read.
+    pub(super) has_device: bool,
+    /// True if neighbour and writer had CPUs of their own.
+    pub(super) is_apart: bool,
 }
 
 fn hit_rate() -> Figure<'static, Sample> {
@@ -65,8 +56,128 @@ fn cpu() -> Figure<'static, Sample> {
 }
 
 impl Shown<'_> {
+    /// The report.
+    pub(super) fn report(&self, begun: &Begun) -> Report {
+        let place = |result| {
+            let CellResult { cell, arms, .. }: &CellResult = result;
+            Place { id: cell.id(), name: cell.id(), title: cell.title(), text: Vec::new(), arms }
+        };
+        let places: Vec<Place<'_, Sample>> = self.results.iter().map(place).collect();
+        let empty = begun.report("caches", "What a cache mode is worth", &["sqlite3"]);
+        experiment::report(self, &places, empty)
+    }
+
     fn result(&self, place: &Place<'_, Sample>) -> Option<&CellResult> {
         self.results.iter().find(|result| result.cell.id() == place.id)
+    }
+
+    fn told(&self) -> Vec<Note> {
+        let mut notes = Vec::new();
+        match self.options.limit() {
+            None => notes.push(Note::warning(
+                "The page cache has no limit (--no-limit): no page is evicted, so hits do not show \
+                 the modes' effect.",
+            )),
+            Some(bytes) => notes.push(Note::info(format!(
+                "Both back ends share a memory cgroup of {}; on the whole host at most {} may be \
+                 dirty.",
+                show_size(bytes),
+                show_size(bytes / super::DIRTY)
+            ))),
+        }
+        if !self.with.is_empty() {
+            let with = self.with.join(" ");
+            notes.push(Note::info(format!("In every arm the volume has: {with}.")));
+        }
+        if self.has_device {
+            notes.push(Note::info(
+                "\"Written to the disk\", also per operation, is the disk's own counter, of what \
+                 anybody wrote. \"Written\" is what the volume's back end gave to the page cache \
+                 or wrote: a page that is written again before it is written back counts once, and \
+                 all of a folio (up to 2 MiB) if a part of it is written.",
+            ));
+        }
+        if let Some(version) = &self.guests {
+            let text = format!("Guests: User-Mode Linux {version}, ext4 with data=ordered.");
+            notes.push(Note::info(text));
+        }
+        notes.push(match self.is_apart {
+            true => Note::info(
+                "The neighbour and its back end have half of the CPUs, the volume's back end and \
+                 the writer have the other half.",
+            ),
+            false => {
+                Note::warning("There is one CPU for all: figures depend on the order of turns.")
+            }
+        });
+        notes.extend(self.replays.iter().map(Note::info));
+        let rounds = self.results.iter().flat_map(|r| &r.arms.0).flat_map(|arm| &arm.rounds);
+        if let (Some(limit), Some(shared)) = (self.options.limit(), rounds.map(|s| s.shared).max())
+            && shared > limit / MUCH
+        {
+            notes.push(Note::warning(format!(
+                "Up to {} of a guest's memory was charged to the back ends: the cache was smaller \
+                 by that.",
+                show_size(shared)
+            )));
+        }
+        let about = |job: &Job| Note::info(format!("{}: {}.", job.name(), job.about()));
+        notes.extend(self.options.jobs.iter().map(about));
+        notes
+    }
+
+    /// Expected effect, a model's prediction, and the result.
+    fn crossover(&self) -> Section {
+        let mut rows = Vec::new();
+        for result in self.results {
+            for arm in result.arms.0.iter().filter(|arm| !arm.is_again()) {
+                let model = self.model(result, arm);
+                let (who, expected) = match result.cell.job {
+                    Some(_) => (arm.arm.as_str(), result.expected.says()),
+                    None => ("-", "all hits, if the hot set fits"),
+                };
+                rows.push(vec![
+                    result.cell.title().into(),
+                    expected.into(),
+                    who.into(),
+                    model.map_or(Cell::Empty, |hits| Cell::Number(hits * 100.0)),
+                    spread(&arm.rounds, |s| Some(100.0 - 100.0 * s.misses)).into(),
+                ]);
+            }
+        }
+        let sizes = match self.options.limit() {
+            Some(cache) => format!(
+                "The cgroup has C = {}, the hot set H = {}. Keeping a journal of J out of the cache \
+             can help only where H < C < H + J: that was said before anything was measured.",
+                show_size(cache),
+                show_size(self.options.hot)
+            ),
+            None => "The cache has no limit, so no mode is expected to help.".into(),
+        };
+        let text = vec![
+        sizes,
+        "Beside it, the hits of a cache that evicts what was not used for the longest time (LRU), \
+         at the rates of reads and writes that were measured; for direct I/O without a journal in \
+         it. Linux keeps pages that were used once and pages that were used again apart, so it \
+         does better with long journals and worse with short ones."
+            .into(),
+    ];
+        let columns = "Cell | Expected of keeping it out | Arm | LRU would hit [%] | Hits [%]";
+        let blocks = vec![table("The neighbour's hits", columns, rows)];
+        Section::new("crossover", "Expected and measured", text, blocks)
+    }
+
+    /// Hits of an LRU cache, for a mode whose use of the cache is known.
+    fn model(&self, result: &CellResult, arm: &Measured<Sample>) -> Option<f64> {
+        let journal = match (result.cell.job, arm.arm.as_str()) {
+            (None, _) | (_, DIRECT) => 0,
+            (Some(Job::Commits), BASE) => result.cell.journal,
+            // A guest's writes outside its journal are unknown here.
+            _ => return None,
+        };
+        let reads = middle(arm, |s| s.reads) * f64::from(READ);
+        let writes = middle(arm, |s| s.operations) * f64::from(COMMIT);
+        lru_hits(self.options.limit()?, self.options.hot, journal, reads, writes)
     }
 }
 
@@ -86,7 +197,7 @@ impl Experiment for Shown<'_> {
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
-        notes(self.options, self.results, self.about)
+        self.told()
     }
 
     fn aim(&self) -> String {
@@ -101,7 +212,7 @@ impl Experiment for Shown<'_> {
     }
 
     fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
-        vec![crossover(self.options, self.results)]
+        vec![self.crossover()]
     }
 
     fn charts(&self) -> Vec<(&'static str, &'static str, Figure<'_, Sample>)> {
@@ -147,135 +258,6 @@ impl Experiment for Shown<'_> {
     }
 }
 
-fn notes(options: &Options, results: &[CellResult], about: &About) -> Vec<Note> {
-    let mut notes = Vec::new();
-    match options.cache {
-        None => notes.push(Note::warning(
-            "The page cache has no limit (--no-limit): no page is evicted, so hits do not show \
-             the modes' effect.",
-        )),
-        Some(bytes) => notes.push(Note::info(format!(
-            "Both back ends share a memory cgroup of {}; on the whole host at most {} may be \
-             dirty.",
-            show_size(bytes),
-            show_size(bytes / super::DIRTY)
-        ))),
-    }
-    if results.iter().any(|result| !result.cell.throttled) {
-        notes.push(Note::info(
-            "Cells with \"write-back not throttled\" are a control: wbt_lat_usec is 0 there.",
-        ));
-    }
-    if !options.with.is_empty() {
-        notes.push(Note::info(format!("In every arm the volume has: {}.", options.with.join(" "))));
-    }
-    if about.has_device {
-        notes.push(Note::info(
-            "\"Written to the disk\", also per operation, is the disk's own counter, of what \
-             anybody wrote. \"Written\" is what the volume's back end gave to the page cache or \
-             wrote: a page that is written again before it is written back counts once, and all \
-             of a folio (up to 2 MiB) if a part of it is written.",
-        ));
-    }
-    if let Some(guests) = &about.guests {
-        notes.push(Note::info(format!("Guests: {guests}, ext4 with data=ordered.")));
-    }
-    if options.pin == Pin::Apart {
-        notes.push(if about.is_apart {
-            Note::info(
-                "The neighbour and its back end have half of the CPUs, the volume's back end and \
-                 the writer have the other half.",
-            )
-        } else {
-            Note::warning("There is one CPU for all: figures depend on the order of turns.")
-        });
-    }
-    notes.extend(about.replays.iter().map(Note::info));
-    let shared =
-        results.iter().flat_map(|r| &r.arms.0).flat_map(|arm| &arm.rounds).map(|s| s.shared).max();
-    if let (Some(limit), Some(shared)) = (options.cache, shared)
-        && shared > limit / MUCH
-    {
-        notes.push(Note::warning(format!(
-            "Up to {} of a guest's memory was charged to the back ends: the cache was smaller by \
-             that.",
-            show_size(shared)
-        )));
-    }
-    for job in &options.jobs {
-        notes.push(Note::info(format!("{}: {}.", job.name(), job.about())));
-    }
-    notes
-}
-
-/// Expected effect, a model's prediction, and the result.
-fn crossover(options: &Options, results: &[CellResult]) -> Section {
-    let mut rows = Vec::new();
-    for result in results {
-        for arm in result.arms.0.iter().filter(|arm| !arm.is_again()) {
-            let model = model(options, result, arm);
-            let (who, expected) = match result.cell.job {
-                Some(_) => (arm.arm.as_str(), result.expected.says()),
-                None => ("-", "all hits, if the hot set fits"),
-            };
-            rows.push(vec![
-                result.cell.title().into(),
-                expected.into(),
-                who.into(),
-                model.map_or(Cell::Empty, |hits| Cell::Number(hits * 100.0)),
-                hits(arm),
-            ]);
-        }
-    }
-    let sizes = match options.cache {
-        Some(cache) => format!(
-            "The cgroup has C = {}, the hot set H = {}. Keeping a journal of J out of the cache \
-             can help only where H < C < H + J: that was said before anything was measured.",
-            show_size(cache),
-            show_size(options.hot)
-        ),
-        None => "The cache has no limit, so no mode is expected to help.".into(),
-    };
-    let text = vec![
-        sizes,
-        "Beside it, the hits of a cache that evicts what was not used for the longest time (LRU), \
-         at the rates of reads and writes that were measured; for direct I/O without a journal in \
-         it. Linux keeps pages that were used once and pages that were used again apart, so it \
-         does better with long journals and worse with short ones."
-            .into(),
-    ];
-    let columns = [
-        ("Cell", ""),
-        ("Expected of keeping it out", ""),
-        ("Arm", ""),
-        ("LRU would hit", "%"),
-        ("Hits", "%"),
-    ];
-    Section::new(
-        "crossover",
-        "Expected and measured",
-        text,
-        vec![table("The neighbour's hits", &columns, rows)],
-    )
-}
-
-/// Hits of an LRU cache, for a mode whose use of the cache is known.
-fn model(options: &Options, result: &CellResult, arm: &Measured<Sample>) -> Option<f64> {
-    let journal = match (result.cell.job, arm.arm.as_str()) {
-        (None, _) | (_, super::judge::DIRECT) => 0,
-        (Some(super::Job::Commits), super::judge::BASE) => result.cell.journal,
-        // A guest's writes outside its journal are unknown here.
-        _ => return None,
-    };
-    let reads = middle(arm, |s| s.reads) * f64::from(READ);
-    let writes = middle(arm, |s| s.operations) * f64::from(COMMIT);
-    lru_hits(options.cache?, options.hot, journal, reads, writes)
-}
-
-fn hits(arm: &Measured<Sample>) -> Cell {
-    spread(&arm.rounds, |s| Some(100.0 - 100.0 * s.misses)).into()
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -301,13 +283,7 @@ mod tests {
     }
 
     fn results() -> Vec<CellResult> {
-        let cell = |job, journal| Where {
-            job,
-            journal,
-            rate: None,
-            throttled: true,
-            delay: Duration::ZERO,
-        };
+        let cell = |job, journal| Where { job, journal, rate: None, delay: Duration::ZERO };
         let arms = || {
             vec![
                 measured("writeback", 4000.0, 0.25),
@@ -321,23 +297,25 @@ mod tests {
                 cell: cell(None, 0),
                 expected: Expected::Fits,
                 arms: Arms(vec![measured("writeback", 0.0, 0.0)]),
-                with_goals: Vec::new(),
             },
             CellResult {
                 cell: cell(Some(Job::Commits), 256 << 20),
                 expected: Expected::Helps,
                 arms: Arms(arms()),
-                with_goals: vec!["pdc".into()],
             },
         ]
     }
 
+    fn shown<'a>(words: &[&str], results: &'a [CellResult]) -> Shown<'a> {
+        let (options, replays) = (options(words), Vec::new());
+        let (has_device, is_apart) = (true, true);
+        Shown { options, with: &[], results, guests: None, replays, has_device, is_apart }
+    }
+
     #[test]
     fn tables_are_whole_with_expectations() {
-        let mut options = options();
-        options.cache = Some(512 << 20);
-        let about = About { guests: None, replays: Vec::new(), has_device: true, is_apart: true };
-        let report = fill(&options, &results(), &about, &Begun::now(""));
+        let results = results();
+        let report = shown(&[], &results).report(&Begun::now(""));
         let mut ids: Vec<&str> =
             report.sections.iter().map(|section| section.id.as_str()).collect();
         ids.sort_unstable();
@@ -352,8 +330,7 @@ mod tests {
                 table.caption
             );
         }
-        let all =
-            results().iter().flat_map(|r| &r.arms.0).map(|arm| arm.rounds.len()).sum::<usize>();
+        let all = results.iter().flat_map(|r| &r.arms.0).map(|arm| arm.rounds.len()).sum::<usize>();
         assert_eq!(report.samples[0].rows.len(), all);
         let crossover = report.sections.iter().find(|section| section.id == "crossover");
         let Some(Block::Table(crossover)) = crossover.map(|section| &section.blocks[0]) else {
@@ -368,10 +345,8 @@ mod tests {
 
     #[test]
     fn unlimited_or_short_run_is_marked() {
-        let mut options = options();
-        options.rounds = 1;
-        let about = About { guests: None, replays: Vec::new(), has_device: false, is_apart: true };
-        let report = fill(&options, &results(), &about, &Begun::now(""));
+        let results = results();
+        let report = shown(&["--repeat=1", "--no-limit"], &results).report(&Begun::now(""));
         let warnings =
             report.notes.iter().filter(|note| note.severity == vlane_report::Severity::Warning);
         assert_eq!(warnings.count(), 2);

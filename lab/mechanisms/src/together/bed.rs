@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use vlane_error::counted;
 use vlane_guest::{Boot, Disk, Guest, Host, Initramfs, Qemu, Ready, Spec, ext4, run};
 
-use super::{Condition, Options, Sample, VCPUS, job};
+use super::{Condition, JOURNAL, Options, Sample, VCPUS, job};
 use crate::express::machine::{BOOT, LIFE, PLAIN, RAISED, disk_names};
 use crate::express::root::Root;
 use crate::express::script::with_parts;
@@ -81,6 +81,7 @@ struct Served {
 /// Everything that is there while turns are measured, and ends with them.
 pub(super) struct Bed<'a> {
     options: &'a Options,
+    vlane: &'a Path,
     guest: Guest,
     others: Vec<Guest>,
     disks: Vec<Served>,
@@ -94,6 +95,7 @@ impl<'a> Bed<'a> {
     /// Makes the images, starts a back end for each condition, and boots the guests.
     pub(super) fn make(
         options: &'a Options,
+        (vlane, fg): (&'a Path, &Path),
         host: &Host,
         root: &Root,
         conditions: &[Condition],
@@ -104,41 +106,47 @@ impl<'a> Bed<'a> {
         let directory = directory.context(ErrorKind::Io, || {
             format!("{}: no room for images", options.disk_dir.display())
         })?;
-        add_journal(host, &root.image, options.journal)?;
-        let disks = conditions.iter().map(|one| serve(options, host, root, *one, directory.path()));
-        let disks = disks.collect::<Result<Vec<_>>>()?;
+        add_journal(host, &root.image)?;
+        let dir = directory.path();
+        let disk = |one: &Condition| Served::start((vlane, options), host, root, *one, dir);
+        let disks = conditions.iter().map(disk).collect::<Result<Vec<_>>>()?;
         let maker = Maker::find(host, Machines::Qemu)?;
-        let readable = outside(&disks[0].journal, bytes_of(&disks[0].image)?);
-        let mut guest = boot(options, &maker, &disks, &readable)?;
+        let bytes = std::fs::metadata(&root.image)
+            .context(ErrorKind::Io, || format!("{}: cannot be read", root.image.display()))?;
+        let readable = outside(&disks[0].journal, bytes.len());
+        let initramfs = Initramfs::new(script(options, disks.len(), &readable))
+            .programs(["fio", "bash", "script"])
+            .program_at("vlane", vlane)
+            .program_at("vlane-fg", fg)
+            .file("etc/plain.rc", 0o644, PLAIN)
+            .file("etc/raised.rc", 0o644, RAISED)
+            .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n");
+        let mut guest = boot(&maker, &disks, &initramfs)?;
         let other = |_| maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE);
-        let mut others = (0..options.others).map(other).collect::<Result<Vec<_>>>()?;
+        let mut others = (0..options.extent().2).map(other).collect::<Result<Vec<_>>>()?;
         for one in std::iter::once(&mut guest).chain(&mut others) {
             wait(one, "ready", BOOT, interrupt)?;
         }
         let kernel = guest.results().get("kernel").cloned().unwrap_or_default();
         let about = format!("{}, {VCPUS} vCPUs, Linux {kernel}", maker.describe());
-        Ok(Self { options, guest, others, disks, directory, measured: 0, about })
+        Ok(Self { options, vlane, guest, others, disks, directory, measured: 0, about })
     }
 
     /// Measures one condition.
     pub(super) fn turn(&mut self, at: usize, interrupt: &Interrupt) -> Result<Sample> {
         self.measured += 1;
         let (seq, disk) = (self.measured, &self.disks[at]);
-        let listen = self.directory.path().join("sched");
-        let (state, state_dir) =
-            (self.directory.path().join("state"), self.directory.path().join("scheduler"));
-        let places = Places {
-            program: &self.options.vlane,
-            listen: &listen,
-            state: &state,
-            state_dir: &state_dir,
-        };
+        let beside = |name: &str| self.directory.path().join(name);
+        let (listen, state, state_dir) = (beside("sched"), beside("state"), beside("scheduler"));
+        let places =
+            Places { program: self.vlane, listen: &listen, state: &state, state_dir: &state_dir };
         let pids: Vec<u32> =
             std::iter::once(self.guest.id()).chain(self.others.iter().map(Guest::id)).collect();
         let words = disk.condition.schedule();
-        let words: Option<Vec<OsString>> =
-            words.map(|words| words.into_iter().map(Into::into).collect());
-        let scheduler = words.map(|words| schedule(&places, &pids, &words)).transpose()?;
+        let scheduler = words.map(|words| {
+            schedule(&places, &pids, &words.split(' ').map(OsString::from).collect::<Vec<_>>())
+        });
+        let scheduler = scheduler.transpose()?;
         let settled = Instant::now() + SETTLE;
         while scheduler.is_some() && Instant::now() < settled {
             interrupt.check()?;
@@ -152,8 +160,8 @@ impl<'a> Bed<'a> {
         roles.extend(self.others.iter().map(|guest| whole("other guest", guest.id())));
         let mut sampler = Sampler::new(roles);
         let device = disk_names().nth(at).unwrap_or_default();
-        self.guest.send(&format!("{seq} {device} {}\n", u8::from(disk.condition.is_raised())))?;
-        let limit = self.options.ramp + self.options.time + LATE;
+        self.guest.send(&format!("{seq} {device} {}\n", u8::from(disk.condition.express)))?;
+        let limit = self.options.ramp + self.options.extent().1 + LATE;
         wait(&mut self.guest, &format!("begin.{seq}"), limit, interrupt)?;
         let (before, counted) = (sampler.take(), requests(&disk.control)?);
         wait(&mut self.guest, &format!("end.{seq}"), limit, interrupt)?;
@@ -205,6 +213,27 @@ impl<'a> Bed<'a> {
 }
 
 impl Served {
+    /// A copy of the image, and its back end.
+    fn start(
+        (vlane, options): (&Path, &Options),
+        host: &Host,
+        root: &Root,
+        condition: Condition,
+        dir: &Path,
+    ) -> Result<Self> {
+        let beside = |end: &str| dir.join(format!("{}.{end}", condition.name));
+        let (image, socket, control) = (beside("img"), beside("sock"), beside("control"));
+        std::fs::copy(&root.image, &image)
+            .context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
+        let mut words = condition.serve(&image, options.model(), &dir.join("sched"));
+        words.extend(["--socket".to_owned(), socket.display().to_string()]);
+        words.extend(["--control".to_owned(), control.display().to_string()]);
+        let spec = Spec::new(vlane, words);
+        let server = Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?;
+        let journal = ext4::journal(host, &image)?;
+        Ok(Self { condition, server, control: Control::new(control), image, journal })
+    }
+
     /// Pages of the image, and of the journal in it, in the host's page cache.
     fn cached(&self) -> (Option<u64>, Option<u64>) {
         let Ok(file) = File::open(&self.image) else { return (None, None) };
@@ -226,13 +255,6 @@ fn requests(control: &Control) -> Result<f64> {
     Ok(["reads", "writes", "flushes", "others"].map(count).iter().sum())
 }
 
-/// Bytes of a file.
-fn bytes_of(path: &Path) -> Result<u64> {
-    let meta = std::fs::metadata(path)
-        .context(ErrorKind::Io, || format!("{}: cannot be read", path.display()))?;
-    Ok(meta.len())
-}
-
 /// The largest part of an image without a piece of its journal. Readers have it: their data are in
 /// the host's page cache, in every mode that keeps the journal out of it.
 fn outside(journal: &[Range<u64>], bytes: u64) -> Range<u64> {
@@ -245,9 +267,9 @@ fn outside(journal: &[Range<u64>], bytes: u64) -> Range<u64> {
 }
 
 /// Gives the file system of the programs a journal.
-fn add_journal(host: &Host, image: &Path, bytes: u64) -> Result<()> {
+fn add_journal(host: &Host, image: &Path) -> Result<()> {
     let mut command = Command::new(host.program("tune2fs")?);
-    command.args(["-j", "-J", &format!("size={}", bytes >> 20)]).arg(image);
+    command.args(["-j", "-J", &format!("size={}", JOURNAL >> 20)]).arg(image);
     let output = run(&mut command, TUNE)?;
     match output.status.success() {
         true => Ok(()),
@@ -258,34 +280,8 @@ fn add_journal(host: &Host, image: &Path, bytes: u64) -> Result<()> {
     }
 }
 
-/// A copy of the image, and its back end.
-fn serve(
-    options: &Options,
-    host: &Host,
-    root: &Root,
-    condition: Condition,
-    dir: &Path,
-) -> Result<Served> {
-    let beside = |end: &str| dir.join(format!("{}.{end}", condition.name));
-    let (image, socket) = (beside("img"), beside("sock"));
-    std::fs::copy(&root.image, &image)
-        .context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
-    let mut words = condition.serve(&image, options.model, &dir.join("sched"));
-    words.extend(["--socket".to_owned(), socket.display().to_string()]);
-    words.extend(["--control".to_owned(), beside("control").display().to_string()]);
-    let spec = Spec::new(&options.vlane, words);
-    let server = Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?;
-    let journal = ext4::journal(host, &image)?;
-    Ok(Served { condition, server, control: Control::new(beside("control")), image, journal })
-}
-
 /// The guest that is measured.
-fn boot(
-    options: &Options,
-    maker: &Maker,
-    disks: &[Served],
-    readable: &Range<u64>,
-) -> Result<Guest> {
+fn boot(maker: &Maker, disks: &[Served], initramfs: &Initramfs) -> Result<Guest> {
     let Maker::Qemu(host, program, kernel, choice) = maker else {
         return Err(Error::new(ErrorKind::Invalid, "the guest has two vCPUs, so it is QEMU's"));
     };
@@ -298,7 +294,7 @@ fn boot(
     machine.vcpus = VCPUS;
     machine.memory_mib = 1024;
     machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
-    Ok(machine.start_with(host, kernel, &initramfs(options, disks.len(), readable), LIFE, None)?)
+    Ok(machine.start_with(host, kernel, initramfs, LIFE, None)?)
 }
 
 /// The guest's script.
@@ -308,7 +304,7 @@ fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
         "--program {} --computed /tmp/computed --ramp {} --time {}",
         options.program.name(),
         ms(options.ramp),
-        ms(options.time)
+        ms(options.extent().1)
     );
     let vcpus: Vec<String> = (0..VCPUS).map(|vcpu| vcpu.to_string()).collect();
     with_parts(SCRIPT)
@@ -319,16 +315,6 @@ fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
         .replace("@READERS@", &options.readers.to_string())
         .replace("@ENOUGH@", &(u32::from(options.readers) * 8 / 10).to_string())
         .replace("@JOB@", &job)
-}
-
-fn initramfs(options: &Options, disks: usize, readable: &Range<u64>) -> Initramfs {
-    Initramfs::new(script(options, disks, readable))
-        .programs(["fio", "bash", "script"])
-        .program_at("vlane", &options.vlane)
-        .program_at("vlane-fg", &options.fg)
-        .file("etc/plain.rc", 0o644, PLAIN)
-        .file("etc/raised.rc", 0o644, RAISED)
-        .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n")
 }
 
 #[cfg(test)]
@@ -345,6 +331,6 @@ mod tests {
 
     #[test]
     fn guest_script_has_no_placeholders() {
-        assert!(!script(&crate::together::report::tests::options(3), 6, &(0..4096)).contains('@'));
+        assert!(!script(&super::super::tests::options(&[]), 6, &(0..4096)).contains('@'));
     }
 }

@@ -25,7 +25,9 @@ mod report;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use serde::Serialize;
+use vlane::values;
 use vlane_guest::Host;
 
 use self::bed::Bed;
@@ -42,45 +44,80 @@ use vlane_testbed::rounds::{Rounds, in_turns};
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;
+/// Bytes of the journal of each disk's file system.
+const JOURNAL: u64 = 16 << 20;
 /// Estimated time of a turn beside the measurement.
 const AROUND: Duration = Duration::from_secs(20);
+/// Bounds of a measurement's time.
+const TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
 
 /// The options.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// vlane's own file.
-    pub vlane: PathBuf,
-    /// vlane-fg's file.
-    pub fg: PathBuf,
-    /// The command that makes this report again.
-    pub command: String,
-    /// The launched program.
-    pub program: Program,
-    /// Readers in the background.
-    pub readers: u16,
-    /// Guests that only compute.
-    pub others: usize,
-    /// The drive behind all disks.
-    pub model: Model,
-    /// Bytes of the journal of each disk's file system.
-    pub journal: u64,
-    /// How often everything is measured.
-    pub rounds: usize,
-    /// Time in which readers and the foreground come to rest.
-    pub ramp: Duration,
-    /// Time of each measurement.
-    pub time: Duration,
-    /// For the images.
-    pub disk_dir: PathBuf,
+    /// Run one short round with one other guest, without conclusions
+    #[arg(long)]
+    quick: bool,
+    /// Program to start
+    #[arg(long, value_name = "NAME", default_value = "sqlite3", value_parser = parse_program)]
+    program: Program,
+    /// Readers in the background
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = values::whole::<u16>(1..=512))]
+    readers: u16,
+    /// Guests that only compute, with one vCPU each [default: 2, with --quick 1]
+    #[arg(long, value_name = "N", value_parser = values::whole::<usize>(1..=64))]
+    others: Option<usize>,
+    /// Service time of the drive: microseconds, or a time such as 1ms
+    #[arg(long, value_name = "TIME", default_value = "2ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    latency: u64,
+    /// Requests that the drive serves in parallel
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u16>(1..))]
+    parallel: u16,
+    /// Number of measurements of each variant [default: 5, with --quick 1]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", value_parser = values::whole::<usize>(1..=1000))]
+    rounds: Option<usize>,
+    /// Time for readers and the foreground to settle
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
+    ramp: Duration,
+    /// Duration of each measurement [default: 20s, with --quick 5s]
+    #[arg(long, value_name = "TIME", value_parser = values::time_between(TIME.0, TIME.1))]
+    time: Option<Duration>,
+    /// Directory for the images, on a disk with some hundred MiB free
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    disk_dir: PathBuf,
+    /// vlane-fg program [default: next to this program]
+    #[arg(long, value_name = "FILE")]
+    fg: Option<PathBuf>,
+}
+
+/// Parses the name of a program that is launched.
+fn parse_program(text: &str) -> std::result::Result<Program, String> {
+    values::one_of(text, "program", Program::ALL.map(Program::name))?;
+    Program::named(text).ok_or_else(|| format!("`{text}` is not a known program"))
+}
+
+impl Options {
+    /// Rounds, seconds of a measurement, and guests that only compute.
+    fn extent(&self) -> (usize, Duration, usize) {
+        let (rounds, seconds, others) = if self.quick { (1, 5, 1) } else { (5, 20, 2) };
+        (
+            self.rounds.unwrap_or(rounds),
+            self.time.unwrap_or(Duration::from_secs(seconds)),
+            self.others.unwrap_or(others),
+        )
+    }
+
+    fn model(&self) -> Model {
+        Model { latency: Duration::from_micros(self.latency), parallel: self.parallel }
+    }
 }
 
 /// Which mechanisms there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Condition {
-    /// Its name.
-    pub name: &'static str,
+struct Condition {
+    name: &'static str,
     lanes: bool,
     pdc: bool,
+    /// `vlane-fg` raises the foreground in the guest, too.
     express: bool,
     loans: bool,
 }
@@ -90,7 +127,7 @@ const NOTHING: Condition =
 
 impl Condition {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 6] = [
+    const ALL: [Self; 6] = [
         NOTHING,
         Self { name: "lanes", lanes: true, ..NOTHING },
         Self { name: "pdc", pdc: true, ..NOTHING },
@@ -104,25 +141,16 @@ impl Condition {
         if self.lanes { VCPUS } else { 1 }
     }
 
-    /// True if `vlane-fg` raises the foreground in the guest.
-    fn is_raised(self) -> bool {
-        self.express
-    }
-
     /// Words of `vlane serve` for an image; `sched` is where a scheduler listens.
     fn serve(self, image: &Path, model: Model, sched: &Path) -> Vec<String> {
-        let queues = self.queues().to_string();
-        let mut words = vec!["serve".to_owned(), image.display().to_string()];
-        words.extend(
-            ["--format", "raw", "--queues", &queues, "--threads", &queues].map(str::to_owned),
-        );
-        words.extend(["--cache", if self.pdc { "pdc" } else { "writeback" }].map(str::to_owned));
-        words.extend(["--classes", if self.express { "on" } else { "off" }].map(str::to_owned));
-        words.push(if self.loans {
-            format!("--sched={}", sched.display())
-        } else {
-            "--sched=off".into()
-        });
+        let (image, queues) = (image.display().to_string(), self.queues().to_string());
+        let cache = if self.pdc { "pdc" } else { "writeback" };
+        let classes = if self.express { "on" } else { "off" };
+        let sched =
+            if self.loans { format!("--sched={}", sched.display()) } else { "--sched=off".into() };
+        let mut words = ["serve", &image, "--format", "raw"].map(str::to_owned).to_vec();
+        words.extend(["--queues", &queues, "--threads", &queues].map(str::to_owned));
+        words.extend(["--cache", cache, "--classes", classes, &sched].map(str::to_owned));
         words.extend(model.options());
         words
     }
@@ -130,78 +158,73 @@ impl Condition {
     /// Words of `vlane sched run`, if it runs: a machine weighs as much as it has vCPUs, the
     /// measured one first. The host's own scheduler shares by threads. So all are entitled to the
     /// same in all conditions, which differ only in the order of running.
-    fn schedule(self) -> Option<Vec<String>> {
+    fn schedule(self) -> Option<String> {
         let whose = if self.express { "express" } else { "all" };
-        let (own, others) =
-            ((u32::from(VCPUS) * DEFAULT_WEIGHT).to_string(), DEFAULT_WEIGHT.to_string());
-        let words = ["--completions", whose, "--weight", &own, "--weight", &others];
-        self.loans.then(|| words.map(str::to_owned).to_vec())
+        let own = u32::from(VCPUS) * DEFAULT_WEIGHT;
+        self.loans
+            .then(|| format!("--completions {whose} --weight {own} --weight {DEFAULT_WEIGHT}"))
     }
 }
 
 /// Results of one turn.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Sample {
+struct Sample {
     /// In the guest.
-    pub done: job::Done,
+    done: job::Done,
     /// CPU time of the guest, per second: CPUs.
-    pub guest_cpus: f64,
+    guest_cpus: f64,
     /// CPU time of all other guests, per second: CPUs.
-    pub others_cpus: f64,
+    others_cpus: f64,
     /// CPU time of the back end, us per second.
-    pub back_end_us: f64,
+    back_end_us: f64,
     /// Its requests, per second.
-    pub requests: f64,
+    requests: f64,
     /// CPU time of the scheduler, us per second.
-    pub scheduler_us: f64,
+    scheduler_us: f64,
     /// Boosts, per second.
-    pub boosts: f64,
+    boosts: f64,
     /// Pages of the image in the host's page cache at the end; none where the system does not tell.
-    pub pages: Option<u64>,
+    pages: Option<u64>,
     /// Pages of its journal among them.
-    pub journal_pages: Option<u64>,
+    journal_pages: Option<u64>,
 }
 
-impl Options {
-    fn check(&self) -> Result<()> {
-        let invalid = |text: String| Err(Error::new(ErrorKind::Usage, text));
-        if self.rounds == 0 || self.time < Duration::from_secs(1) {
-            return invalid("measure at least once, for a second; change --repeat, --time".into());
-        }
-        if !self.fg.is_file() {
-            let text = format!(
-                "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or \
-                 name it with --fg",
-                self.fg.display()
-            );
-            return Err(Error::new(ErrorKind::Missing, text));
-        }
-        Ok(())
-    }
-}
-
-/// Measures, and makes the report of it. Where threads cannot be real-time, what has loans in it is
-/// left out, and the report says so.
+/// Measures with vlane's own file, and makes the report of it. Where threads cannot be real-time,
+/// what has loans in it is left out, and the report says so.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program
-/// that is needed, [`ErrorKind::Interrupted`], and what guests, back ends and schedulers say.
-pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
-    options.check()?;
-    let begun = Begun::now(&options.command);
+/// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and what
+/// guests, back ends and schedulers say.
+pub fn run(
+    options: &Options,
+    vlane: &Path,
+    command: &str,
+    host: &Host,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    let fg = options.fg.clone().unwrap_or_else(|| vlane.with_file_name("vlane-fg"));
+    if !fg.is_file() {
+        let text = format!(
+            "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name \
+             it with --fg",
+            fg.display()
+        );
+        return Err(Error::new(ErrorKind::Missing, text));
+    }
+    let begun = Begun::now(command);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let impossible = vlane_sched::live::probe::real_time().err().map(|error| error.to_string());
     let conditions: Vec<Condition> =
         Condition::ALL.into_iter().filter(|one| !one.loans || impossible.is_none()).collect();
     let names: Vec<String> = conditions.iter().map(|one| one.name.to_owned()).collect();
     let mut arms = Arms::named(&names);
-    let count = arms.0.len();
-    let mut progress =
-        Progress::new(1 + options.rounds * count).expecting(AROUND + options.ramp + options.time);
-    progress.step(format!("{} guests boot", options.others + 1));
+    let (wanted, time, others) = options.extent();
+    let mut progress = Progress::new(1 + wanted * arms.0.len());
+    progress = progress.expecting(AROUND + options.ramp + time);
+    progress.step(format!("{} guests boot", others + 1));
     let root = Root::find(host, &[options.program])?;
-    let mut bed = Bed::make(options, host, &root, &conditions, interrupt)?;
-    let rounds = Rounds::measure(options.rounds, |round| {
+    let mut bed = Bed::make(options, (vlane, &fg), host, &root, &conditions, interrupt)?;
+    let rounds = Rounds::measure(wanted, |round| {
         in_turns(&mut arms, round, |at, arm| {
             progress.step(format!("round {}: {arm}", round + 1));
             bed.turn(at, interrupt)
@@ -209,21 +232,46 @@ pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Repo
     })?;
     progress.clear();
     arms.keep(rounds.whole());
-    let options = &Options { rounds: rounds.whole(), ..options.clone() };
-    let seen = report::Seen {
+    let shown = report::Shown {
+        options: Options { rounds: Some(rounds.whole()), ..options.clone() },
         guest: bed.about.clone(),
         root,
         load: load.split_whitespace().next().and_then(|word| word.parse().ok()),
         impossible,
     };
-    let mut report = report::make(options, &arms, &seen, &begun);
+    let mut report = shown.report(&arms, &begun);
     rounds.mark(&mut report);
     Ok(report)
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    pub(super) fn options(words: &[&str]) -> Options {
+        let all = std::iter::once("vlane").chain(words.iter().copied());
+        Only::try_parse_from(all).unwrap().options
+    }
+
+    #[test]
+    fn quick_is_one_short_round_by_default() {
+        let of = |words: &[&str]| {
+            let (rounds, time, others) = options(words).extent();
+            (rounds, time.as_secs(), others)
+        };
+        assert_eq!(of(&[]), (5, 20, 2));
+        assert_eq!(of(&["--quick"]), (1, 5, 1));
+        assert_eq!(of(&["--quick", "--repeat", "3", "--others", "3"]), (3, 5, 3));
+    }
 
     fn words(condition: Condition) -> String {
         let model = Model { latency: Duration::from_millis(2), parallel: 2 };
@@ -236,7 +284,7 @@ mod tests {
                         --classes off --sched=off --latency 2000us --parallel 2 --device-queues \
                         round-robin";
         assert_eq!(words(NOTHING), expected);
-        assert_eq!((NOTHING.schedule(), NOTHING.is_raised()), (None, false));
+        assert_eq!((NOTHING.schedule(), NOTHING.express), (None, false));
     }
 
     /// The arm with all mechanisms has every switch.
@@ -252,14 +300,14 @@ mod tests {
         for (condition, (name, without, with)) in Condition::ALL[1..].iter().zip(switches) {
             assert_eq!(condition.name, name);
             assert_eq!(words(*condition), words(NOTHING).replace(without, with));
-            assert_eq!(condition.is_raised(), name == "express");
+            assert_eq!(condition.express, name == "express");
             assert_eq!(condition.schedule().is_some(), name == "loans");
             all = all.replace(without, with);
         }
         let last = Condition::ALL[5];
         assert_eq!((last.name, words(last)), ("all", all));
-        assert!(last.is_raised());
-        let scheduler = |condition: Condition| condition.schedule().unwrap_or_default().join(" ");
+        assert!(last.express);
+        let scheduler = |condition: Condition| condition.schedule().unwrap_or_default();
         assert_eq!(scheduler(last), "--completions express --weight 512 --weight 256");
         assert_eq!(scheduler(Condition::ALL[4]), "--completions all --weight 512 --weight 256");
     }
