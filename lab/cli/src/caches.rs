@@ -12,10 +12,6 @@ use crate::peers::{Also, parse_also};
 use crate::serve::CacheArg;
 use crate::values;
 
-/// Modes that are not compared unless they are asked for: what auto is depends on the disk, and
-/// writethrough makes every write durable.
-const NOT_USUAL: [&str; 2] = ["auto", "writethrough"];
-
 /// Compare the effects of cache modes on a guest, its neighbour and the page cache
 ///
 /// A neighbour reads its hot set at random through the page cache. In parallel, a volume is served
@@ -27,7 +23,7 @@ pub struct CachesArgs {
     /// Cache modes, as in `vlane serve --cache`; the first is the baseline
     ///
     /// [default: writeback, none, and the modes that keep the guest's journal out of the cache]
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_mode)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "writeback,none,pdc", hide_default_value = true, value_parser = parse_mode)]
     modes: Vec<String>,
     /// Also compare a volume with these options of `vlane serve`
     ///
@@ -60,14 +56,6 @@ fn modes() -> impl Iterator<Item = String> {
         .filter_map(|mode| Some(mode.to_possible_value()?.get_name().to_owned()))
 }
 
-/// Those that are compared if none are named, the one first that others are held against.
-fn usual_modes() -> Vec<String> {
-    let mut usual: Vec<String> =
-        modes().filter(|mode| !NOT_USUAL.contains(&mode.as_str())).collect();
-    usual.sort_by_key(|mode| mode != "writeback");
-    usual
-}
-
 fn parse_mode(text: &str) -> Result<String, String> {
     values::one_of(text, "cache mode", modes())
 }
@@ -80,8 +68,7 @@ pub fn run(args: &CachesArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
-    let modes = if args.modes.is_empty() { usual_modes() } else { args.modes.clone() };
-    let arms = modes.iter().map(|mode| Arm::mode(mode));
+    let arms = args.modes.iter().map(|mode| Arm::mode(mode));
     let served = Served {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
         arms: arms.chain(args.also.iter().map(|also| Arm::options(&also.0))).collect(),
@@ -107,18 +94,26 @@ pub fn run_job(args: &CachesJobArgs) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: CachesArgs,
+    }
 
     #[test]
     fn compared_modes_match_serve() {
-        let usual = usual_modes();
+        // What auto is depends on the disk, and writethrough makes every write durable.
+        let (mut usual, mut known) =
+            (Only::parse_from(["vlane"]).args.modes, Vec::from_iter(modes()));
         assert_eq!(usual.first().map(String::as_str), Some("writeback"));
-        assert!(usual.iter().any(|mode| mode == "none"), "{usual:?}");
-        assert!(
-            NOT_USUAL
-                .iter()
-                .all(|mode| modes().any(|known| known == *mode) && !usual.iter().any(|u| u == mode))
-        );
+        known.retain(|mode| mode != "auto" && mode != "writethrough");
+        usual.sort();
+        known.sort();
+        assert_eq!(usual, known);
         assert!(parse_mode("no such mode").is_err());
         for words in [
             "--delay-flush 1ms",

@@ -17,11 +17,9 @@ use vlane_report::Section;
 use vlane_report::build::{Begun, table};
 use vlane_report::machine::usable_cpus;
 use vlane_report::{Cell, Note, Report, Spread};
-use vlane_testbed::Rounds;
 use vlane_testbed::control::{Control, Counters};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, Rounds};
 
 /// The time that the back end has for its burst, which does not count.
 const RAMP: Duration = Duration::from_secs(1);

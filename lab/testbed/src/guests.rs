@@ -91,6 +91,21 @@ impl Maker {
     }
 }
 
+/// Sleeps until then, looking for an interrupt meanwhile.
+///
+/// # Errors
+/// [`ErrorKind::Interrupted`].
+pub fn pause(until: Instant, interrupt: &Interrupt) -> Result<()> {
+    loop {
+        interrupt.check()?;
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+}
+
 /// Waits for a result of a guest's, looking for an interrupt meanwhile.
 ///
 /// # Errors

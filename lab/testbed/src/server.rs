@@ -107,8 +107,7 @@ impl Server {
         cpus: &[usize],
         arguments: &[A],
     ) -> Result<Self> {
-        let socket = fresh_socket(dir, "vlane");
-        let mut words: Vec<OsString> = vec!["serve".into()];
+        let mut words = Vec::new();
         match storage {
             Storage::Null { bytes, latency } => {
                 words.extend(["--null".into(), bytes.to_string().into()]);
@@ -122,9 +121,24 @@ impl Server {
                 words.extend([path.into(), "--cache".into(), cache.into()]);
             }
         }
-        words.extend(["--socket".into(), socket.clone().into_os_string()]);
         words.extend(arguments.iter().map(|a| a.as_ref().to_os_string()));
-        Self::start("vlane", Spec::new(program, words), cpus, &socket, Ready::Line("listening on"))
+        Self::serve(program, dir, cpus, words)
+    }
+
+    /// `vlane serve` with these words; the socket is a new one in `dir`.
+    ///
+    /// # Errors
+    /// Those of [`Server::start`].
+    pub fn serve(
+        program: &Path,
+        dir: &Path,
+        cpus: &[usize],
+        words: impl IntoIterator<Item = OsString>,
+    ) -> Result<Self> {
+        let socket = fresh_socket(dir, "vlane");
+        let begin = ["serve".into(), "--socket".into(), socket.clone().into_os_string()];
+        let spec = Spec::new(program, begin.into_iter().chain(words));
+        Self::start("vlane", spec, cpus, &socket, Ready::Line("listening on"))
     }
 
     /// qemu-storage-daemon with an I/O thread of its own, io_uring, and a null device that touches

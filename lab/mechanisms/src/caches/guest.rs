@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use vlane_guest::{Guest, Host, Initramfs, Uml, UmlProgram};
+use vlane_guest::{Guest, Initramfs, Uml};
 
 use super::job::{Done, needs_sqlite};
+use super::measure::{Bed, bind, joined};
 use super::plan::Job;
-use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::wait;
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{Error, ErrorKind, Interrupt, Result};
 
 /// Guests beside a busy host boot slowly, and then make their files.
 const READY: Duration = Duration::from_secs(180);
@@ -36,36 +36,47 @@ pub struct Running {
     time: Duration,
 }
 
-impl Running {
-    /// Starts one on a volume, with vlane's own file, and waits until its files are made. It will
-    /// do its job for the second of two times, after the first one, which does not count.
+impl Bed<'_> {
+    /// Starts a guest on a volume and on the CPUs of who writes, and waits until its files are
+    /// made. It will do its job for the second of two times, after the first one, which does not
+    /// count.
     ///
     /// # Errors
     /// Those of the guest; [`ErrorKind::Process`] with what it said, [`ErrorKind::Interrupted`].
-    pub fn start(
-        (host, program): (&Host, &UmlProgram),
-        vlane: &Path,
-        socket: &Path,
+    pub fn boot(
+        &self,
         job: Job,
+        socket: &Path,
         (ramp, time): (Duration, Duration),
-        interrupt: &Interrupt,
-    ) -> Result<Self> {
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Running> {
+        say("the guest boots, and makes its files");
+        let missing = || Error::new(ErrorKind::Missing, "there is no guest");
+        let program = self.guests.ok_or_else(missing)?;
         let script = format!(
             "{SCRIPT}vlane caches-job {} --dir /mnt --ramp {}ms --time {}ms\n",
             job.name(),
             ramp.as_millis(),
             time.as_millis()
         );
-        let mut guest = Initramfs::new(script).program_at("vlane", vlane);
+        let mut guest = Initramfs::new(script).program_at("vlane", &self.served.vlane);
         if needs_sqlite(job) {
             guest = guest.programs(["sqlite3"]);
         }
         let (machine, time) = (Uml::new(program.clone(), [socket.to_path_buf()]), ramp + time);
-        let mut guest = machine.start_with(host, &guest, READY + time + LATE, None)?;
-        wait(&mut guest, "ready", READY, interrupt)?;
-        Ok(Self { guest, time })
+        // It inherits the CPUs of the thread that starts it.
+        let start = || {
+            bind(self.writer_cpus)?;
+            Ok(machine.start_with(self.host, &guest, READY + time + LATE, None)?)
+        };
+        let mut guest = std::thread::scope(|scope| joined(scope.spawn(start).join()))?;
+        wait(&mut guest, "ready", READY, self.interrupt)?;
+        say("");
+        Ok(Running { guest, time })
     }
+}
 
+impl Running {
     /// Lets it begin.
     ///
     /// # Errors
@@ -77,7 +88,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Errors
-    /// As [`Running::start`].
+    /// As [`Bed::boot`].
     pub fn finish(mut self, interrupt: &Interrupt) -> Result<Done> {
         wait(&mut self.guest, "p99_us", self.time + LATE, interrupt)?;
         let results = self.guest.results();

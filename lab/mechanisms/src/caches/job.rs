@@ -13,10 +13,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use vlane::values;
 
-use self::kv::{Compact, Plain};
 use super::plan::Job;
 use vlane_report::stats::nearest_rank;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Threads of the mail server, as filebench's varmail has.
 const MAIL_THREADS: u64 = 16;
@@ -29,16 +28,13 @@ const ROWS: u64 = 10_000;
 /// Bytes of a record of the key-value log. LevelDB has 7 of its log, 12 of a batch, 16 of a key and
 /// 81 for a value of 100 that is half compressed, rounded.
 const RECORD: usize = 116;
-/// A log of this size is closed, and another one begun.
-const LOG: u64 = 4 << 20;
+/// Bytes of a log.
+const LOG: usize = 4 << 20;
 /// Logs that are kept.
 const LOGS: u64 = 4;
 
-/// Something that is done again and again.
-pub(crate) trait Step: Send {
-    /// Does it once; adds how long each wait for the storage took.
-    fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()>;
-}
+/// Does something once; adds how long each wait for the storage took.
+pub(super) type Step = Box<dyn FnMut(&mut Vec<Duration>) -> io::Result<()> + Send>;
 
 /// Parameters of a guest's job.
 #[derive(Debug, Args)]
@@ -71,21 +67,24 @@ pub(super) fn needs_sqlite(job: Job) -> bool {
 }
 
 impl GuestJob {
-    fn steps(&self) -> io::Result<Vec<Box<dyn Step>>> {
+    fn steps(&self) -> io::Result<Vec<Step>> {
         let dir = &self.dir;
         Ok(vec![match self.job {
             Job::Mail => {
-                let new = |thread| Ok(Box::new(Mail::new(dir, thread)?) as Box<dyn Step>);
-                return (0..MAIL_THREADS).map(new).collect();
+                let step = |mut mail: Mail| -> Step { Box::new(move |waits| mail.step(waits)) };
+                return (0..MAIL_THREADS).map(|thread| Mail::new(dir, thread).map(step)).collect();
             }
-            Job::Fill => Box::new(Fill::new(dir)?),
-            Job::KvCompact => Box::new(Compact::new(dir)?),
-            Job::Plain => Box::new(Plain::new(dir)?),
+            Job::Fill => fill(dir.clone(), LOG)?,
+            Job::KvCompact => kv::compact(dir.clone())?,
+            Job::Plain => kv::plain(dir)?,
             Job::Commits | Job::MailReplay => {
                 let text = "a job of the driver, not of a guest";
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
             }
-            job => Box::new(Sql::new(dir, job)?),
+            job => {
+                let mut sql = Sql::new(dir, job)?;
+                Box::new(move |waits| sql.step(waits))
+            }
         }])
     }
 
@@ -112,7 +111,7 @@ impl GuestJob {
         std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for step in &mut steps {
-                threads.push(scope.spawn(move || repeat(from, until, |waits| step.step(waits))));
+                threads.push(scope.spawn(move || repeat(from, until, step)));
             }
             for thread in threads {
                 let panicked = |_| Err(io::Error::other("it panicked"));
@@ -206,10 +205,8 @@ impl Mail {
         let mail = self.mails.start + self.dice.u64(..(self.mails.end - self.mails.start).max(1));
         self.path(mail)
     }
-}
 
-impl Step for Mail {
-    fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
+    pub(crate) fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
         fs::remove_file(self.path(self.mails.start))?;
         self.mails.start += 1;
 
@@ -230,35 +227,23 @@ impl Step for Mail {
     }
 }
 
-/// A log of records, each of them durable before the next.
-struct Fill {
-    directory: PathBuf,
-    log: File,
-    number: u64,
-    bytes: u64,
-}
-
-impl Fill {
-    fn new(directory: &Path) -> io::Result<Self> {
-        let log = File::create(directory.join("log-0"))?;
-        Ok(Self { directory: directory.into(), log, number: 0, bytes: 0 })
-    }
-}
-
-impl Step for Fill {
-    fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
-        if self.bytes >= LOG {
-            self.number += 1;
-            self.bytes = 0;
-            self.log = File::create_new(self.directory.join(format!("log-{}", self.number)))?;
-            if let Some(old) = self.number.checked_sub(LOGS) {
-                fs::remove_file(self.directory.join(format!("log-{old}")))?;
+/// A log of records, each of them durable before the next; one of so many bytes is closed, and
+/// another one begun.
+fn fill(directory: PathBuf, most: usize) -> io::Result<Step> {
+    let path = move |log: u64| directory.join(format!("log-{log}"));
+    let (mut log, mut number, mut bytes) = (File::create(path(0))?, 0, 0);
+    Ok(Box::new(move |waits| {
+        if bytes >= most {
+            (number, bytes) = (number + 1, 0);
+            log = File::create_new(path(number))?;
+            if let Some(old) = number.checked_sub(LOGS) {
+                fs::remove_file(path(old))?;
             }
         }
-        self.log.write_all(&[0x6b; RECORD])?;
-        self.bytes += RECORD as u64;
-        timed(waits, || self.log.sync_data())
-    }
+        log.write_all(&[0x6b; RECORD])?;
+        bytes += RECORD;
+        timed(waits, || log.sync_data())
+    }))
 }
 
 /// A database: sqlite3 as a child process, which gets one transaction after the other.
@@ -306,9 +291,7 @@ impl Sql {
             }
         }
     }
-}
 
-impl Step for Sql {
     fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
         let sql = transaction(self.job, &mut self.dice, &mut self.next);
         timed(waits, || self.tell(&sql))
@@ -493,10 +476,9 @@ mod tests {
     #[test]
     fn old_logs_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let mut fill = Fill::new(dir.path()).unwrap();
+        let mut fill = fill(dir.path().into(), RECORD).unwrap();
         for _ in 0..10 {
-            fill.bytes = LOG;
-            fill.step(&mut Vec::new()).unwrap();
+            fill(&mut Vec::new()).unwrap();
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count() as u64, LOGS);
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use procfs::process::{MountInfos, Process};
 use procfs::{ProcResult, ProcessCGroups};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// How often, and how long apart, an emptied cgroup is removed before that is given up.
 const REMOVALS: (u32, Duration) = (50, Duration::from_millis(20));

@@ -6,15 +6,14 @@ use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use vlane_driver::{Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, Workload};
 use vlane_error::counted;
-use vlane_guest::{Host, Ready, Spec, UmlProgram};
+use vlane_guest::{Host, UmlProgram};
 
-use super::guest::Running;
 use super::job::Done;
 use super::limit::MemoryLimit;
 use super::plan::{Arm, Cell, Job};
@@ -25,11 +24,9 @@ use vlane_capture::Trace;
 use vlane_client::record::{RecordOptions, Recording, record};
 use vlane_cost::{Role, Sampler};
 use vlane_testbed::control::Control;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::guests::pause;
 use vlane_testbed::image::Image;
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::output::Output;
-use vlane_testbed::server::Server;
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Output, Result, Server};
 
 /// Bytes that the neighbour reads at a time.
 pub const READ: u32 = 4096;
@@ -38,8 +35,6 @@ const THROUGH: u32 = 64 << 10;
 /// Requests that can be out at once where the neighbour reads at a rate: one that waits does not
 /// delay those after it.
 const PACED_DEPTH: u16 = 16;
-/// How often an interrupt is looked for.
-const LOOK: Duration = Duration::from_millis(50);
 /// How long a back end may take to end.
 const STOP: Duration = Duration::from_secs(60);
 
@@ -110,16 +105,12 @@ pub struct Bed<'a> {
 type Work<'a> = Box<dyn FnOnce(Window, &AtomicBool) -> Result<Done> + Send + 'a>;
 
 /// Binds the calling thread, and what it starts, to CPUs; to none: it stays where it is.
-fn bind(cpus: &[usize]) -> Result<()> {
+pub(super) fn bind(cpus: &[usize]) -> Result<()> {
     if cpus.is_empty() { Ok(()) } else { Ok(vlane_driver::pin(cpus)?) }
 }
 
-/// When it counts.
-#[derive(Debug, Clone, Copy)]
-struct Window {
-    from: Instant,
-    until: Instant,
-}
+/// From when to when it counts.
+type Window = (Instant, Instant);
 
 /// Bytes that a process and all its threads, io_uring's workers included, had read and written by
 /// the storage. Read is what reads made the kernel fetch. Written are pages made dirty (once,
@@ -132,7 +123,7 @@ pub(crate) fn transferred(pid: u32) -> Result<(u64, u64)> {
 }
 
 /// Bytes that were written so far, by anybody, to the disk below a file; none without a disk.
-pub fn written_to_disk(file: &Path) -> Option<u64> {
+fn written_to_disk(file: &Path) -> Option<u64> {
     let device = std::fs::metadata(file).ok()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let is_it = |disk: &procfs::DiskStat| {
@@ -141,36 +132,13 @@ pub fn written_to_disk(file: &Path) -> Option<u64> {
     procfs::diskstats().ok()?.into_iter().find(is_it)?.sectors_written.checked_mul(512)
 }
 
-/// A look at everything that counts by itself: bytes read for the neighbour, written for the
-/// volume, written to the disk.
-struct Look {
-    at: Instant,
-    read: u64,
-    written: u64,
-    on_disk: Option<u64>,
-}
-
 impl Bed<'_> {
     /// A back end on an image, in the cgroup.
-    fn serve(
-        &self,
-        name: &str,
-        image: &Path,
-        arguments: &[String],
-        control: Option<&Path>,
-        cpus: &[usize],
-    ) -> Result<Server> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let socket = self.dir.join(format!("{name}-{}.sock", NEXT.fetch_add(1, Ordering::Relaxed)));
-        let mut words: Vec<OsString> = vec!["serve".into(), image.into()];
-        words.extend(["--format", "raw", "--queues", "1", "--socket"].map(OsString::from));
-        words.push(socket.clone().into());
-        if let Some(control) = control {
-            words.extend(["--control".into(), control.into()]);
-        }
+    fn serve(&self, image: &Path, arguments: &[String], cpus: &[usize]) -> Result<Server> {
+        let mut words: Vec<OsString> = vec![image.into()];
+        words.extend(["--format", "raw", "--queues", "1"].map(OsString::from));
         words.extend(arguments.iter().map(OsString::from));
-        let spec = Spec::new(&self.served.vlane, words);
-        let server = Server::start("vlane", spec, cpus, &socket, Ready::Line("listening on"))?;
+        let server = Server::serve(&self.served.vlane, self.dir, cpus, words)?;
         if let Some(limit) = self.limit {
             limit.add(server.pid())?;
         }
@@ -201,8 +169,7 @@ impl Bed<'_> {
         volume::forget(self.hot.path())?;
         say("the neighbour reads its hot set through");
         let words = ["--cache", "writeback", "--read-only"].map(str::to_owned);
-        let mut neighbour =
-            self.serve("hot", self.hot.path(), &words, None, self.neighbour_cpus)?;
+        let mut neighbour = self.serve(self.hot.path(), &words, self.neighbour_cpus)?;
         self.read_through(&mut neighbour)?;
         let Some((job, volume)) = volume else {
             return self.observe(cell, &mut neighbour, None);
@@ -211,7 +178,7 @@ impl Bed<'_> {
         if !cell.delay.is_zero() {
             words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
         }
-        let server = self.serve("volume", volume.path(), &words, None, self.writer_cpus)?;
+        let server = self.serve(volume.path(), &words, self.writer_cpus)?;
         let work = self.work(job, volume, server.socket(), say);
         let sample =
             work.and_then(|work| self.observe(cell, &mut neighbour, Some((volume, &server, work))));
@@ -233,8 +200,8 @@ impl Bed<'_> {
         say: &mut dyn FnMut(&str),
     ) -> Result<Work<'w>> {
         let replayed = |replay: &Replay, window: Window, stop: &AtomicBool| {
-            replay.run(socket, window.from, stop)?;
-            replay.run(socket, window.until, stop)
+            replay.run(socket, window.0, stop)?;
+            replay.run(socket, window.1, stop)
         };
         match job {
             Job::Commits => {
@@ -259,26 +226,6 @@ impl Bed<'_> {
         }
     }
 
-    /// Starts a guest on the CPUs of who writes, which it inherits from the thread that starts it.
-    fn boot(
-        &self,
-        job: Job,
-        socket: &Path,
-        times: (Duration, Duration),
-        say: &mut dyn FnMut(&str),
-    ) -> Result<Running> {
-        say("the guest boots, and makes its files");
-        let missing = || Error::new(ErrorKind::Missing, "there is no guest");
-        let program = (self.host, self.guests.ok_or_else(missing)?);
-        let start = || {
-            bind(self.writer_cpus)?;
-            Running::start(program, &self.served.vlane, socket, job, times, self.interrupt)
-        };
-        let guest = std::thread::scope(|scope| joined(scope.spawn(start).join()))?;
-        say("");
-        Ok(guest)
-    }
-
     /// Records a guest that does the mail job on a volume.
     ///
     /// # Errors
@@ -287,21 +234,18 @@ impl Bed<'_> {
         volume.make_file_system(self.host)?;
         volume::forget(volume.path())?;
         let control = self.dir.join("record.ctl");
-        let words = ["--cache", "writeback"].map(str::to_owned);
-        let server =
-            self.serve("record", volume.path(), &words, Some(&control), self.writer_cpus)?;
+        let at = control.display().to_string();
+        let words = ["--cache", "writeback", "--control", &at].map(str::to_owned);
+        let server = self.serve(volume.path(), &words, self.writer_cpus)?;
         let time = recording_time(self.options.time, volume.journal);
         let mut guest = self.boot(Job::Mail, server.socket(), (Duration::ZERO, time), say)?;
         let file = self.dir.join(format!("mail-{}.trc", volume.journal));
-        let recording = RecordOptions {
-            output: Output::new(&file),
-            time: Some(time),
-            count: None,
-            hashes: false,
-        };
+        let (output, time) = (Output::new(&file), Some(time));
+        let recording = RecordOptions { output, time, count: None, hashes: false };
         let recorded = std::thread::scope(|scope| {
-            let recorder = scope
-                .spawn(|| record(&Control::new(&control), &recording, self.interrupt, &mut |_| ()));
+            let control = Control::new(&control);
+            let recorder =
+                scope.spawn(move || record(&control, &recording, self.interrupt, &mut |_| ()));
             let done = guest.begin().and_then(|()| guest.finish(self.interrupt));
             let recorded = joined(recorder.join());
             done.and(recorded.and_then(Recording::whole))
@@ -309,10 +253,8 @@ impl Bed<'_> {
         self.interrupt.check()?;
         server.stop(STOP)?;
         if recorded.lost > 0 {
-            let text = format!(
-                "the recording lost {}; try again on a quieter machine",
-                counted(recorded.lost, "request")
-            );
+            let lost = counted(recorded.lost, "request");
+            let text = format!("the recording lost {lost}; try again on a quieter machine");
             return Err(Error::new(ErrorKind::Io, text));
         }
         let replay = Replay::recorded(&Trace::load(&file)?, volume);
@@ -324,11 +266,8 @@ impl Bed<'_> {
 
     /// Reads the hot set once, so that the cache has it.
     fn read_through(&self, neighbour: &mut Server) -> Result<()> {
-        let session = neighbour.connect(&SessionOptions {
-            data: THROUGH,
-            depth: 4,
-            ..SessionOptions::default()
-        })?;
+        let session = SessionOptions { data: THROUGH, depth: 4, ..SessionOptions::default() };
+        let session = neighbour.connect(&session)?;
         let workload = Workload {
             pattern: Pattern { mix: Mix::ReadPercent(100), random: false },
             block: THROUGH,
@@ -353,21 +292,26 @@ impl Bed<'_> {
         writer: Option<(&Volume, &Server, Work<'_>)>,
     ) -> Result<Sample> {
         let from = Instant::now() + self.options.ramp;
-        let window = Window { from, until: from + self.options.time };
+        let until = from + self.options.time;
         let depth = if cell.rate.is_some() { PACED_DEPTH } else { 1 };
         let session = SessionOptions { data: READ, depth, ..SessionOptions::default() };
         let session = neighbour.connect(&session)?;
-        let workload = neighbour_load(cell, window);
-        let (hot, written) = (neighbour.pid(), writer.as_ref().map(|(_, server, _)| server.pid()));
+        let workload = Workload {
+            block: READ,
+            limit: Limit::Time(self.options.time),
+            ramp: from.saturating_duration_since(Instant::now()),
+            rate: cell.rate.map(|per_second| Rate { per_second, arrivals: Arrivals::Poisson }),
+            ..Workload::default()
+        };
+        let (hot, pid) = (neighbour.pid(), writer.as_ref().map(|(_, server, _)| server.pid()));
         let mut roles = Role::program("neighbour", hot.cast_signed());
-        roles
-            .extend(written.into_iter().flat_map(|pid| Role::program("volume", pid.cast_signed())));
+        roles.extend(pid.into_iter().flat_map(|pid| Role::program("volume", pid.cast_signed())));
         let mut sampler = Sampler::new(roles);
         let look = |at: Instant| {
-            self.sleep_until(at)?;
-            let written = written.map(transferred).transpose()?.unwrap_or_default().1;
+            pause(at, self.interrupt)?;
+            let written = pid.map(transferred).transpose()?.unwrap_or_default().1;
             let on_disk = written_to_disk(self.hot.path());
-            Ok::<_, Error>(Look { at: Instant::now(), read: transferred(hot)?.0, written, on_disk })
+            Ok::<_, Error>((Instant::now(), transferred(hot)?.0, written, on_disk))
         };
         let stop = AtomicBool::new(false);
         let (volume, work) = writer.map(|(volume, _, work)| (volume, work)).unzip();
@@ -378,11 +322,11 @@ impl Bed<'_> {
             });
             let stop = &stop;
             let writing = work.map(|work| {
-                scope.spawn(move || bind(self.writer_cpus).and_then(|()| work(window, stop)))
+                scope.spawn(move || bind(self.writer_cpus).and_then(|()| work((from, until), stop)))
             });
             let mut looks = || {
-                let (before, snapshot) = (look(window.from)?, sampler.take());
-                let after = look(window.until)?;
+                let (before, snapshot) = (look(from)?, sampler.take());
+                let after = look(until)?;
                 Ok::<_, Error>((before, after, sampler.take().since(&snapshot)))
             };
             let looked = looks();
@@ -394,24 +338,22 @@ impl Bed<'_> {
         })?;
         self.interrupt.check()?;
         if report.errors.total() > 0 {
-            return Err(Error::new(
-                ErrorKind::Process,
-                "the neighbour's back end answered reads with errors",
-            ));
+            let text = "the neighbour's back end answered reads with errors";
+            return Err(Error::new(ErrorKind::Process, text));
         }
         // On a busy machine the looks are late: what they see is divided by the time between them,
         // as requests are by the window's.
-        let seconds = (after.at - before.at).as_secs_f64();
-        let fetched = per(after.read.saturating_sub(before.read), seconds);
+        let ((then, read, written, on_disk), (now, read_now, written_now, on_disk_now)) =
+            (before, after);
+        let seconds = (now - then).as_secs_f64();
+        let per_second =
+            |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds.max(1e-9);
         let reads = report.reads.map_or(0.0, |reads| reads.iops);
         let mut sample = Sample {
             reads,
             read_p99_us: report.open.as_ref().map_or(report.latency.p99, |open| open.response.p99),
-            misses: share(fetched, reads * f64::from(READ)),
-            device_written: before
-                .on_disk
-                .zip(after.on_disk)
-                .map(|(b, a)| per(a.saturating_sub(b), seconds)),
+            misses: share(per_second(read, read_now), reads * f64::from(READ)),
+            device_written: on_disk.zip(on_disk_now).map(|(then, now)| per_second(then, now)),
             cpus: used.cpu().as_secs_f64() / used.wall.as_secs_f64().max(1e-9),
             shared: self.limit.map_or(0, MemoryLimit::shared),
             ..Sample::default()
@@ -419,50 +361,24 @@ impl Bed<'_> {
         if let (Some(done), Some(volume)) = (done, volume) {
             sample.operations = done.per_second;
             sample.p99_us = done.p99_us;
-            sample.written = per(after.written.saturating_sub(before.written), seconds);
+            sample.written = per_second(written, written_now);
             let cpu = used.role("volume").map_or(Duration::ZERO, |role| role.cpu);
             sample.cpu_us = cpu.as_secs_f64() * 1e6 / (done.per_second * seconds).max(1.0);
             sample.journal_pages = volume.cached_pages();
         }
         Ok(sample)
     }
-
-    fn sleep_until(&self, then: Instant) -> Result<()> {
-        loop {
-            self.interrupt.check()?;
-            let left = then.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(());
-            }
-            std::thread::sleep(left.min(LOOK));
-        }
-    }
 }
 
-fn joined<T>(ended: std::thread::Result<Result<T>>) -> Result<T> {
+pub(super) fn joined<T>(ended: std::thread::Result<Result<T>>) -> Result<T> {
     ended.unwrap_or_else(|_| {
         Err(Error::new(ErrorKind::Process, "a thread of the measurement panicked"))
     })
 }
 
-fn per(bytes: u64, seconds: f64) -> f64 {
-    bytes as f64 / seconds.max(1e-9)
-}
-
 /// A part of all, 0 to 1; zero of zero. Readahead can fetch more than was requested.
 fn share(part: f64, all: f64) -> f64 {
     if all > 0.0 { (part / all).clamp(0.0, 1.0) } else { 0.0 }
-}
-
-/// The neighbour's work in the window.
-fn neighbour_load(cell: &Cell, window: Window) -> Workload {
-    Workload {
-        block: READ,
-        limit: Limit::Time(window.until - window.from),
-        ramp: window.from.saturating_duration_since(Instant::now()),
-        rate: cell.rate.map(|per_second| Rate { per_second, arrivals: Arrivals::Poisson }),
-        ..Workload::default()
-    }
 }
 
 #[cfg(test)]

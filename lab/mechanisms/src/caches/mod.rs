@@ -41,10 +41,9 @@ use vlane_client::progress::Progress;
 use vlane_report::Report;
 use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{self, Place};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result};
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;
@@ -157,25 +156,15 @@ fn parse_rate(text: &str) -> Parsed<ReadRate> {
     }
 }
 
-/// Only the distinct values, in order.
-fn distinct<T: PartialEq>(all: &mut Vec<T>) {
-    let mut seen = Vec::new();
-    for one in all.drain(..) {
-        if !seen.contains(&one) {
-            seen.push(one);
-        }
-    }
-    *all = seen;
+/// The distinct values, in order.
+fn distinct<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
+    let firsts = all.iter().enumerate().filter(|(place, one)| !all[..*place].contains(one));
+    firsts.map(|(_, one)| *one).collect()
 }
 
 impl Options {
     /// Without repeated values.
     fn checked(&self, arms: &[Arm]) -> Result<Self> {
-        let mut options = self.clone();
-        distinct(&mut options.jobs);
-        distinct(&mut options.journals);
-        distinct(&mut options.rates);
-        distinct(&mut options.delays);
         for (place, arm) in arms.iter().enumerate() {
             if arms[..place].iter().any(|other| other.name == arm.name) {
                 let text = format!("`{}` is given twice", arm.name);
@@ -186,7 +175,9 @@ impl Options {
             let text = format!("--vary-on {}: there is no journal of that size", show_size(only));
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        Ok(options)
+        let (jobs, journals) = (distinct(&self.jobs), distinct(&self.journals));
+        let (rates, delays) = (distinct(&self.rates), distinct(&self.delays));
+        Ok(Self { jobs, journals, rates, delays, ..self.clone() })
     }
 
     /// Memory of the back ends' cgroup in bytes; none: no limit.
@@ -273,7 +264,6 @@ pub fn run(
         results: &results,
         guests: guests.as_ref().map(|program| program.version.to_string()),
         replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),
-        has_device: measure::written_to_disk(hot.path()).is_some(),
         is_apart: !neighbour_cpus.is_empty(),
     };
     let mut report = shown.report(&begun);

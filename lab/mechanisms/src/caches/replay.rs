@@ -30,7 +30,7 @@ use super::plan::Job;
 use super::volume::Volume;
 use vlane_capture::Trace;
 use vlane_capture::replay::prepare;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Bytes of a commit.
 pub const COMMIT: u32 = 16 << 10;
@@ -91,9 +91,8 @@ impl Replay {
         let depth = prepared.depth.clamp(1, DEPTH);
         let kept = untouched(volume)?;
         let all = prepared.requests.len();
-        let is_kept = |request: &ReplayRequest| {
-            request.kind.writes() && overlaps(&kept, &bytes(request)) || beyond(request, volume)
-        };
+        let is_kept =
+            |request: &ReplayRequest| request.kind.writes() && overlaps(&kept, &bytes(request));
         let requests: Vec<ReplayRequest> =
             prepared.requests.into_iter().filter(|request| !is_kept(request)).collect();
         if !requests.iter().any(|request| request.kind.writes()) {
@@ -179,11 +178,6 @@ fn commits(ranges: &[Range<u64>], every: usize) -> Vec<ReplayRequest> {
 fn bytes(request: &ReplayRequest) -> Range<u64> {
     let begin = request.sector.saturating_mul(512);
     begin..begin.saturating_add(u64::from(request.sectors) * 512)
-}
-
-/// A damaged trace could say so.
-fn beyond(request: &ReplayRequest, volume: &Volume) -> bool {
-    request.kind != ReplayKind::Flush && bytes(request).end > volume.bytes_of_image()
 }
 
 fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {

@@ -25,34 +25,21 @@ pub(super) struct Shown<'a> {
     pub(super) guests: Option<String>,
     /// The replayed traces.
     pub(super) replays: Vec<String>,
-    /// True if the disk's own counter could be read.
-    pub(super) has_device: bool,
     /// True if neighbour and writer had CPUs of their own.
     pub(super) is_apart: bool,
 }
 
-fn hit_rate() -> Figure<'static, Sample> {
-    Figure::new("Hits", "%", |s: &Sample| 100.0 - 100.0 * s.misses)
-}
-
-fn reads() -> Figure<'static, Sample> {
-    Figure::new("Reads", "/s", |s: &Sample| s.reads)
-}
-
-fn operations() -> Figure<'static, Sample> {
-    Figure::new("Operations", "/s", |s: &Sample| s.operations)
-}
-
-fn p99() -> Figure<'static, Sample> {
-    Figure::new("p99", "us", |s: &Sample| s.p99_us)
-}
-
-fn written() -> Figure<'static, Sample> {
-    Figure::new("Written per operation", "KiB", |s: &Sample| s.written_per_operation() / 1024.0)
-}
-
-fn cpu() -> Figure<'static, Sample> {
-    Figure::new("CPU per operation", "us", |s: &Sample| s.cpu_us)
+/// Hits, reads, operations, their p99, what they write, their CPU time.
+fn figures() -> [Figure<'static, Sample>; 6] {
+    let written = |s: &Sample| s.written_per_operation() / 1024.0;
+    [
+        Figure::new("Hits", "%", |s: &Sample| 100.0 - 100.0 * s.misses),
+        Figure::new("Reads", "/s", |s: &Sample| s.reads),
+        Figure::new("Operations", "/s", |s: &Sample| s.operations),
+        Figure::new("p99", "us", |s: &Sample| s.p99_us),
+        Figure::new("Written per operation", "KiB", written),
+        Figure::new("CPU per operation", "us", |s: &Sample| s.cpu_us),
+    ]
 }
 
 impl Shown<'_> {
@@ -89,27 +76,14 @@ impl Shown<'_> {
             let with = self.with.join(" ");
             notes.push(Note::info(format!("In every arm the volume has: {with}.")));
         }
-        if self.has_device {
-            notes.push(Note::info(
-                "\"Written to the disk\", also per operation, is the disk's own counter, of what \
-                 anybody wrote. \"Written\" is what the volume's back end gave to the page cache \
-                 or wrote: a page that is written again before it is written back counts once, and \
-                 all of a folio (up to 2 MiB) if a part of it is written.",
-            ));
-        }
         if let Some(version) = &self.guests {
             let text = format!("Guests: User-Mode Linux {version}, ext4 with data=ordered.");
             notes.push(Note::info(text));
         }
-        notes.push(match self.is_apart {
-            true => Note::info(
-                "The neighbour and its back end have half of the CPUs, the volume's back end and \
-                 the writer have the other half.",
-            ),
-            false => {
-                Note::warning("There is one CPU for all: figures depend on the order of turns.")
-            }
-        });
+        if !self.is_apart {
+            let text = "There is one CPU for all: figures depend on the order of turns.";
+            notes.push(Note::warning(text));
+        }
         notes.extend(self.replays.iter().map(Note::info));
         let rounds = self.results.iter().flat_map(|r| &r.arms.0).flat_map(|arm| &arm.rounds);
         if let (Some(limit), Some(shared)) = (self.options.limit(), rounds.map(|s| s.shared).max())
@@ -145,23 +119,21 @@ impl Shown<'_> {
                 ]);
             }
         }
-        let sizes = match self.options.limit() {
+        let sizes = match self.options.limit().map(show_size) {
             Some(cache) => format!(
-                "The cgroup has C = {}, the hot set H = {}. Keeping a journal of J out of the cache \
-             can help only where H < C < H + J: that was said before anything was measured.",
-                show_size(cache),
+                "The cgroup has C = {cache}, the hot set H = {}. Keeping a journal of J out of the \
+                 cache can help only where H < C < H + J: that was said before anything was \
+                 measured.",
                 show_size(self.options.hot)
             ),
             None => "The cache has no limit, so no mode is expected to help.".into(),
         };
-        let text = vec![
-        sizes,
-        "Beside it, the hits of a cache that evicts what was not used for the longest time (LRU), \
-         at the rates of reads and writes that were measured; for direct I/O without a journal in \
-         it. Linux keeps pages that were used once and pages that were used again apart, so it \
-         does better with long journals and worse with short ones."
-            .into(),
-    ];
+        let lru = "Beside it, the hits of a cache that evicts what was not used for the longest \
+                   time (LRU), at the rates of reads and writes that were measured; for direct I/O \
+                   without a journal in it. Linux keeps pages that were used once and pages that \
+                   were used again apart, so it does better with long journals and worse with \
+                   short ones.";
+        let text = vec![sizes, lru.into()];
         let columns = "Cell | Expected of keeping it out | Arm | LRU would hit [%] | Hits [%]";
         let blocks = vec![table("The neighbour's hits", columns, rows)];
         Section::new("crossover", "Expected and measured", text, blocks)
@@ -189,7 +161,8 @@ impl Experiment for Shown<'_> {
     }
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
-        vec![reads(), operations()]
+        let [_, reads, operations, ..] = figures();
+        vec![reads, operations]
     }
 
     fn rounds(&self) -> usize {
@@ -216,38 +189,39 @@ impl Experiment for Shown<'_> {
     }
 
     fn charts(&self) -> Vec<(&'static str, &'static str, Figure<'_, Sample>)> {
+        let [hits, reads, operations, _, written, _] = figures();
         vec![
-            ("hits", "The neighbour's hits", hit_rate()),
-            ("reads", "The neighbour's reads", reads()),
-            ("operations", "Operations of who writes", operations()),
-            ("written", "Written to the disk per operation", written()),
+            ("hits", "The neighbour's hits", hits),
+            ("reads", "The neighbour's reads", reads),
+            ("operations", "Operations of who writes", operations),
+            ("written", "Written to the disk per operation", written),
         ]
     }
 
     fn ratios(&self) -> (&'static str, Vec<Figure<'_, Sample>>) {
-        ("over-base", vec![operations(), p99(), reads(), written(), cpu()])
+        let [_, reads, operations, p99, written, cpu] = figures();
+        ("over-base", vec![operations, p99, reads, written, cpu])
     }
 
     fn figures(&self, place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
+        let [hits, reads, operations, p99, written, cpu] = figures();
+        let on_disk = |s: &Sample| Some(s.device_written? / 1e6);
         let mut figures = vec![
-            hit_rate(),
-            reads(),
+            hits,
+            reads,
             Figure::new("p99 of reads", "us", |s: &Sample| s.read_p99_us),
             Figure::new("CPUs of both back ends", "", |s: &Sample| s.cpus),
-            Figure::maybe("Written to the disk", "MB/s", |s: &Sample| {
-                Some(s.device_written? / 1e6)
-            }),
+            Figure::maybe("Written to the disk", "MB/s", on_disk),
         ];
         if self.is_compared(place) {
+            let pages = |s: &Sample| Some(s.journal_pages? as f64);
             figures.extend([
-                operations(),
-                p99(),
+                operations,
+                p99,
                 Figure::new("Written", "MB/s", |s: &Sample| s.written / 1e6),
-                written(),
-                Figure::maybe("Journal's pages in the cache", "", |s: &Sample| {
-                    Some(s.journal_pages? as f64)
-                }),
-                cpu(),
+                written,
+                Figure::maybe("Journal's pages in the cache", "", pages),
+                cpu,
             ]);
         }
         figures
@@ -308,8 +282,7 @@ mod tests {
 
     fn shown<'a>(words: &[&str], results: &'a [CellResult]) -> Shown<'a> {
         let (options, replays) = (options(words), Vec::new());
-        let (has_device, is_apart) = (true, true);
-        Shown { options, with: &[], results, guests: None, replays, has_device, is_apart }
+        Shown { options, with: &[], results, guests: None, replays, is_apart: true }
     }
 
     #[test]

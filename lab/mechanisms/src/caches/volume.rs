@@ -7,9 +7,8 @@ use std::path::Path;
 use rustix::fs::{Advice, fadvise};
 use vlane_guest::{Host, ext4};
 
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{Image, Place};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result};
 
 /// Least size of a guest's volume beside its journal.
 const FILES: u64 = 256 << 20;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vlane_error::counted;
-use vlane_guest::{Boot, Disk, Guest, Host, Initramfs, Qemu, Ready, Spec, ext4, run};
+use vlane_guest::{Boot, Disk, Guest, Host, Initramfs, Qemu, ext4, run};
 
 use super::{Condition, JOURNAL, Options, Sample, VCPUS, job};
 use crate::express::machine::{BOOT, LIFE, PLAIN, RAISED, disk_names};
@@ -18,10 +18,8 @@ use crate::express::script::with_parts;
 use crate::loans::bed::{END, OTHERS, Places, last_state, schedule};
 use vlane_cost::{Role, Sampler, ThreadFilter};
 use vlane_testbed::control::Control;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker, trouble, wait};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::Server;
+use vlane_testbed::guests::{Machines, Maker, pause, wait};
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, Server};
 
 /// tune2fs, on an unused image.
 const TUNE: Duration = Duration::from_secs(120);
@@ -43,7 +41,7 @@ for dev in @DEVICES@; do
     mount -o bind /dev /mnt/$dev/dev
 done
 : > /tmp/computed
-for cpu in @VCPUS@; do
+for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
     while :; do
         i=0
         while [ $i -lt 1000 ]; do i=$((i + 1)); done
@@ -142,15 +140,10 @@ impl<'a> Bed<'a> {
             Places { program: self.vlane, listen: &listen, state: &state, state_dir: &state_dir };
         let pids: Vec<u32> =
             std::iter::once(self.guest.id()).chain(self.others.iter().map(Guest::id)).collect();
-        let words = disk.condition.schedule();
-        let scheduler = words.map(|words| {
-            schedule(&places, &pids, &words.split(' ').map(OsString::from).collect::<Vec<_>>())
-        });
-        let scheduler = scheduler.transpose()?;
-        let settled = Instant::now() + SETTLE;
-        while scheduler.is_some() && Instant::now() < settled {
-            interrupt.check()?;
-            std::thread::sleep(Duration::from_millis(100));
+        let words = disk.condition.schedule().map(|words| words.map(OsString::from));
+        let scheduler = words.map(|words| schedule(&places, &pids, &words)).transpose()?;
+        if scheduler.is_some() {
+            pause(Instant::now() + SETTLE, interrupt)?;
         }
         let mut roles = vec![whole("back end", disk.server.pid()), whole("guest", self.guest.id())];
         roles.push(match &scheduler {
@@ -168,10 +161,7 @@ impl<'a> Bed<'a> {
         let (used, counted) = (sampler.take().since(&before), requests(&disk.control)? - counted);
         let (pages, journal_pages) = disk.cached();
         wait(&mut self.guest, &format!("over.{seq}"), limit, interrupt)?;
-        let said = self.guest.results().get(&format!("done.{seq}")).cloned();
-        let said = said.ok_or_else(|| {
-            trouble(&self.guest, "the guest did not report its foreground's results")
-        })?;
+        let said = wait(&mut self.guest, &format!("done.{seq}"), limit, interrupt)?;
         let done: job::Done = serde_json::from_str(&said).context(ErrorKind::Format, || {
             format!("the report of the guest's foreground is not understood: {said}")
         })?;
@@ -222,14 +212,12 @@ impl Served {
         dir: &Path,
     ) -> Result<Self> {
         let beside = |end: &str| dir.join(format!("{}.{end}", condition.name));
-        let (image, socket, control) = (beside("img"), beside("sock"), beside("control"));
+        let (image, control) = (beside("img"), beside("control"));
         std::fs::copy(&root.image, &image)
             .context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
         let mut words = condition.serve(&image, options.model(), &dir.join("sched"));
-        words.extend(["--socket".to_owned(), socket.display().to_string()]);
         words.extend(["--control".to_owned(), control.display().to_string()]);
-        let spec = Spec::new(vlane, words);
-        let server = Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?;
+        let server = Server::serve(vlane, dir, &[], words.into_iter().map(Into::into))?;
         let journal = ext4::journal(host, &image)?;
         Ok(Self { condition, server, control: Control::new(control), image, journal })
     }
@@ -271,13 +259,11 @@ fn add_journal(host: &Host, image: &Path) -> Result<()> {
     let mut command = Command::new(host.program("tune2fs")?);
     command.args(["-j", "-J", &format!("size={}", JOURNAL >> 20)]).arg(image);
     let output = run(&mut command, TUNE)?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(Error::new(
-            ErrorKind::Process,
-            format!("{command:?} failed: {}", output.text.trim()),
-        )),
+    if output.status.success() {
+        return Ok(());
     }
+    let text = format!("{command:?} failed: {}", output.text.trim());
+    Err(Error::new(ErrorKind::Process, text))
 }
 
 /// The guest that is measured.
@@ -301,15 +287,12 @@ fn boot(maker: &Maker, disks: &[Served], initramfs: &Initramfs) -> Result<Guest>
 fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
     let ms = |time: Duration| format!("{}ms", time.as_millis());
     let job = format!(
-        "--program {} --computed /tmp/computed --ramp {} --time {}",
-        options.program.name(),
+        "--computed /tmp/computed --ramp {} --time {}",
         ms(options.ramp),
         ms(options.extent().1)
     );
-    let vcpus: Vec<String> = (0..VCPUS).map(|vcpu| vcpu.to_string()).collect();
     with_parts(SCRIPT)
         .replace("@DEVICES@", &disk_names().take(disks).collect::<Vec<_>>().join(" "))
-        .replace("@VCPUS@", &vcpus.join(" "))
         .replace("@OFFSET@", &readable.start.to_string())
         .replace("@SIZE@", &(readable.end - readable.start).to_string())
         .replace("@READERS@", &options.readers.to_string())

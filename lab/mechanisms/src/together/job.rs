@@ -12,11 +12,10 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use vlane::values;
 
-use super::parse_program;
-use crate::caches::job::{Mail, Step, repeat};
+use super::PROGRAM;
+use crate::caches::job::{Mail, repeat};
 use crate::caches::transferred;
-use crate::express::root::Program;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Parameters of the job.
 #[derive(Debug, Clone, Args)]
@@ -24,9 +23,6 @@ pub struct Job {
     /// File system with the program, for the mails
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Program to start
-    #[arg(long, value_name = "NAME", value_parser = parse_program)]
-    program: Program,
     /// Process ID of the readers
     #[arg(long, value_name = "PID", value_parser = values::whole::<u32>(1..))]
     readers: u32,
@@ -63,7 +59,7 @@ impl Job {
     /// Launches the program once, on a cold cache.
     fn launch(&self) -> io::Result<Duration> {
         std::fs::write("/proc/sys/vm/drop_caches", "3")?;
-        let line = format!("chroot {} {}", self.dir.display(), self.program.command());
+        let line = format!("chroot {} {}", self.dir.display(), PROGRAM.command());
         let mut command = Command::new("sh");
         command.args(["-c", &line]).stdin(Stdio::null()).stdout(Stdio::null());
         let begin = Instant::now();

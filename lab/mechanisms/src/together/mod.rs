@@ -38,12 +38,13 @@ use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
 use vlane_report::build::Begun;
 use vlane_report::judge::Arms;
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_testbed::{Error, ErrorKind, Interrupt, Result};
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;
+/// The launched program.
+const PROGRAM: Program = Program::Sqlite3;
 /// Bytes of the journal of each disk's file system.
 const JOURNAL: u64 = 16 << 20;
 /// Estimated time of a turn beside the measurement.
@@ -57,9 +58,6 @@ pub struct Options {
     /// Run one short round with one other guest, without conclusions
     #[arg(long)]
     quick: bool,
-    /// Program to start
-    #[arg(long, value_name = "NAME", default_value = "sqlite3", value_parser = parse_program)]
-    program: Program,
     /// Readers in the background
     #[arg(long, value_name = "N", default_value_t = 48, value_parser = values::whole::<u16>(1..=512))]
     readers: u16,
@@ -87,12 +85,6 @@ pub struct Options {
     /// vlane-fg program [default: next to this program]
     #[arg(long, value_name = "FILE")]
     fg: Option<PathBuf>,
-}
-
-/// Parses the name of a program that is launched.
-fn parse_program(text: &str) -> std::result::Result<Program, String> {
-    values::one_of(text, "program", Program::ALL.map(Program::name))?;
-    Program::named(text).ok_or_else(|| format!("`{text}` is not a known program"))
 }
 
 impl Options {
@@ -148,7 +140,7 @@ impl Condition {
         let classes = if self.express { "on" } else { "off" };
         let sched =
             if self.loans { format!("--sched={}", sched.display()) } else { "--sched=off".into() };
-        let mut words = ["serve", &image, "--format", "raw"].map(str::to_owned).to_vec();
+        let mut words = [&image, "--format", "raw"].map(str::to_owned).to_vec();
         words.extend(["--queues", &queues, "--threads", &queues].map(str::to_owned));
         words.extend(["--cache", cache, "--classes", classes, &sched].map(str::to_owned));
         words.extend(model.options());
@@ -158,11 +150,12 @@ impl Condition {
     /// Words of `vlane sched run`, if it runs: a machine weighs as much as it has vCPUs, the
     /// measured one first. The host's own scheduler shares by threads. So all are entitled to the
     /// same in all conditions, which differ only in the order of running.
-    fn schedule(self) -> Option<String> {
+    fn schedule(self) -> Option<[String; 6]> {
         let whose = if self.express { "express" } else { "all" };
-        let own = u32::from(VCPUS) * DEFAULT_WEIGHT;
-        self.loans
-            .then(|| format!("--completions {whose} --weight {own} --weight {DEFAULT_WEIGHT}"))
+        let (own, other) = (u32::from(VCPUS) * DEFAULT_WEIGHT, DEFAULT_WEIGHT);
+        let words =
+            ["--completions", whose, "--weight", &own.to_string(), "--weight", &other.to_string()];
+        self.loans.then(|| words.map(str::to_owned))
     }
 }
 
@@ -212,7 +205,6 @@ pub fn run(
         return Err(Error::new(ErrorKind::Missing, text));
     }
     let begun = Begun::now(command);
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let impossible = vlane_sched::live::probe::real_time().err().map(|error| error.to_string());
     let conditions: Vec<Condition> =
         Condition::ALL.into_iter().filter(|one| !one.loans || impossible.is_none()).collect();
@@ -222,7 +214,7 @@ pub fn run(
     let mut progress = Progress::new(1 + wanted * arms.0.len());
     progress = progress.expecting(AROUND + options.ramp + time);
     progress.step(format!("{} guests boot", others + 1));
-    let root = Root::find(host, &[options.program])?;
+    let root = Root::find(host, &[PROGRAM])?;
     let mut bed = Bed::make(options, (vlane, &fg), host, &root, &conditions, interrupt)?;
     let rounds = Rounds::measure(wanted, |round| {
         in_turns(&mut arms, round, |at, arm| {
@@ -236,7 +228,6 @@ pub fn run(
         options: Options { rounds: Some(rounds.whole()), ..options.clone() },
         guest: bed.about.clone(),
         root,
-        load: load.split_whitespace().next().and_then(|word| word.parse().ok()),
         impossible,
     };
     let mut report = shown.report(&arms, &begun);
@@ -280,7 +271,7 @@ mod tests {
 
     #[test]
     fn baseline_is_one_buffered_queue_and_thread() {
-        let expected = "serve disk --format raw --queues 1 --threads 1 --cache writeback \
+        let expected = "disk --format raw --queues 1 --threads 1 --cache writeback \
                         --classes off --sched=off --latency 2000us --parallel 2 --device-queues \
                         round-robin";
         assert_eq!(words(NOTHING), expected);
@@ -307,7 +298,7 @@ mod tests {
         let last = Condition::ALL[5];
         assert_eq!((last.name, words(last)), ("all", all));
         assert!(last.express);
-        let scheduler = |condition: Condition| condition.schedule().unwrap_or_default();
+        let scheduler = |condition: Condition| condition.schedule().unwrap_or_default().join(" ");
         assert_eq!(scheduler(last), "--completions express --weight 512 --weight 256");
         assert_eq!(scheduler(Condition::ALL[4]), "--completions all --weight 512 --weight 256");
     }

@@ -1,6 +1,6 @@
 //! The report of all together: one picture, and the figures below it.
 
-use super::{JOURNAL, Options, Sample, VCPUS};
+use super::{JOURNAL, Options, PROGRAM, Sample, VCPUS};
 use crate::express::root::Root;
 use vlane_error::counted;
 use vlane_report::build::Begun;
@@ -12,8 +12,6 @@ use vlane_units::show_size;
 
 /// Bytes of a reader's read.
 const READ: f64 = 4096.0;
-/// A machine with a higher load average than this, per CPU, is busy with something else.
-const BUSY: f64 = 0.25;
 /// From fewer rounds no conclusions are drawn.
 const FEW: usize = 3;
 
@@ -24,8 +22,6 @@ pub(super) struct Shown {
     pub(super) guest: String,
     /// Contents of its disks.
     pub(super) root: Root,
-    /// The machine's load average before anything was begun.
-    pub(super) load: Option<f64>,
     /// The reason why real-time scheduling is impossible here.
     pub(super) impossible: Option<String>,
 }
@@ -135,48 +131,33 @@ impl Shown {
             let text = format!("Loans were not measured, alone or with all: {why}.");
             notes.push(Note::warning(text));
         }
-        if let Some(load) = self.load.filter(|load| *load > BUSY * cpus as f64) {
-            notes.push(Note::warning(format!(
-            "The machine was not idle: a load average of {load} on {} before anything was begun. \
-             Conditions were measured in turns, so each had its part of that.",
-            counted(cpus, "CPU")
-        )));
-        }
         let of_guests = crate::loans::bed::warnings(vlane_testbed::guests::Machines::Qemu);
         notes.extend(of_guests.into_iter().map(Note::warning));
+        let (guests, readers) = (counted(others, "guest"), counted(options.readers, "reader"));
+        let (guest, vcpus, cpus) = (&self.guest, usize::from(VCPUS) + others, counted(cpus, "CPU"));
+        let (program, versions) = (PROGRAM.command(), self.root.versions.join(", "));
         notes.push(Note::info(format!(
-        "The guest is {}; beside it {} with one vCPU only compute: {} vCPUs that are never idle, \
-         on {}. The guest computes on each of its vCPUs; {} (fio, libaio, random 4 KiB reads, one \
-         request out each) read its disk; the foreground job of a bash in a pseudo-terminal \
-         writes mails (16 KiB on average, each with its fsync) and, beside that, launches `{}` \
-         with a cold cache, both again and again.",
-        self.guest,
-        counted(others, "guest"),
-        usize::from(VCPUS) + others,
-        counted(cpus, "CPU"),
-        counted(options.readers, "reader"),
-        options.program.command()
-    )));
+            "The guest is {guest}; beside it {guests} with one vCPU only compute: {vcpus} vCPUs \
+             that are never idle, on {cpus}. The guest computes on each of its vCPUs; {readers} \
+             (fio, libaio, random 4 KiB reads, one request out each) read its disk; the foreground \
+             job of a bash in a pseudo-terminal writes mails (16 KiB on average, each with its \
+             fsync) and, beside that, launches `{program}` ({versions}) with a cold cache, both \
+             again and again."
+        )));
+        let (files, journal) = (show_size(self.root.bytes), show_size(JOURNAL));
+        let (model, rounds, ramp) =
+            (options.model().describe(), counted(rounds, "round"), options.ramp);
         notes.push(Note::info(format!(
-        "Its disks, one for each condition, are ext4 with {} of files and a journal of {}, behind \
-         a model of a drive ({}) with a queue for each thread of the back end. When measuring \
-         begins the whole image is in the host's page cache: it was just made.",
-        show_size(self.root.bytes),
-        show_size(JOURNAL),
-        options.model().describe()
-    )));
-        let versions = match self.root.versions.join(", ") {
-            none if none.is_empty() => none,
-            versions => format!(" Versions: {versions}."),
-        };
+            "Its disks, one for each condition, are ext4 with {files} of files and a journal of \
+             {journal}, behind a model of a drive ({model}) with a queue for each thread of the \
+             back end. When measuring begins the whole image is in the host's page cache: it was \
+             just made."
+        )));
         notes.push(Note::info(format!(
-        "{}; in each of them {:?} of each condition, after {:?} that do not count, in turns, each \
-         round beginning with another one. The condition without any mechanism has two turns in \
-         each round.{versions}",
-        counted(rounds, "round"),
-        time,
-        options.ramp,
-    )));
+            "{rounds}; in each of them {time:?} of each condition, after {ramp:?} that do not \
+             count, in turns, each round beginning with another one. The condition without any \
+             mechanism has two turns in each round."
+        )));
         notes
     }
 

@@ -27,38 +27,34 @@ const BLOCK: usize = 4096;
 
 /// Tables of sorted records. A step is a small compaction: the two oldest are read, merged, and
 /// written as two new ones, each fsynced. Then the old ones are removed.
-pub(super) struct Compact {
-    directory: PathBuf,
-    /// The oldest table and the next one's number.
-    tables: std::ops::Range<u64>,
+pub(super) fn compact(directory: PathBuf) -> io::Result<Step> {
+    let path = move |table: u64| directory.join(format!("table-{table}"));
+    let mut dice = Rng::with_seed(0x2545_f491);
+    for table in 0..TABLES {
+        let mut bytes = Vec::with_capacity(TABLE * RECORD);
+        for _ in 0..TABLE {
+            bytes.extend_from_slice(format!("{:016x}", dice.u64(..u64::MAX)).as_bytes());
+            bytes.resize(bytes.len() + RECORD - KEY, b'v');
+        }
+        write(&path(table), &sorted([&bytes]), &mut Vec::new())?;
+    }
+    let mut next = TABLES;
+    Ok(Box::new(move |waits| {
+        let old = [path(next - TABLES), path(next - TABLES + 1)];
+        let tables = [fs::read(&old[0])?, fs::read(&old[1])?];
+        let merged = sorted(&tables);
+        for half in merged.chunks(merged.len().div_ceil(2).max(1)) {
+            write(&path(next), half, waits)?;
+            next += 1;
+        }
+        old.iter().try_for_each(fs::remove_file)
+    }))
 }
 
-impl Compact {
-    pub(super) fn new(directory: &Path) -> io::Result<Self> {
-        let mut dice = Rng::with_seed(0x2545_f491);
-        let mut new = Self { directory: directory.into(), tables: 0..0 };
-        for _ in 0..TABLES {
-            let mut bytes = Vec::with_capacity(TABLE * RECORD);
-            for _ in 0..TABLE {
-                bytes.extend_from_slice(format!("{:016x}", dice.u64(..u64::MAX)).as_bytes());
-                bytes.resize(bytes.len() + RECORD - KEY, b'v');
-            }
-            new.write(&sorted([&bytes]), &mut Vec::new())?;
-        }
-        Ok(new)
-    }
-
-    fn path(&self, table: u64) -> PathBuf {
-        self.directory.join(format!("table-{table}"))
-    }
-
-    fn write(&mut self, records: &[&[u8]], waits: &mut Vec<Duration>) -> io::Result<()> {
-        let mut file = File::create_new(self.path(self.tables.end))?;
-        self.tables.end += 1;
-        let bytes = records.concat();
-        bytes.chunks(CHUNK).try_for_each(|chunk| file.write_all(chunk))?;
-        timed(waits, || file.sync_all())
-    }
+fn write(path: &Path, records: &[&[u8]], waits: &mut Vec<Duration>) -> io::Result<()> {
+    let mut file = File::create_new(path)?;
+    records.concat().chunks(CHUNK).try_for_each(|chunk| file.write_all(chunk))?;
+    timed(waits, || file.sync_all())
 }
 
 /// The records of tables, by their keys.
@@ -69,54 +65,22 @@ fn sorted<'a>(tables: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<&'a [u8]> {
     records
 }
 
-impl Step for Compact {
-    fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
-        let old = [self.tables.start, self.tables.start + 1];
-        let tables = [fs::read(self.path(old[0]))?, fs::read(self.path(old[1]))?];
-        let merged = sorted(&tables);
-        for half in merged.chunks(merged.len().div_ceil(2).max(1)) {
-            self.write(half, waits)?;
-        }
-        self.tables.start += 2;
-        old.into_iter().try_for_each(|table| fs::remove_file(self.path(table)))
-    }
-}
-
 /// A file. A step reads 4K of it and writes 4K, each anywhere, without making them durable.
-pub(super) struct Plain {
-    file: File,
-    dice: Rng,
-    block: Vec<u8>,
-}
-
-impl Plain {
-    pub(super) fn new(directory: &Path) -> io::Result<Self> {
-        let path = directory.join("plain");
-        let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
-        let chunk = vec![b'p'; CHUNK];
-        let mut left = FILE;
-        while left > 0 {
-            file.write_all(&chunk)?;
-            left = left.saturating_sub(CHUNK as u64);
-        }
-        file.sync_all()?;
-        Ok(Self { file, dice: Rng::with_seed(0x1234_5678), block: vec![b'w'; BLOCK] })
-    }
-
-    fn anywhere(&mut self) -> u64 {
-        let block = BLOCK as u64;
-        self.dice.u64(..FILE / block) * block
-    }
-}
-
-impl Step for Plain {
-    fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
-        let (from, to) = (self.anywhere(), self.anywhere());
+pub(super) fn plain(directory: &Path) -> io::Result<Step> {
+    let path = directory.join("plain");
+    let mut file = File::options().read(true).write(true).create_new(true).open(path)?;
+    let chunk = vec![b'p'; CHUNK];
+    (0..FILE / CHUNK as u64).try_for_each(|_| file.write_all(&chunk))?;
+    file.sync_all()?;
+    let (mut dice, mut block) = (Rng::with_seed(0x1234_5678), vec![b'w'; BLOCK]);
+    Ok(Box::new(move |waits| {
+        let mut anywhere = || dice.u64(..FILE / BLOCK as u64) * BLOCK as u64;
+        let (from, to) = (anywhere(), anywhere());
         timed(waits, || {
-            self.file.read_exact_at(&mut self.block, from)?;
-            self.file.write_all_at(&self.block, to)
+            file.read_exact_at(&mut block, from)?;
+            file.write_all_at(&block, to)
         })
-    }
+    }))
 }
 
 #[cfg(test)]
@@ -127,7 +91,7 @@ mod tests {
     #[test]
     fn compaction_keeps_records_sorted() {
         let dir = tempfile::tempdir().unwrap();
-        let mut compact = Compact::new(dir.path()).unwrap();
+        let mut compact = compact(dir.path().into()).unwrap();
         let keys = || {
             let mut keys = Vec::new();
             let entries = fs::read_dir(dir.path()).unwrap();
@@ -143,7 +107,7 @@ mod tests {
         let before = keys();
         let mut waits = Vec::new();
         for _ in 0..3 {
-            compact.step(&mut waits).unwrap();
+            compact(&mut waits).unwrap();
         }
         assert!(keys() == before);
         assert_eq!(waits.len(), 6, "two fsyncs each");
@@ -153,11 +117,12 @@ mod tests {
     #[test]
     fn random_access_stays_within_file() {
         let dir = tempfile::tempdir().unwrap();
-        let mut plain = Plain::new(dir.path()).unwrap();
+        let mut plain = plain(dir.path()).unwrap();
         let mut waits = Vec::new();
         for _ in 0..1000 {
-            plain.step(&mut waits).unwrap();
+            plain(&mut waits).unwrap();
         }
-        assert_eq!((waits.len(), plain.file.metadata().unwrap().len()), (1000, FILE));
+        let bytes = fs::metadata(dir.path().join("plain")).unwrap().len();
+        assert_eq!((waits.len(), bytes), (1000, FILE));
     }
 }
