@@ -13,10 +13,9 @@ use vlane_units::show_size;
 
 use vlane_bench::{Load, blkio};
 use vlane_client::progress::Progress;
-use vlane_report::Section;
 use vlane_report::build::{Begun, table};
 use vlane_report::machine::usable_cpus;
-use vlane_report::{Cell, Note, Report, Spread};
+use vlane_report::{Cell, Note, Report, Section, Spread};
 use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::server::{Server, Storage};
 use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, Rounds};
@@ -29,30 +28,11 @@ const SPARE: Duration = Duration::from_millis(700);
 const DRIVER: &str = "vlane's driver";
 const FIO: &str = "fio with libblkio";
 
-/// What is limited.
-#[derive(Debug)]
-struct Kind {
-    /// The option of `vlane serve`.
-    option: &'static str,
-    /// The lanes' counters of it.
-    counters: [&'static str; 2],
-    /// Bytes of a request.
-    block: u32,
-    /// How much of the limit a request uses.
-    unit: u32,
-}
+const IOPS: &str = "--limit-iops";
+const BANDWIDTH: &str = "--limit-bandwidth";
 
-const IOPS: &Kind =
-    &Kind { option: "--limit-iops", counters: ["reads", "writes"], block: 4096, unit: 1 };
-const BANDWIDTH: &Kind = &Kind {
-    option: "--limit-bandwidth",
-    counters: ["read_bytes", "written_bytes"],
-    block: 65536,
-    unit: 65536,
-};
-
-/// The client, the lanes, what is limited, and the limit.
-type Row = (&'static str, u16, &'static Kind, u64);
+/// The client, the lanes, the option of `vlane serve` that limits, and the limit.
+type Row = (&'static str, u16, &'static str, u64);
 
 const ROWS: [Row; 11] = [
     (DRIVER, 1, IOPS, 1_000),
@@ -68,8 +48,13 @@ const ROWS: [Row; 11] = [
     (FIO, 1, BANDWIDTH, 200 << 20),
 ];
 
-fn name((_, _, kind, limit): Row) -> String {
-    if kind.unit == 1 { format!("{limit} requests/s") } else { format!("{}/s", show_size(limit)) }
+fn name((_, _, option, limit): Row) -> String {
+    if option == IOPS { format!("{limit} requests/s") } else { format!("{}/s", show_size(limit)) }
+}
+
+/// Bytes of a request.
+fn block(option: &str) -> u32 {
+    if option == IOPS { 4096 } else { 65536 }
 }
 
 /// What all rows need.
@@ -82,8 +67,13 @@ struct Bed<'a> {
 
 impl Bed<'_> {
     /// Runs the client against the back end; requests per second by its own count.
-    fn drive(&self, row: Row, server: &mut Server, cpus: Vec<usize>) -> Result<f64> {
-        let (client, queues, &Kind { block, .. }, _) = row;
+    fn drive(
+        &self,
+        (client, queues, option, _): Row,
+        server: &mut Server,
+        cpus: Vec<usize>,
+    ) -> Result<f64> {
+        let block = block(option);
         let time = self.time + SPARE;
         if let (FIO, Some(fio)) = (client, self.fio) {
             let mut load = Load::named("load");
@@ -106,11 +96,11 @@ impl Bed<'_> {
 
     /// Measures a row: its cells in the table.
     fn measure(&self, row: Row) -> Result<Vec<Cell>> {
-        let (client, lanes, kind, limit) = row;
+        let (client, lanes, option, limit) = row;
         let directory = tempfile::tempdir().context(ErrorKind::Io, || "no temporary directory")?;
         let path = directory.path().join("control");
         let (queues, most, at) = (lanes.to_string(), limit.to_string(), path.display().to_string());
-        let words = ["--queues", &queues, "--sched=off", "--control", &at, kind.option, &most];
+        let words = ["--queues", &queues, "--sched=off", "--control", &at, option, &most];
         // One lane and its client have a CPU each.
         let (of_server, of_client) = match (lanes, &usable_cpus()?[..]) {
             (1, [first, second, ..]) => (vec![*first], vec![*second]),
@@ -127,15 +117,18 @@ impl Bed<'_> {
             };
             (0..=seconds).map(look).collect::<Result<Vec<_>>>()
         });
+        let (counters, unit) = match option {
+            IOPS => (["reads", "writes"], 1),
+            _ => (["read_bytes", "written_bytes"], block(option)),
+        };
         let iops = self.drive(row, &mut server, of_client)?;
         let lost = |_| Error::new(ErrorKind::Process, "the one who looks is lost");
         let looks = looking.join().map_err(lost)?;
         self.interrupt.check()?;
         let looks = looks?;
         let ns = |before: &Counters, after: &Counters| after.monotonic_ns - before.monotonic_ns;
-        let sum = |at: &Counters| -> u64 {
-            kind.counters.iter().filter_map(|name| at.sum.get(*name)).sum()
-        };
+        let sum =
+            |at: &Counters| -> u64 { counters.iter().filter_map(|name| at.sum.get(*name)).sum() };
         let part = |before, after| {
             (sum(after) - sum(before)) as f64 * 1e9 / ns(before, after) as f64 / limit as f64
         };
@@ -150,7 +143,7 @@ impl Bed<'_> {
             name(row).into(),
             Cell::Figure(each),
             Cell::Number(part(first, last)),
-            Cell::Number(iops * f64::from(kind.unit) / limit as f64),
+            Cell::Number(iops * f64::from(unit) / limit as f64),
             Cell::Number((cpu(last) - cpu(first)) as f64 / ns(first, last) as f64),
         ])
     }
@@ -186,25 +179,12 @@ pub fn run(
     let text = "The lanes' count in each second, divided by the limit: the median of the seconds, \
                 the least and the most. Then the same of the whole time, and the client's count. \
                 The first second, which has the burst in it, does not count.";
-    let off = |cell: &Cell| match cell {
-        Cell::Figure(Spread { median: part, .. }) | Cell::Number(part) => (part - 1.0).abs() * 1e2,
-        _ => 0.0,
-    };
-    let worst = |column: usize| measured.iter().map(|row| off(&row[column])).fold(0.0, f64::max);
-    let summary = vec![format!(
-        "The median of {} seconds is within {:.2} % of the limit in each of {}, the whole \
-         time within {:.2} %.",
-        time.as_secs(),
-        worst(3),
-        counted(measured.len(), "row"),
-        worst(4)
-    )];
     let missing = |error| Note::warning(format!("fio with libblkio was not measured: {error}"));
     let notes = found.err().map(missing).into_iter().collect();
     let blocks = vec![table("Rates", columns, measured)];
     let sections = vec![Section::new("rates", "Rates", vec![text.to_owned()], blocks)];
     let empty = begun.report("throttle", "How exactly limits are kept", &["fio"]);
-    let mut report = Report { summary, notes, sections, ..empty };
+    let mut report = Report { notes, sections, ..empty };
     whole.mark(&mut report);
     Ok(report)
 }

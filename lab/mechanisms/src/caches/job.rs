@@ -330,49 +330,44 @@ fn schema(job: Job) -> String {
     format!("PRAGMA journal_mode={mode};\nPRAGMA synchronous=FULL;\n{tables}")
 }
 
+/// LinkBench's mix (Armstrong, Ponnekanti, Borthakur, Callaghan, "LinkBench", SIGMOD 2013), each
+/// with its per mille added to those before it; `@A`, `@B`: rows, `@N`: the next row.
+const GRAPH: [(u64, &str); 8] = [
+    (512, "SELECT count(*) FROM (SELECT * FROM link WHERE id1 = @A LIMIT 1000);"),
+    (641, "SELECT length(data) FROM node WHERE id = @A;"),
+    (690, "SELECT n FROM count WHERE id = @A;"),
+    (
+        860,
+        "BEGIN; INSERT OR REPLACE INTO link VALUES(@A, @B, randomblob(8)); UPDATE count SET n = n \
+         + 1 WHERE id = @A; COMMIT;",
+    ),
+    (890, "BEGIN; DELETE FROM link WHERE id1 = @A; UPDATE count SET n = 0 WHERE id = @A; COMMIT;"),
+    (964, "UPDATE node SET version = version + 1, data = randomblob(128) WHERE id = @A;"),
+    (990, "INSERT INTO node VALUES(@N, 0, randomblob(128));"),
+    (1000, "DELETE FROM node WHERE id = @A;"),
+];
+
+/// A third each; the parts as in [`GRAPH`].
+const MOBILE: [(u64, &str); 3] = [
+    (333, "INSERT INTO t VALUES(@N, @A, hex(randomblob(50)), '');"),
+    (667, "UPDATE t SET c = hex(randomblob(50)) WHERE id = @A;"),
+    (1000, "DELETE FROM t WHERE id = (SELECT id FROM t WHERE id >= @A LIMIT 1);"),
+];
+
+/// The writes of an OLTP transaction; the parts as in [`GRAPH`].
+const OLTP: &str = "UPDATE t SET k = k + 1 WHERE id = @A; UPDATE t SET c = hex(randomblob(60)) \
+                    WHERE id = @B; DELETE FROM t WHERE id = @A; INSERT INTO t VALUES(@A, @B, \
+                    hex(randomblob(60)), hex(randomblob(30))); COMMIT;";
+
 /// A transaction, in one line.
 fn transaction(job: Job, dice: &mut Rng, next: &mut u64) -> String {
-    let row = dice.u64(..ROWS);
-    match job {
-        Job::Graph => {
-            let (a, b) = (row, dice.u64(..ROWS));
-            // LinkBench's mix (Armstrong, Ponnekanti, Borthakur, Callaghan, "LinkBench", SIGMOD
-            // 2013), in per mille.
-            match dice.u64(..1000) {
-                0..512 => {
-                    format!("SELECT count(*) FROM (SELECT * FROM link WHERE id1 = {a} LIMIT 1000);")
-                }
-                512..641 => format!("SELECT length(data) FROM node WHERE id = {a};"),
-                641..690 => format!("SELECT n FROM count WHERE id = {a};"),
-                690..860 => format!(
-                    "BEGIN; INSERT OR REPLACE INTO link VALUES({a}, {b}, randomblob(8)); UPDATE \
-                     count SET n = n + 1 WHERE id = {a}; COMMIT;"
-                ),
-                860..890 => format!(
-                    "BEGIN; DELETE FROM link WHERE id1 = {a}; UPDATE count SET n = 0 WHERE id = \
-                     {a}; COMMIT;"
-                ),
-                890..964 => {
-                    format!(
-                        "UPDATE node SET version = version + 1, data = randomblob(128) WHERE id = \
-                         {a};"
-                    )
-                }
-                964..990 => {
-                    *next += 1;
-                    format!("INSERT INTO node VALUES({next}, 0, randomblob(128));")
-                }
-                _ => format!("DELETE FROM node WHERE id = {a};"),
-            }
-        }
-        Job::Mobile => match dice.u64(..3) {
-            0 => {
-                *next += 1;
-                format!("INSERT INTO t VALUES({next}, {row}, hex(randomblob(50)), '');")
-            }
-            1 => format!("UPDATE t SET c = hex(randomblob(50)) WHERE id = {row};"),
-            _ => format!("DELETE FROM t WHERE id = (SELECT id FROM t WHERE id >= {row} LIMIT 1);"),
-        },
+    let (a, b, chance) = (dice.u64(..ROWS), dice.u64(..ROWS), dice.u64(..1000));
+    let drawn = |mix: &[(u64, &str)]| -> String {
+        mix.iter().find(|(below, _)| chance < *below).map_or("", |(_, sql)| sql).into()
+    };
+    let sql = match job {
+        Job::Graph => drawn(&GRAPH),
+        Job::Mobile => drawn(&MOBILE),
         _ => {
             let mut sql = String::from("BEGIN; ");
             for _ in 0..10 {
@@ -380,17 +375,15 @@ fn transaction(job: Job, dice: &mut Rng, next: &mut u64) -> String {
             }
             for what in ["length(max(c))", "sum(k)", "count(c)", "count(DISTINCT c)"] {
                 let first = dice.u64(..ROWS);
-                sql +=
-                    &format!("SELECT {what} FROM t WHERE id BETWEEN {first} AND {}; ", first + 99);
+                let last = first + 99;
+                sql += &format!("SELECT {what} FROM t WHERE id BETWEEN {first} AND {last}; ");
             }
-            let other = dice.u64(..ROWS);
-            sql + &format!(
-                "UPDATE t SET k = k + 1 WHERE id = {row}; UPDATE t SET c = hex(randomblob(60)) \
-                 WHERE id = {other}; DELETE FROM t WHERE id = {row}; INSERT INTO t VALUES({row}, \
-                 {other}, hex(randomblob(60)), hex(randomblob(30))); COMMIT;"
-            )
+            sql + OLTP
         }
-    }
+    };
+    *next += 1;
+    let values = [("@A", a), ("@B", b), ("@N", *next)];
+    values.iter().fold(sql, |sql, (name, value)| sql.replace(name, &value.to_string()))
 }
 
 #[cfg(test)]

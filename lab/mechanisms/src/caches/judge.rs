@@ -52,7 +52,7 @@ impl CellResult {
             };
             let over = |goal, wanted, of: fn(&Sample) -> f64| {
                 let of = |s: &Sample| Some(of(s));
-                let verdict = self.arms.verdict(&self.cell.title(), &arm.arm, goal, wanted, of)?;
+                let verdict = self.arms.verdict(&self.cell.id(), &arm.arm, goal, wanted, of)?;
                 Some(Verdict { void, ..verdict })
             };
             verdicts.extend(over("misses over the base's", Bound::AtMost(MISSES), |s| s.misses));
@@ -79,7 +79,7 @@ impl CellResult {
         figure: Option<Spread>,
         wanted: Bound,
     ) -> Verdict {
-        let (place, arm, goal) = (self.cell.title(), arm.arm.clone(), goal.to_owned());
+        let (place, arm, goal) = (self.cell.id(), arm.arm.clone(), goal.to_owned());
         Verdict { place, arm, goal, figure, wanted, noise: None, void: "" }
     }
 

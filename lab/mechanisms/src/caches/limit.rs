@@ -9,23 +9,19 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use procfs::process::{MountInfos, Process};
-use procfs::{ProcResult, ProcessCGroups};
+use procfs::ProcessCGroups;
+use procfs::process::{MountInfo, MountInfos, Process};
 use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// How often, and how long apart, an emptied cgroup is removed before that is given up.
 const REMOVALS: (u32, Duration) = (50, Duration::from_millis(20));
-/// Where the kernel's settings of virtual memory are.
-const VM: &str = "/proc/sys/vm";
-
-/// Where memory cgroups are made, and whether that is version 2, the unified one; `controls` says
-/// whether a unified hierarchy at a place has the memory controller.
-fn hierarchy(
-    mounts: MountInfos,
-    own: &ProcessCGroups,
-    controls: impl Fn(&Path) -> bool,
-) -> Option<(PathBuf, bool)> {
-    let find = |mount: procfs::process::MountInfo| match mount.fs_type.as_str() {
+/// Where memory cgroups are made, and whether that is version 2, the unified one.
+fn hierarchy(mounts: MountInfos, own: &ProcessCGroups) -> Option<(PathBuf, bool)> {
+    let has_memory = |point: &Path| {
+        let text = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
+        text.split_whitespace().any(|controller| controller == "memory")
+    };
+    let find = |mount: MountInfo| match mount.fs_type.as_str() {
         "cgroup" if mount.super_options.contains_key("memory") => {
             // Below our own group, whose limits hold on.
             let is_it = |controller: &String| controller == "memory";
@@ -36,20 +32,10 @@ fn hierarchy(
         }
         // A group with processes of its own cannot have groups with controllers below it; the root
         // can.
-        "cgroup2" if controls(&mount.mount_point) => Some((mount.mount_point, true)),
+        "cgroup2" if has_memory(&mount.mount_point) => Some((mount.mount_point, true)),
         _ => None,
     };
     mounts.0.into_iter().find_map(find)
-}
-
-/// That of this process.
-fn own_hierarchy() -> ProcResult<Option<(PathBuf, bool)>> {
-    let controls = |point: &Path| {
-        let text = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
-        text.split_whitespace().any(|controller| controller == "memory")
-    };
-    let own = Process::myself()?;
-    Ok(hierarchy(own.mountinfo()?, &own.cgroups()?, controls))
 }
 
 /// A cgroup whose processes share so much memory, page cache included. Removed when it is dropped;
@@ -65,13 +51,12 @@ impl MemoryLimit {
     /// # Errors
     /// [`ErrorKind::Invalid`] without root or a memory cgroup.
     pub fn new(bytes: u64) -> Result<Self> {
-        let found = own_hierarchy().context(ErrorKind::Io, || "cgroups cannot be looked at")?;
-        let (dir, unified) = found.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Invalid,
-                "no memory cgroup is mounted here, so the page cache cannot be limited; with \
-                 --no-limit it is measured without a limit",
-            )
+        let own = Process::myself().and_then(|own| Ok((own.mountinfo()?, own.cgroups()?)));
+        let (mounts, own) = own.context(ErrorKind::Io, || "cgroups cannot be looked at")?;
+        let (dir, unified) = hierarchy(mounts, &own).ok_or_else(|| {
+            let text = "no memory cgroup is mounted here, so the page cache cannot be limited; \
+                        with --no-limit it is measured without a limit";
+            Error::new(ErrorKind::Invalid, text)
         })?;
         let refused = |path: &Path| {
             format!(
@@ -148,18 +133,11 @@ pub struct DirtyLimit {
 }
 
 impl DirtyLimit {
-    /// `bytes` until it is dropped.
+    /// `bytes` until it is dropped; `vm` has the kernel's settings of virtual memory.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] without root.
-    pub fn new(bytes: u64) -> Result<Self> {
-        Self::at(Path::new(VM), bytes).context(ErrorKind::Invalid, || {
-            "vm.dirty_bytes cannot be set; run it as root, or with --no-limit to measure without a \
-             limit"
-        })
-    }
-
-    fn at(vm: &Path, bytes: u64) -> io::Result<Self> {
+    /// If they cannot be set: without root.
+    pub fn new(vm: &Path, bytes: u64) -> io::Result<Self> {
         // Of bytes and ratio one is in force and the other one reads as 0: setting one clears the
         // other.
         let (by_bytes, by_ratio) = (vm.join("dirty_bytes"), vm.join("dirty_ratio"));
@@ -193,21 +171,22 @@ mod tests {
         let old = "30 22 0:25 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu\n\
                    31 22 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n";
         let own = "5:devices:/\n4:memory:/jobs/one\n0::/\n";
-        let of = |mounts: &str, own: &str, has_memory: bool| {
+        let of = |mounts: &str, own: &str| {
             let mounts = MountInfos::from_read(mounts.as_bytes()).unwrap();
             let own = ProcessCGroups::from_read(own.as_bytes()).unwrap();
-            hierarchy(mounts, &own, |point| has_memory && point == Path::new("/sys/fs/cgroup"))
+            hierarchy(mounts, &own)
         };
-        assert_eq!(of(old, own, false), Some(("/sys/fs/cgroup/memory/jobs/one".into(), false)));
+        assert_eq!(of(old, own), Some(("/sys/fs/cgroup/memory/jobs/one".into(), false)));
         // A container sees a part of the hierarchy, at the mount point.
         let part = "31 22 0:26 /jobs /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n";
-        assert_eq!(of(part, own, false), Some(("/sys/fs/cgroup/memory/one".into(), false)));
-        let new =
-            "29 22 0:24 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let found = of(new, "0::/user.slice/x\n", true);
-        assert_eq!(found, Some(("/sys/fs/cgroup".into(), true)));
-        assert_eq!(of(new, "0::/\n", false), None);
-        assert_eq!(of("", "", true), None);
+        assert_eq!(of(part, own), Some(("/sys/fs/cgroup/memory/one".into(), false)));
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().display();
+        let new = format!("29 22 0:24 / {at} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n");
+        assert_eq!(of(&new, "0::/\n"), None);
+        fs::write(dir.path().join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+        assert_eq!(of(&new, "0::/user.slice/x\n"), Some((dir.path().into(), true)));
+        assert_eq!(of("", ""), None);
     }
 
     #[test]
@@ -228,14 +207,14 @@ mod tests {
     #[test]
     fn dirty_limit_is_restored_as_given() {
         let dir = vm("0", "20");
-        let limit = DirtyLimit::at(dir.path(), 1 << 20).unwrap();
+        let limit = DirtyLimit::new(dir.path(), 1 << 20).unwrap();
         let read = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
         assert_eq!(read("dirty_bytes"), "1048576");
         drop(limit);
         assert_eq!(read("dirty_ratio"), "20", "the ratio is written, which clears the bytes");
 
         let dir = vm("4096000", "0");
-        drop(DirtyLimit::at(dir.path(), 1 << 20).unwrap());
+        drop(DirtyLimit::new(dir.path(), 1 << 20).unwrap());
         assert_eq!(fs::read_to_string(dir.path().join("dirty_bytes")).unwrap(), "4096000");
     }
 
@@ -244,7 +223,7 @@ mod tests {
         let dir = vm("75000", "0");
         let path = dir.path().to_path_buf();
         let panicked = std::thread::spawn(move || {
-            let _limit = DirtyLimit::at(&path, 4096).unwrap();
+            let _limit = DirtyLimit::new(&path, 4096).unwrap();
             assert_eq!(fs::read_to_string(path.join("dirty_bytes")).unwrap(), "4096");
             panic!("a measurement fails");
         });

@@ -66,14 +66,6 @@ pub struct Sample {
     pub shared: u64,
 }
 
-impl Sample {
-    /// Bytes that reached the disk for each operation: by the disk's own counter, where there is
-    /// one.
-    pub fn written_per_operation(&self) -> f64 {
-        self.device_written.unwrap_or(self.written) / self.operations.max(1e-9)
-    }
-}
-
 /// Everything that measurements stand on.
 #[derive(Debug)]
 pub struct Bed<'a> {
@@ -161,7 +153,7 @@ impl Bed<'_> {
                 if job.needs_guest() {
                     volume.make_file_system(self.host)?;
                 }
-                volume::forget(volume.path())?;
+                volume::forget(volume.image.path())?;
                 Some((job, volume))
             }
             _ => None,
@@ -178,13 +170,13 @@ impl Bed<'_> {
         if !cell.delay.is_zero() {
             words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
         }
-        let server = self.serve(volume.path(), &words, self.writer_cpus)?;
+        let server = self.serve(volume.image.path(), &words, self.writer_cpus)?;
         let work = self.work(job, volume, server.socket(), say);
         let sample =
             work.and_then(|work| self.observe(cell, &mut neighbour, Some((volume, &server, work))));
         let sample = sample.map_err(|error| {
             let log = server.log();
-            let text = format!("{}, {}; the back end said: {}", cell.title(), arm.name, log.trim());
+            let text = format!("{}, {}; the back end said: {}", cell.id(), arm.name, log.trim());
             Error::caused_by(error.kind(), text, error)
         })?;
         server.stop(STOP)?;
@@ -232,11 +224,11 @@ impl Bed<'_> {
     /// As [`Bed::measure`], and those of the recording.
     pub fn record_mail(&self, volume: &mut Volume, say: &mut dyn FnMut(&str)) -> Result<Replay> {
         volume.make_file_system(self.host)?;
-        volume::forget(volume.path())?;
+        volume::forget(volume.image.path())?;
         let control = self.dir.join("record.ctl");
         let at = control.display().to_string();
         let words = ["--cache", "writeback", "--control", &at].map(str::to_owned);
-        let server = self.serve(volume.path(), &words, self.writer_cpus)?;
+        let server = self.serve(volume.image.path(), &words, self.writer_cpus)?;
         let time = recording_time(self.options.time, volume.journal);
         let mut guest = self.boot(Job::Mail, server.socket(), (Duration::ZERO, time), say)?;
         let file = self.dir.join(format!("mail-{}.trc", volume.journal));

@@ -21,8 +21,7 @@ mod report;
 mod volume;
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -215,15 +214,13 @@ pub fn run(
     let (neighbour_cpus, writer_cpus) = sides(&usable_cpus()?);
     // Before the images are written: that it cannot be limited is said at once.
     let limit = options.limit().map(MemoryLimit::new).transpose()?;
-    let _dirty = options.limit().map(|bytes| DirtyLimit::new(bytes / DIRTY)).transpose()?;
+    let dirty = |bytes| DirtyLimit::new(Path::new("/proc/sys/vm"), bytes / DIRTY);
+    let _dirty = options.limit().map(dirty).transpose().context(ErrorKind::Invalid, || {
+        "vm.dirty_bytes cannot be set; run it as root, or with --no-limit to measure without a limit"
+    })?;
     let volumes = options.journals.iter().map(|journal| Volume::bytes(*journal, for_guests));
     let bytes = volumes.fold(options.hot, u64::saturating_add);
     let place = Place::find(image::Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
-    for journal in &options.journals {
-        let (size, expected) = (show_size(*journal), options.expected(*journal).says());
-        // The output may have no reader.
-        let _ = writeln!(std::io::stderr(), "journal of {size}: expected: {expected}");
-    }
     let mut results = nothing_yet(options, &served.arms);
     let is_replayed = |journal: u64| {
         let mut cells = results.iter().map(|result| result.cell);
@@ -291,8 +288,7 @@ fn measure_all(
         results.iter_mut().try_for_each(|CellResult { cell, arms, .. }| {
             in_turns(arms, round, |at, arm| {
                 bed.interrupt.check()?;
-                let who = if cell.job.is_some() { arm } else { "alone" };
-                progress.step(format!("round {}: {}: {who}", round + 1, cell.title()));
+                progress.step(format!("round {}: {}: {arm}", round + 1, cell.id()));
                 let volume = volumes.iter_mut().find(|volume| volume.journal == cell.journal);
                 let arm = &bed.served.arms[at];
                 bed.measure(cell, arm, volume, &mut |doing| progress.detail(doing))

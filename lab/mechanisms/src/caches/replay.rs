@@ -187,10 +187,10 @@ fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
 /// Places that must stay unwritten for the journal to stay known: the blocks read to find it, and
 /// its superblock.
 fn untouched(volume: &Volume) -> Result<Vec<Range<u64>>> {
-    let file = File::open(volume.path());
-    let file =
-        file.context(ErrorKind::Io, || format!("{}: cannot be read", volume.path().display()))?;
-    let layout = layout::read(&mut Image(file), volume.bytes_of_image());
+    let file = File::open(volume.image.path());
+    let file = file
+        .context(ErrorKind::Io, || format!("{}: cannot be read", volume.image.path().display()))?;
+    let layout = layout::read(&mut Image(file), volume.image.bytes());
     let first = volume.ranges.first().map(|range| range.start..range.start + BLOCK);
     Ok(layout.watched.into_iter().chain(first).collect())
 }
@@ -293,13 +293,13 @@ mod tests {
         assert!(overlaps(&kept, &(first.start..first.start + 512)), "the journal's");
         assert!(!overlaps(&kept, &(first.start + BLOCK..first.end)), "{kept:?}");
         // All of the rest may be written over: the journal is where it was.
-        let file = File::options().read(true).write(true).open(volume.path()).unwrap();
+        let file = File::options().read(true).write(true).open(volume.image.path()).unwrap();
         let pattern = vec![0xa5; 1 << 20];
         let mut at = 0;
-        while at < volume.bytes_of_image() {
+        while at < volume.image.bytes() {
             let next =
                 kept.iter().filter(|range| range.end > at).map(|range| range.start.max(at)).min();
-            let end = next.unwrap_or(volume.bytes_of_image()).min(at + pattern.len() as u64);
+            let end = next.unwrap_or(volume.image.bytes()).min(at + pattern.len() as u64);
             if end == at {
                 at = kept
                     .iter()
@@ -312,7 +312,7 @@ mod tests {
             file.write_all_at(&pattern[..usize::try_from(end - at).unwrap()], at).unwrap();
             at = end;
         }
-        let layout = layout::read(&mut Image(file), volume.bytes_of_image());
+        let layout = layout::read(&mut Image(file), volume.image.bytes());
         let found: Vec<_> =
             layout.journals.iter().flat_map(|journal| journal.ranges.clone()).collect();
         assert_eq!(found, volume.ranges);

@@ -31,7 +31,9 @@ pub(super) struct Shown<'a> {
 
 /// Hits, reads, operations, their p99, what they write, their CPU time.
 fn figures() -> [Figure<'static, Sample>; 6] {
-    let written = |s: &Sample| s.written_per_operation() / 1024.0;
+    // By the disk's own counter, where there is one.
+    let written =
+        |s: &Sample| s.device_written.unwrap_or(s.written) / s.operations.max(1e-9) / 1024.0;
     [
         Figure::new("Hits", "%", |s: &Sample| 100.0 - 100.0 * s.misses),
         Figure::new("Reads", "/s", |s: &Sample| s.reads),
@@ -47,7 +49,7 @@ impl Shown<'_> {
     pub(super) fn report(&self, begun: &Begun) -> Report {
         let place = |result| {
             let CellResult { cell, arms, .. }: &CellResult = result;
-            Place { id: cell.id(), name: cell.id(), title: cell.title(), text: Vec::new(), arms }
+            Place { id: cell.id(), name: cell.id(), title: cell.id(), text: Vec::new(), arms }
         };
         let places: Vec<Place<'_, Sample>> = self.results.iter().map(place).collect();
         let empty = begun.report("caches", "What a cache mode is worth", &["sqlite3"]);
@@ -111,7 +113,7 @@ impl Shown<'_> {
                     None => ("-", "all hits, if the hot set fits"),
                 };
                 rows.push(vec![
-                    result.cell.title().into(),
+                    result.cell.id().into(),
                     expected.into(),
                     who.into(),
                     model.map_or(Cell::Empty, |hits| Cell::Number(hits * 100.0)),
@@ -122,8 +124,7 @@ impl Shown<'_> {
         let sizes = match self.options.limit().map(show_size) {
             Some(cache) => format!(
                 "The cgroup has C = {cache}, the hot set H = {}. Keeping a journal of J out of the \
-                 cache can help only where H < C < H + J: that was said before anything was \
-                 measured.",
+                 cache can help only where H < C < H + J: that is known from the sizes alone.",
                 show_size(self.options.hot)
             ),
             None => "The cache has no limit, so no mode is expected to help.".into(),

@@ -20,7 +20,8 @@ pub const SMALLEST_JOURNAL: u64 = 4 << 20;
 /// A volume with a journal.
 #[derive(Debug)]
 pub struct Volume {
-    image: Image,
+    /// Its blocks.
+    pub image: Image,
     /// Bytes of the journal.
     pub journal: u64,
     /// Where it lies, in bytes of the volume.
@@ -58,8 +59,8 @@ impl Volume {
     /// # Errors
     /// As [`Volume::new`].
     pub fn make_file_system(&mut self, host: &Host) -> Result<()> {
-        ext4::make(host, self.path(), self.journal)?;
-        self.ranges = ext4::journal(host, self.path())?;
+        ext4::make(host, self.image.path(), self.journal)?;
+        self.ranges = ext4::journal(host, self.image.path())?;
         let found: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
         if found != self.journal {
             let text =
@@ -71,18 +72,8 @@ impl Volume {
 
     /// Pages of the journal that are in the host's page cache; none where the kernel cannot say.
     pub fn cached_pages(&self) -> Option<u64> {
-        let file = File::open(self.path()).ok()?;
+        let file = File::open(self.image.path()).ok()?;
         self.ranges.iter().map(|range| vlane_engine::pages::cached(&file, range)).sum()
-    }
-
-    /// Bytes of its image.
-    pub fn bytes_of_image(&self) -> u64 {
-        self.image.bytes()
-    }
-
-    /// Its image.
-    pub fn path(&self) -> &Path {
-        self.image.path()
     }
 }
 
@@ -121,14 +112,14 @@ mod tests {
         let volume = Volume::new(&place, &host, SMALLEST_JOURNAL, false, &interrupt).unwrap();
         // Other processes that drop caches on this machine may come between.
         let read_and_count = || {
-            std::fs::read(volume.path()).unwrap();
+            std::fs::read(volume.image.path()).unwrap();
             volume.cached_pages()
         };
         let counts = std::iter::repeat_with(read_and_count).take(100);
         let Some(before) = counts.map_while(|count| count).find(|count| *count > 0) else {
             return vlane_testing::skip("no cachestat here (before Linux 6.5, or forbidden)");
         };
-        forget(volume.path()).unwrap();
+        forget(volume.image.path()).unwrap();
         let after = volume.cached_pages().unwrap();
         assert!(after < before, "{after} of {before} pages are left");
     }
