@@ -8,9 +8,9 @@ use super::measure::Sample;
 use super::plan::{Cell, Expected, has_goals};
 
 /// The arm that others are held against.
-pub const BASE: &str = "writeback";
+const BASE: &str = "writeback";
 /// The other one that has to be reached.
-pub const DIRECT: &str = "none";
+const DIRECT: &str = "none";
 /// Misses of the neighbour, of those with the base: where the journal is what does not fit.
 const MISSES: f64 = 0.25;
 /// Its reads, over those with the base, where misses bound them.
@@ -105,7 +105,7 @@ impl CellResult {
 }
 
 /// The middle of a figure over the rounds.
-pub fn middle(arm: &Measured<Sample>, of: impl Fn(&Sample) -> f64) -> f64 {
+fn middle(arm: &Measured<Sample>, of: impl Fn(&Sample) -> f64) -> f64 {
     median(&arm.rounds.iter().map(of).collect::<Vec<_>>())
 }
 

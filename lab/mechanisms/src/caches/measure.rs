@@ -29,7 +29,7 @@ use vlane_testbed::image::Image;
 use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Output, Result, Server};
 
 /// Bytes that the neighbour reads at a time.
-pub const READ: u32 = 4096;
+const READ: u32 = 4096;
 /// Bytes at a time while it reads its hot set through.
 const THROUGH: u32 = 64 << 10;
 /// Requests that can be out at once where the neighbour reads at a rate: one that waits does not

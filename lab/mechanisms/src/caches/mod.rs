@@ -4,8 +4,7 @@
 //! served in a cache mode (an [`Arm`]) and is written to: by the driver, which commits cyclically
 //! through a journal, or by a guest with ext4 on it ([`Job`]). Both back ends share a memory
 //! cgroup, so page cache of one is lost to the other. Results are judged against goals
-//! (`judge.rs`). Beside them stand the effect predicted by the sizes ([`Expected`]), and the hits
-//! of an LRU cache ([`plan::lru_hits`]).
+//! (`judge.rs`). Beside them stands the effect predicted by the sizes ([`Expected`]).
 //!
 //! Arms are measured in turns, round by round, the first one twice (A/A). A difference must exceed
 //! the first arm's difference from itself.

@@ -157,35 +157,6 @@ impl Expected {
     }
 }
 
-/// Share of the neighbour's reads that an LRU cache would answer. The neighbour reads at random at
-/// `reads` bytes per second from a hot set of `hot` bytes. Through the same cache a journal is
-/// written cyclically at `writes` bytes per second.
-///
-/// A page is evicted when the pages used since its last use fill the cache. Since t seconds ago
-/// these are hot pages of hot * (1 - exp(-reads * t / hot)) bytes and min(journal, writes * t)
-/// bytes of the journal. The t at which they fill the cache is the same for nearly all pages (Che,
-/// Tung, Wang, "Hierarchical Web caching systems", 2002), and a read is a miss if its page was not
-/// read for that long. Linux evicts otherwise: it separates pages used once from pages used again.
-/// So the figures are compared with this, and need not reach it.
-pub fn lru_hits(limit: u64, hot: u64, journal: u64, reads: f64, writes: f64) -> Option<f64> {
-    let (limit, hot, journal) = (limit as f64, hot as f64, journal as f64);
-    if !(hot > 0.0 && reads > 0.0 && reads.is_finite() && writes >= 0.0 && writes.is_finite()) {
-        return None;
-    }
-    let used = |t: f64| hot * (1.0 - (-reads * t / hot).exp()) + journal.min(writes * t);
-    // Beyond this the result is constant.
-    let mut high = 1e3 * hot / reads + if writes > 0.0 { journal / writes } else { 0.0 };
-    if used(high) <= limit {
-        return Some(1.0);
-    }
-    let mut low = 0.0;
-    for _ in 0..100 {
-        let middle = f64::midpoint(low, high);
-        if used(middle) < limit { low = middle } else { high = middle }
-    }
-    Some(1.0 - (-reads * low / hot).exp())
-}
-
 /// The cells, in the order in which they are measured: for each way to read, the neighbour alone,
 /// then each job on each journal.
 pub fn cells(options: &Options) -> Vec<Cell> {
@@ -214,8 +185,6 @@ pub fn cells(options: &Options) -> Vec<Cell> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use proptest::prelude::*;
-
     use super::super::tests::options;
     use super::*;
 
@@ -231,28 +200,6 @@ mod tests {
         assert_eq!(of(512, 512, 64), Expected::TooSmall);
         assert_eq!(Expected::of(None, 400, 1024), Expected::Unlimited);
         assert_eq!(Expected::of(Some(u64::MAX), 1, u64::MAX), Expected::Fits);
-    }
-
-    #[test]
-    fn model_matches_earlier_measurements() {
-        // 24,000 reads of 4K and 4,000 commits of 16K in a second: 0.73 to 0.85 were seen.
-        let hits = |journal: u64, reads: u64| {
-            let (reads, writes) = ((reads * 4096) as f64, f64::from(4000 * 16384));
-            lru_hits(512 * MIB, 400 * MIB, journal * MIB, reads, writes).unwrap()
-        };
-        assert!((0.55..0.9).contains(&hits(256, 24_000)), "{}", hits(256, 24_000));
-        // Pages that are read more often than the journal comes round stay.
-        assert!(hits(256, 300_000) > 0.99);
-        // Journals that fit stay, and so does a hot set without a journal beside it.
-        assert!(hits(64, 24_000) > 0.9999);
-        assert!(hits(0, 24_000) > 0.9999);
-    }
-
-    #[test]
-    fn model_of_empty_cell_is_none() {
-        assert_eq!(lru_hits(1, 0, 1, 1.0, 1.0), None);
-        assert_eq!(lru_hits(1, 1, 1, 0.0, 1.0), None);
-        assert_eq!(lru_hits(1, 1, 1, f64::NAN, 1.0), None);
     }
 
     #[test]
@@ -309,22 +256,5 @@ mod tests {
             "commits-8m-5000",
         ];
         assert_eq!(ids, expected);
-    }
-
-    proptest! {
-        #[test]
-        fn model_is_share_growing_with_cache(
-            limit in 1..2048u64, more in 0..512u64, hot in 1..2048u64, journal in 0..2048u64, reads in 1.0..1e9f64, writes in 0.0..1e9f64,
-        ) {
-            let of = |limit: u64| lru_hits(limit * MIB, hot * MIB, journal * MIB, reads, writes).unwrap();
-            let (less, greater) = (of(limit), of(limit + more));
-            prop_assert!((0.0..=1.0).contains(&less));
-            prop_assert!(greater >= less - 1e-9);
-        }
-
-        #[test]
-        fn fitting_cache_has_no_misses(hot in 1..512u64, journal in 0..512u64, reads in 1.0..1e9f64, writes in 1.0..1e9f64) {
-            prop_assert_eq!(lru_hits((hot + journal) * MIB, hot * MIB, journal * MIB, reads, writes), Some(1.0));
-        }
     }
 }

@@ -33,7 +33,7 @@ use vlane_capture::replay::prepare;
 use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Bytes of a commit.
-pub const COMMIT: u32 = 16 << 10;
+const COMMIT: u32 = 16 << 10;
 /// While the journal is written for the first time, a flush after so many commits is enough.
 const FIRST_ROUND_FLUSH: usize = 64;
 /// Seed of the written data.

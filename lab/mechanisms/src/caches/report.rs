@@ -3,10 +3,9 @@
 use vlane_units::show_size;
 
 use super::Options;
-use super::judge::{BASE, CellResult, DIRECT, middle};
-use super::measure::{READ, Sample};
-use super::plan::{Job, lru_hits};
-use super::replay::COMMIT;
+use super::judge::CellResult;
+use super::measure::Sample;
+use super::plan::Job;
 use vlane_report::build::{Begun, spread, table};
 use vlane_report::experiment::{self, Experiment, Figure, Place};
 use vlane_report::judge::{Measured, Verdict};
@@ -102,12 +101,11 @@ impl Shown<'_> {
         notes
     }
 
-    /// Expected effect, a model's prediction, and the result.
+    /// Expected effect, and the result.
     fn crossover(&self) -> Section {
         let mut rows = Vec::new();
         for result in self.results {
             for arm in result.arms.0.iter().filter(|arm| !arm.is_again()) {
-                let model = self.model(result, arm);
                 let (who, expected) = match result.cell.job {
                     Some(_) => (arm.arm.as_str(), result.expected.says()),
                     None => ("-", "all hits, if the hot set fits"),
@@ -116,12 +114,11 @@ impl Shown<'_> {
                     result.cell.id().into(),
                     expected.into(),
                     who.into(),
-                    model.map_or(Cell::Empty, |hits| Cell::Number(hits * 100.0)),
                     spread(&arm.rounds, |s| Some(100.0 - 100.0 * s.misses)).into(),
                 ]);
             }
         }
-        let sizes = match self.options.limit().map(show_size) {
+        let text = match self.options.limit().map(show_size) {
             Some(cache) => format!(
                 "The cgroup has C = {cache}, the hot set H = {}. Keeping a journal of J out of the \
                  cache can help only where H < C < H + J: that is known from the sizes alone.",
@@ -129,28 +126,9 @@ impl Shown<'_> {
             ),
             None => "The cache has no limit, so no mode is expected to help.".into(),
         };
-        let lru = "Beside it, the hits of a cache that evicts what was not used for the longest \
-                   time (LRU), at the rates of reads and writes that were measured; for direct I/O \
-                   without a journal in it. Linux keeps pages that were used once and pages that \
-                   were used again apart, so it does better with long journals and worse with \
-                   short ones.";
-        let text = vec![sizes, lru.into()];
-        let columns = "Cell | Expected of keeping it out | Arm | LRU would hit [%] | Hits [%]";
+        let columns = "Cell | Expected of keeping it out | Arm | Hits [%]";
         let blocks = vec![table("The neighbour's hits", columns, rows)];
-        Section::new("crossover", "Expected and measured", text, blocks)
-    }
-
-    /// Hits of an LRU cache, for a mode whose use of the cache is known.
-    fn model(&self, result: &CellResult, arm: &Measured<Sample>) -> Option<f64> {
-        let journal = match (result.cell.job, arm.arm.as_str()) {
-            (None, _) | (_, DIRECT) => 0,
-            (Some(Job::Commits), BASE) => result.cell.journal,
-            // A guest's writes outside its journal are unknown here.
-            _ => return None,
-        };
-        let reads = middle(arm, |s| s.reads) * f64::from(READ);
-        let writes = middle(arm, |s| s.operations) * f64::from(COMMIT);
-        lru_hits(self.options.limit()?, self.options.hot, journal, reads, writes)
+        Section::new("crossover", "Expected and measured", vec![text], blocks)
     }
 }
 
@@ -313,7 +291,10 @@ mod tests {
         let writeback = crossover.rows.iter().find(|row| row[2] == Cell::from("writeback"));
         let writeback = writeback.map(Vec::as_slice).unwrap_or_default();
         assert_eq!(writeback[1], Cell::from("keeping the journal out helps"));
-        assert!(matches!(writeback[3], Cell::Number(model) if model < 99.0), "{writeback:?}");
+        assert!(
+            matches!(&writeback[3], Cell::Figure(hits) if hits.median == 75.0),
+            "{writeback:?}"
+        );
         assert!(report.notes.iter().all(|note| note.severity == vlane_report::Severity::Info));
     }
 
