@@ -29,16 +29,9 @@ umount /fill
 mount -t ext4 -o noinit_itable /dev/vda /mnt
 ";
 
-/// A guest that has made its files.
-#[derive(Debug)]
-pub struct Running {
-    guest: Guest,
-    time: Duration,
-}
-
 impl Bed<'_> {
     /// Starts a guest on a volume and on the CPUs of who writes, and waits until its files are
-    /// made. It will do its job for the second of two times, after the first one, which does not
+    /// made. It begins at a line. It will do its job for the second of two times, after the first one, which does not
     /// count.
     ///
     /// # Errors
@@ -49,7 +42,7 @@ impl Bed<'_> {
         socket: &Path,
         (ramp, time): (Duration, Duration),
         say: &mut dyn FnMut(&str),
-    ) -> Result<Running> {
+    ) -> Result<Guest> {
         say("the guest boots, and makes its files");
         let missing = || Error::new(ErrorKind::Missing, "there is no guest");
         let program = self.guests.ok_or_else(missing)?;
@@ -63,39 +56,28 @@ impl Bed<'_> {
         if needs_sqlite(job) {
             guest = guest.programs(["sqlite3"]);
         }
-        let (machine, time) = (Uml::new(program.clone(), [socket.to_path_buf()]), ramp + time);
+        let machine = Uml::new(program.clone(), [socket.to_path_buf()]);
         // It inherits the CPUs of the thread that starts it.
         let start = || {
             bind(self.writer_cpus)?;
-            Ok(machine.start_with(self.host, &guest, READY + time + LATE, None)?)
+            Ok(machine.start_with(self.host, &guest, READY + ramp + time + LATE, None)?)
         };
         let mut guest = std::thread::scope(|scope| joined(scope.spawn(start).join()))?;
         wait(&mut guest, "ready", READY, self.interrupt)?;
         say("");
-        Ok(Running { guest, time })
+        Ok(guest)
     }
 }
 
-impl Running {
-    /// Lets it begin.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Process`] if it is gone.
-    pub fn begin(&mut self) -> Result<()> {
-        Ok(self.guest.send("go\n")?)
-    }
-
-    /// Waits for its end.
-    ///
-    /// # Errors
-    /// As [`Bed::boot`].
-    pub fn finish(mut self, interrupt: &Interrupt) -> Result<Done> {
-        wait(&mut self.guest, "p99_us", self.time + LATE, interrupt)?;
-        let results = self.guest.results();
-        let number = |key: &str| results.get(key).and_then(|value| value.parse::<f64>().ok());
-        let (per_second, p99_us) = number("per_second").zip(number("p99_us")).ok_or_else(|| {
-            Error::new(ErrorKind::Process, "the guest did not report its figures")
-        })?;
-        Ok(Done { per_second, p99_us })
-    }
+/// Waits for a guest's end, which is due after so much time.
+///
+/// # Errors
+/// As [`Bed::boot`].
+pub fn finish(mut guest: Guest, time: Duration, interrupt: &Interrupt) -> Result<Done> {
+    wait(&mut guest, "p99_us", time + LATE, interrupt)?;
+    let results = guest.results();
+    let number = |key: &str| results.get(key).and_then(|value| value.parse::<f64>().ok());
+    let missing = || Error::new(ErrorKind::Process, "the guest did not report its figures");
+    let (per_second, p99_us) = number("per_second").zip(number("p99_us")).ok_or_else(missing)?;
+    Ok(Done { per_second, p99_us })
 }

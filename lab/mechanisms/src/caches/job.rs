@@ -33,8 +33,8 @@ const LOG: usize = 4 << 20;
 /// Logs that are kept.
 const LOGS: u64 = 4;
 
-/// Does something once; adds how long each wait for the storage took.
-pub(super) type Step = Box<dyn FnMut(&mut Vec<Duration>) -> io::Result<()> + Send>;
+/// Does something once; adds how long each wait for the storage took, in ns.
+pub(super) type Step = Box<dyn FnMut(&mut Vec<u64>) -> io::Result<()> + Send>;
 
 /// Parameters of a guest's job.
 #[derive(Debug, Args)]
@@ -60,6 +60,15 @@ pub struct Done {
     pub per_second: f64,
     /// 99th percentile of what each waited for, in us.
     pub p99_us: f64,
+}
+
+impl Done {
+    /// Of so many operations in a time, and of the times in ns that were waited.
+    pub(super) fn of(count: u64, mut ns: Vec<u64>, time: Duration) -> Self {
+        ns.sort_unstable();
+        let p99_us = nearest_rank(&ns, 990).map_or(f64::NAN, |ns| ns as f64 / 1e3);
+        Self { per_second: count as f64 / time.as_secs_f64().max(1e-9), p99_us }
+    }
 }
 
 pub(super) fn needs_sqlite(job: Job) -> bool {
@@ -122,25 +131,16 @@ impl GuestJob {
             Ok::<_, io::Error>(())
         })
         .context(ErrorKind::Io, failed)?;
-        let per_second = count as f64 / self.time.as_secs_f64().max(1e-9);
-        Ok(Done { per_second, p99_us: p99_us(waits) })
+        Ok(Done::of(count, waits, self.time))
     }
-}
-
-/// The 99th percentile of times, in us.
-fn p99_us(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    let ns: Vec<u64> =
-        times.iter().map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)).collect();
-    nearest_rank(&ns, 990).map_or(f64::NAN, |ns| ns as f64 / 1e3)
 }
 
 /// Repeats a step until it is time: how many began in the window, and their waits.
 pub(crate) fn repeat(
     from: Instant,
     until: Instant,
-    mut step: impl FnMut(&mut Vec<Duration>) -> io::Result<()>,
-) -> io::Result<(u64, Vec<Duration>)> {
+    mut step: impl FnMut(&mut Vec<u64>) -> io::Result<()>,
+) -> io::Result<(u64, Vec<u64>)> {
     let (mut count, mut all) = (0, Vec::new());
     loop {
         let (begin, mut waits) = (Instant::now(), Vec::new());
@@ -155,11 +155,16 @@ pub(crate) fn repeat(
     }
 }
 
+/// Time from one moment to another, in ns.
+pub(crate) fn ns_between(begin: Instant, end: Instant) -> u64 {
+    u64::try_from((end - begin).as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// How long something takes.
-fn timed(waits: &mut Vec<Duration>, wait: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+fn timed(waits: &mut Vec<u64>, wait: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     let begin = Instant::now();
     wait()?;
-    waits.push(begin.elapsed());
+    waits.push(ns_between(begin, Instant::now()));
     Ok(())
 }
 
@@ -206,7 +211,7 @@ impl Mail {
         self.path(mail)
     }
 
-    pub(crate) fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
+    pub(crate) fn step(&mut self, waits: &mut Vec<u64>) -> io::Result<()> {
         fs::remove_file(self.path(self.mails.start))?;
         self.mails.start += 1;
 
@@ -292,7 +297,7 @@ impl Sql {
         }
     }
 
-    fn step(&mut self, waits: &mut Vec<Duration>) -> io::Result<()> {
+    fn step(&mut self, waits: &mut Vec<u64>) -> io::Result<()> {
         let sql = transaction(self.job, &mut self.dice, &mut self.next);
         timed(waits, || self.tell(&sql))
     }
@@ -418,10 +423,13 @@ mod tests {
 
     #[test]
     fn percentile_is_a_measured_value() {
-        let times = |us: std::ops::RangeInclusive<u64>| us.rev().map(Duration::from_micros);
-        assert_eq!(p99_us(times(1..=200).collect()), 198.0);
-        assert_eq!(p99_us(times(7..=7).collect()), 7.0);
-        assert!(p99_us(Vec::new()).is_nan());
+        let times = |us: std::ops::RangeInclusive<u64>| us.rev().map(|us| us * 1000);
+        let two_seconds = Duration::from_secs(2);
+        let done = Done::of(200, times(1..=200).collect(), two_seconds);
+        assert_eq!(done, Done { per_second: 100.0, p99_us: 198.0 });
+        assert_eq!(Done::of(1, times(7..=7).collect(), two_seconds).p99_us, 7.0);
+        let none = Done::of(0, Vec::new(), two_seconds);
+        assert!(none.p99_us.is_nan() && none.per_second == 0.0);
     }
 
     /// Counts the starts in a window that begins after `wait`; false if the first one was late.
@@ -435,14 +443,14 @@ mod tests {
             // The first one ends in the window, or after it; the second one would be over late.
             let until = if calls == 1 { from } else { end };
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
-            took.push(Duration::from_micros(calls));
+            took.push(calls);
             Ok(())
         });
         let counted = counted.unwrap();
         if !is_early {
             return false;
         }
-        assert!(!counted.1.contains(&Duration::from_micros(1)), "{counted:?}");
+        assert!(!counted.1.contains(&1), "{counted:?}");
         assert_eq!((counted.0, counted.1.len() as u64), (calls - 1, calls - 1));
         true
     }

@@ -60,37 +60,27 @@ impl CellResult {
                 verdicts.extend(over("reads over the base's", Bound::AtLeast(READS), |s| s.reads));
             }
         } else {
-            verdicts.push(self.not_worse("reads over the better one's", arm, |s| s.reads));
+            verdicts.push(self.not_worse("reads", arm, |s| s.reads));
         }
-        verdicts.push(self.not_worse("operations over the better one's", arm, |s| s.operations));
+        verdicts.push(self.not_worse("operations", arm, |s| s.operations));
         let pages = arm.rounds.iter().map(|s| s.journal_pages).collect::<Option<Vec<_>>>();
         if let Some(most) = pages.and_then(|pages| pages.into_iter().max()) {
-            let goal = "the journal's pages in the cache, the most";
-            let figure = Some(Spread::exact(most as f64));
-            verdicts.push(self.verdict(arm, goal, figure, Bound::AtMost(PAGES)));
+            verdicts.push(Verdict {
+                place: self.cell.id(),
+                arm: arm.arm.clone(),
+                goal: "the journal's pages in the cache, the most".into(),
+                figure: Some(Spread::exact(most as f64)),
+                wanted: Bound::AtMost(PAGES),
+                noise: None,
+                void: "",
+            });
         }
         verdicts
     }
 
-    fn verdict(
-        &self,
-        arm: &Measured<Sample>,
-        goal: &str,
-        figure: Option<Spread>,
-        wanted: Bound,
-    ) -> Verdict {
-        let (place, arm, goal) = (self.cell.id(), arm.arm.clone(), goal.to_owned());
-        Verdict { place, arm, goal, figure, wanted, noise: None, void: "" }
-    }
-
     /// A figure, of which more is better, over that of the better of base and direct: at least
     /// 0.95, and not below what the base has over itself.
-    fn not_worse(
-        &self,
-        goal: &str,
-        arm: &Measured<Sample>,
-        of: impl Fn(&Sample) -> f64 + Copy,
-    ) -> Verdict {
+    fn not_worse(&self, name: &str, arm: &Measured<Sample>, of: fn(&Sample) -> f64) -> Verdict {
         let rivals = self.arms.0.iter().enumerate().filter(|(place, rival)| {
             (*place == 0 || rival.arm == BASE || rival.arm == DIRECT) && rival.arm != arm.arm
         });
@@ -98,9 +88,15 @@ impl CellResult {
             rivals.map(|(_, rival)| rival).max_by(|a, b| middle(a, of).total_cmp(&middle(b, of)));
         let noise = self.arms.noise(|s| Some(of(s)));
         let least = noise.map_or(NOT_WORSE, |noise| NOT_WORSE.max(noise.min.min(1.0)));
-        let ratio = better.and_then(|better| arm.over(better, |s| Some(of(s))));
-        let verdict = self.verdict(arm, goal, ratio, Bound::AtLeast(least));
-        Verdict { noise, void: if noise.is_none() { "there is no A/A" } else { "" }, ..verdict }
+        Verdict {
+            place: self.cell.id(),
+            arm: arm.arm.clone(),
+            goal: format!("{name} over the better one's"),
+            figure: better.and_then(|better| arm.over(better, |s| Some(of(s)))),
+            wanted: Bound::AtLeast(least),
+            noise,
+            void: if noise.is_none() { "there is no A/A" } else { "" },
+        }
     }
 }
 

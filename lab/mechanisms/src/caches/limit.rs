@@ -107,20 +107,13 @@ fn shared(text: &str) -> u64 {
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
         // A process that has ended leaves its group a moment later.
-        for _ in 0..REMOVALS.0 {
-            match fs::remove_dir(&self.dir) {
-                Err(error)
-                    if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) =>
-                {
-                    std::thread::sleep(REMOVALS.1);
-                }
-                Ok(()) => return,
-                Err(error) => {
-                    return tracing::warn!("{}: cannot be removed: {error}", self.dir.display());
-                }
-            }
+        let removed = (0..REMOVALS.0).any(|_| {
+            let removed = fs::remove_dir(&self.dir);
+            removed.inspect_err(|_| std::thread::sleep(REMOVALS.1)).is_ok()
+        });
+        if !removed {
+            tracing::warn!("{}: cannot be removed, and stays", self.dir.display());
         }
-        tracing::warn!("{}: still has processes, and stays", self.dir.display());
     }
 }
 

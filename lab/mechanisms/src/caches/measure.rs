@@ -1,7 +1,6 @@
 //! One measurement: a neighbour that reads its hot set, a volume that is written to, and what both
 //! cost the host.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
@@ -14,10 +13,12 @@ use vlane_driver::{Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, Workload
 use vlane_error::counted;
 use vlane_guest::{Host, UmlProgram};
 
+use super::commits::Writer;
+use super::guest::finish;
 use super::job::Done;
 use super::limit::MemoryLimit;
 use super::plan::{Arm, Cell, Job};
-use super::replay::{Replay, recording_time, write_journal};
+use super::replay::{Replay, recording_time};
 use super::volume::{self, Volume};
 use super::{Options, Served};
 use vlane_capture::Trace;
@@ -87,8 +88,6 @@ pub struct Bed<'a> {
     pub neighbour_cpus: &'a [usize],
     /// CPUs of the volume's back end and of who writes; empty: any.
     pub writer_cpus: &'a [usize],
-    /// Recorded requests of guests, by the bytes of their journals.
-    pub recorded: BTreeMap<u64, Replay>,
     /// The user's wish to end.
     pub interrupt: &'a Interrupt,
 }
@@ -187,33 +186,32 @@ impl Bed<'_> {
     fn work<'w>(
         &'w self,
         job: Job,
-        volume: &Volume,
+        volume: &'w Volume,
         socket: &'w Path,
         say: &mut dyn FnMut(&str),
     ) -> Result<Work<'w>> {
-        let replayed = |replay: &Replay, window: Window, stop: &AtomicBool| {
-            replay.run(socket, window.0, stop)?;
-            replay.run(socket, window.1, stop)
-        };
         match job {
             Job::Commits => {
+                let mut writer = Writer::new(socket, &volume.ranges)?;
                 say("the journal is written for the first time");
-                write_journal(volume, socket, self.interrupt.flag())?;
+                writer.go_round(self.interrupt.flag())?;
                 self.interrupt.check()?;
                 say("");
-                let replay = Replay::commits(volume)?;
-                Ok(Box::new(move |window, stop| replayed(&replay, window, stop)))
+                Ok(Box::new(move |(from, until), stop| writer.run(from, until, stop)))
             }
             Job::MailReplay => {
                 let missing = || Error::new(ErrorKind::Missing, "no guest was recorded");
-                let replay = self.recorded.get(&volume.journal).ok_or_else(missing)?;
-                Ok(Box::new(move |window, stop| replayed(replay, window, stop)))
+                let replay = volume.replay.as_ref().ok_or_else(missing)?;
+                Ok(Box::new(move |(from, until), stop| {
+                    replay.run(socket, from, stop)?;
+                    replay.run(socket, until, stop)
+                }))
             }
             job => {
                 let times = (self.options.ramp, self.options.time);
                 let mut guest = self.boot(job, socket, times, say)?;
-                guest.begin()?;
-                Ok(Box::new(|_, _| guest.finish(self.interrupt)))
+                guest.send("go\n")?;
+                Ok(Box::new(move |_, _| finish(guest, times.0 + times.1, self.interrupt)))
             }
         }
     }
@@ -232,13 +230,14 @@ impl Bed<'_> {
         let time = recording_time(self.options.time, volume.journal);
         let mut guest = self.boot(Job::Mail, server.socket(), (Duration::ZERO, time), say)?;
         let file = self.dir.join(format!("mail-{}.trc", volume.journal));
-        let (output, time) = (Output::new(&file), Some(time));
-        let recording = RecordOptions { output, time, count: None, hashes: false };
+        let (output, limit) = (Output::new(&file), Some(time));
+        let recording = RecordOptions { output, time: limit, count: None, hashes: false };
         let recorded = std::thread::scope(|scope| {
             let control = Control::new(&control);
             let recorder =
                 scope.spawn(move || record(&control, &recording, self.interrupt, &mut |_| ()));
-            let done = guest.begin().and_then(|()| guest.finish(self.interrupt));
+            let begun = guest.send("go\n").map_err(Error::from);
+            let done = begun.and_then(|()| finish(guest, time, self.interrupt));
             let recorded = joined(recorder.join());
             done.and(recorded.and_then(Recording::whole))
         })?;
@@ -249,7 +248,7 @@ impl Bed<'_> {
             let text = format!("the recording lost {lost}; try again on a quieter machine");
             return Err(Error::new(ErrorKind::Io, text));
         }
-        let replay = Replay::recorded(&Trace::load(&file)?, volume);
+        let replay = Replay::new(&Trace::load(&file)?, volume);
         // It may be large, and lies in memory on some machines.
         std::fs::remove_file(&file)
             .context(ErrorKind::Io, || format!("{}: cannot be removed", file.display()))?;

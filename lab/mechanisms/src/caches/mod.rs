@@ -9,6 +9,7 @@
 //! Arms are measured in turns, round by round, the first one twice (A/A). A difference must exceed
 //! the first arm's difference from itself.
 
+mod commits;
 mod guest;
 pub mod job;
 mod judge;
@@ -19,7 +20,6 @@ mod replay;
 mod report;
 mod volume;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -182,10 +182,6 @@ impl Options {
     fn limit(&self) -> Option<u64> {
         (!self.no_limit).then_some(self.cache)
     }
-
-    fn expected(&self, journal: u64) -> Expected {
-        Expected::of(self.limit(), self.hot, journal)
-    }
 }
 
 /// Measures, and makes a report.
@@ -221,20 +217,14 @@ pub fn run(
     let bytes = volumes.fold(options.hot, u64::saturating_add);
     let place = Place::find(image::Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
     let mut results = nothing_yet(options, &served.arms);
-    let is_replayed = |journal: u64| {
-        let mut cells = results.iter().map(|result| result.cell);
-        cells.any(|cell| cell.job == Some(Job::MailReplay) && cell.journal == journal)
-    };
-    let replayed: Vec<u64> =
-        options.journals.iter().copied().filter(|journal| is_replayed(*journal)).collect();
     let measurements: usize = results.iter().map(|result| result.arms.0.len()).sum();
-    let mut progress = Progress::new(1 + replayed.len() + measurements * options.rounds)
+    let mut progress = Progress::new(1 + measurements * options.rounds)
         .expecting(options.ramp + options.time + Duration::from_secs(3));
     progress.step("the images are written");
     let hot = place.image(options.hot, interrupt)?;
     let volume = |journal: &u64| Volume::new(&place, host, *journal, for_guests, interrupt);
     let mut volumes = options.journals.iter().map(volume).collect::<Result<Vec<_>>>()?;
-    let mut bed = Bed {
+    let bed = Bed {
         options,
         served,
         host,
@@ -244,22 +234,25 @@ pub fn run(
         guests: guests.as_ref(),
         neighbour_cpus: &neighbour_cpus,
         writer_cpus: &writer_cpus,
-        recorded: BTreeMap::new(),
         interrupt,
     };
-    for volume in volumes.iter_mut().filter(|volume| replayed.contains(&volume.journal)) {
-        progress.step(format!("a guest is recorded, journal {}", show_size(volume.journal)));
-        let replay = bed.record_mail(volume, &mut |doing| progress.detail(doing))?;
-        bed.recorded.insert(volume.journal, replay);
+    for volume in &mut volumes {
+        let mut cells = results.iter().map(|result| (result.cell.job, result.cell.journal));
+        if cells.any(|cell| cell == (Some(Job::MailReplay), volume.journal)) {
+            progress.add_steps(1);
+            progress.step(format!("a guest is recorded, journal {}", show_size(volume.journal)));
+            volume.replay = Some(bed.record_mail(volume, &mut |doing| progress.detail(doing))?);
+        }
     }
     let rounds = measure_all(&bed, &mut volumes, &mut results, &mut progress)?;
     progress.clear();
+    let replays = volumes.iter().filter_map(|volume| volume.replay.as_ref());
     let shown = report::Shown {
         options: Options { rounds: rounds.whole(), ..options.clone() },
         with: &served.with,
         results: &results,
         guests: guests.as_ref().map(|program| program.version.to_string()),
-        replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),
+        replays: replays.map(|replay| replay.about.clone()).collect(),
         is_apart: !neighbour_cpus.is_empty(),
     };
     let mut report = shown.report(&begun);
@@ -306,7 +299,11 @@ fn nothing_yet(options: &Options, arms: &[Arm]) -> Vec<CellResult> {
         if cell.job.is_none() {
             arms.0.truncate(1);
         }
-        CellResult { cell, expected: options.expected(cell.journal), arms }
+        CellResult {
+            cell,
+            expected: Expected::of(options.limit(), options.hot, cell.journal),
+            arms,
+        }
     };
     plan::cells(options).into_iter().map(empty).collect()
 }

@@ -1,9 +1,5 @@
-//! The driver repeats requests cyclically, as fast as the back end takes them: commits to a
-//! journal, or what a guest sent. A guest's own CPU time hides no effect of a mode there.
-//!
-//! A commit is a write of 16K, and a flush. The next one begins when the flush is answered, as in a
-//! file system whose users wait for fsync. The journal's first block, its superblock, stays as it
-//! is.
+//! The driver repeats a guest's recorded requests cyclically, as fast as the back end takes them.
+//! So the guest's own CPU time does not hide the effect of a mode.
 //!
 //! A trace has no data. Data in the place of a superblock, or of other blocks that locate the
 //! journal, would be read as a damaged file system. The journal would then be unknown. So these few
@@ -18,9 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vlane_driver::Session;
-use vlane_driver::replay::{
-    ReplayKind, ReplayOptions, ReplayPlan, ReplayReport, ReplayRequest, Timing, replay,
-};
+use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing, replay};
 use vlane_error::counted;
 use vlane_policy::journal::{Disk, layout};
 use vlane_units::show_size;
@@ -32,10 +26,6 @@ use vlane_capture::Trace;
 use vlane_capture::replay::prepare;
 use vlane_testbed::{Context, Error, ErrorKind, Result};
 
-/// Bytes of a commit.
-const COMMIT: u32 = 16 << 10;
-/// While the journal is written for the first time, a flush after so many commits is enough.
-const FIRST_ROUND_FLUSH: usize = 64;
 /// Seed of the written data.
 const SEED: u64 = 1;
 /// A trace that is shorter than this is sent several times before the session ends.
@@ -47,14 +37,12 @@ const BLOCK: u64 = 4096;
 /// Bytes per second of a journal that a guest is taken to write at least: how long it is recorded.
 const JOURNAL_RATE: u64 = 4 << 20;
 
-/// Requests to a volume, ready to be repeated.
+/// A guest's requests to a volume, ready to be repeated.
 #[derive(Debug)]
 pub struct Replay {
     plan: ReplayPlan,
     depth: u16,
-    /// Requests of an operation.
-    each: f64,
-    /// A recorded guest's description, for people.
+    /// Its description, for people.
     pub about: String,
 }
 
@@ -72,21 +60,12 @@ impl Disk for Image {
 }
 
 impl Replay {
-    /// Commits round and round a volume's journal.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Invalid`] if there is no place for a commit.
-    pub fn commits(volume: &Volume) -> Result<Self> {
-        let plan = ReplayPlan::new(repeated(&commits(&volume.ranges, 1)))?;
-        Ok(Self { plan, depth: 1, each: 2.0, about: String::new() })
-    }
-
-    /// A trace of a guest's requests to a volume.
+    /// Of a trace of a volume's.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the volume cannot be read, [`ErrorKind::Invalid`] if no request of the
     /// trace can be replayed.
-    pub fn recorded(trace: &Trace, volume: &Volume) -> Result<Self> {
+    pub fn new(trace: &Trace, volume: &Volume) -> Result<Self> {
         let prepared = prepare(trace, SEED)?;
         let depth = prepared.depth.clamp(1, DEPTH);
         let kept = untouched(volume)?;
@@ -99,7 +78,7 @@ impl Replay {
             return Err(Error::new(ErrorKind::Invalid, "the recorded guest did not write"));
         }
         let about = about(volume, &requests, all - requests.len());
-        Ok(Self { plan: ReplayPlan::new(repeated(&requests))?, depth, each: 1.0, about })
+        Ok(Self { plan: ReplayPlan::new(repeated(&requests))?, depth, about })
     }
 
     /// Sends it until then, or until it is to stop, to who serves at `socket`.
@@ -107,10 +86,20 @@ impl Replay {
     /// # Errors
     /// [`ErrorKind::Process`] if requests fail; those of the driver.
     pub fn run(&self, socket: &Path, until: Instant, stop: &AtomicBool) -> Result<Done> {
+        let options = ReplayOptions { timing: Timing::AsFast, ..ReplayOptions::default() };
+        let session = self.plan.session_options(self.depth)?;
         let is_over = || stop.load(Ordering::Relaxed) || Instant::now() >= until;
         let mut reports = Vec::new();
         while !is_over() {
-            reports.push(send(&self.plan, self.depth, socket, &is_over)?);
+            let session = Session::connect(socket, &session)?;
+            let report = replay(session, &self.plan, &options, &mut |_| {
+                if is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })?;
+            if report.errors.total() > 0 {
+                let text = "the volume answers replayed requests with errors";
+                return Err(Error::new(ErrorKind::Process, text));
+            }
+            reports.push(report);
         }
         // The 99th percentile is that of flushes, of the report that has the most of them.
         let flushes = reports.iter().filter_map(|report| report.flushes.as_ref());
@@ -118,61 +107,10 @@ impl Replay {
         let requests: u64 = reports.iter().map(|report| report.ios).sum();
         let seconds: f64 = reports.iter().map(|report| report.seconds).sum();
         Ok(Done {
-            per_second: requests as f64 / self.each / seconds.max(1e-9),
+            per_second: requests as f64 / seconds.max(1e-9),
             p99_us: longest.map_or(f64::NAN, |flushes| flushes.latency.p99),
         })
     }
-}
-
-/// Writes the whole journal of a volume once.
-///
-/// # Errors
-/// As [`Replay::run`].
-pub fn write_journal(volume: &Volume, socket: &Path, stop: &AtomicBool) -> Result<()> {
-    let plan = ReplayPlan::new(commits(&volume.ranges, FIRST_ROUND_FLUSH))?;
-    send(&plan, 1, socket, &|| stop.load(Ordering::Relaxed)).map(drop)
-}
-
-/// Sends all requests once, unless it is over before.
-fn send(
-    plan: &ReplayPlan,
-    depth: u16,
-    socket: &Path,
-    is_over: &dyn Fn() -> bool,
-) -> Result<ReplayReport> {
-    let options = ReplayOptions { timing: Timing::AsFast, ..ReplayOptions::default() };
-    let session = Session::connect(socket, &plan.session_options(depth)?)?;
-    let report = replay(session, plan, &options, &mut |_| {
-        if is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    })?;
-    match report.errors.total() {
-        0 => Ok(report),
-        _ => Err(Error::new(ErrorKind::Process, "the volume answers requests with errors")),
-    }
-}
-
-/// A commit at each of a journal's places, with a flush after so many of them.
-fn commits(ranges: &[Range<u64>], every: usize) -> Vec<ReplayRequest> {
-    let first = ranges.first().map_or(0, |range| range.start);
-    let size = u64::from(COMMIT);
-    let places = ranges.iter().flat_map(|range| {
-        let begin = if range.start == first { first + BLOCK } else { range.start };
-        (0..range.end.saturating_sub(begin) / size).map(move |number| begin + number * size)
-    });
-    let places: Vec<u64> = places.collect();
-    let mut requests = Vec::new();
-    for (number, place) in (1..).zip(&places) {
-        let at_ns = 2 * number as u64;
-        let request = |at_ns, kind, sectors| {
-            let (done_ns, sector) = (Some(at_ns + 1), place / 512);
-            ReplayRequest { at_ns, done_ns, queue: 0, kind, sector, sectors, ioprio: 0, data: None }
-        };
-        requests.push(request(at_ns, ReplayKind::Write, COMMIT / 512));
-        if number % every == 0 || number == places.len() {
-            requests.push(request(at_ns + 1, ReplayKind::Flush, 0));
-        }
-    }
-    requests
 }
 
 fn bytes(request: &ReplayRequest) -> Range<u64> {
@@ -247,18 +185,6 @@ mod tests {
     fn request(at_ns: u64, kind: ReplayKind, sector: u64, sectors: u32) -> ReplayRequest {
         let done_ns = Some(at_ns + 5);
         ReplayRequest { at_ns, done_ns, queue: 0, kind, sector, sectors, ioprio: 0, data: None }
-    }
-
-    #[test]
-    fn commits_stay_within_journal_without_superblock() {
-        let range = |first: u64, blocks: u64| first * BLOCK..(first + blocks) * BLOCK;
-        let requests = commits(&[range(100, 10), range(200, 3), range(300, 8)], 1);
-        let writes = requests.iter().filter(|request| request.kind == ReplayKind::Write);
-        let blocks: Vec<u64> = writes.map(|write| write.sector * 512 / BLOCK).collect();
-        assert_eq!(blocks, [101, 105, 300, 304]);
-        assert!(requests.chunks(2).all(|pair| pair[1].kind == ReplayKind::Flush));
-        assert_eq!(commits(&[range(100, 10), range(300, 8)], 64).len(), 5, "one flush at the end");
-        assert!(commits(&[range(100, 4)], 1).is_empty() && commits(&[], 1).is_empty());
     }
 
     #[test]

@@ -61,17 +61,10 @@ impl Shown<'_> {
 
     fn told(&self) -> Vec<Note> {
         let mut notes = Vec::new();
-        match self.options.limit() {
-            None => notes.push(Note::warning(
-                "The page cache has no limit (--no-limit): no page is evicted, so hits do not show \
-                 the modes' effect.",
-            )),
-            Some(bytes) => notes.push(Note::info(format!(
-                "Both back ends share a memory cgroup of {}; on the whole host at most {} may be \
-                 dirty.",
-                show_size(bytes),
-                show_size(bytes / super::DIRTY)
-            ))),
+        if self.options.no_limit {
+            let text = "The page cache has no limit (--no-limit): no page is evicted, so hits do \
+                        not show the modes' effect.";
+            notes.push(Note::warning(text));
         }
         if !self.with.is_empty() {
             let with = self.with.join(" ");

@@ -146,11 +146,8 @@ impl<'a> Bed<'a> {
             pause(Instant::now() + SETTLE, interrupt)?;
         }
         let mut roles = vec![whole("back end", disk.server.pid()), whole("guest", self.guest.id())];
-        roles.push(match &scheduler {
-            Some(running) => whole("scheduler", running.id()),
-            None => Role::new("no scheduler", -1, ThreadFilter::All),
-        });
         roles.extend(self.others.iter().map(|guest| whole("other guest", guest.id())));
+        roles.extend(scheduler.iter().map(|running| whole("scheduler", running.id())));
         let mut sampler = Sampler::new(roles);
         let device = disk_names().nth(at).unwrap_or_default();
         self.guest.send(&format!("{seq} {device} {}\n", u8::from(disk.condition.express)))?;
@@ -168,13 +165,15 @@ impl<'a> Bed<'a> {
         let seconds = used.wall.as_secs_f64();
         let cpus: Vec<f64> =
             used.roles.iter().map(|role| role.cpu.as_secs_f64() / seconds).collect();
+        let scheduled = scheduler.as_ref().and_then(|_| cpus.get(2 + self.others.len()));
+        let scheduled = scheduled.copied().unwrap_or(0.0);
         let boosts = scheduler.map(|running| self.boosts(&running.stop(END)?.log)).transpose()?;
         Ok(Sample {
             done,
             back_end_us: cpus[0] * 1e6,
             guest_cpus: cpus[1],
-            scheduler_us: cpus[2] * 1e6,
-            others_cpus: cpus.iter().skip(3).take(self.others.len()).sum(),
+            scheduler_us: scheduled * 1e6,
+            others_cpus: cpus.iter().skip(2).take(self.others.len()).sum(),
             requests: counted / seconds,
             boosts: boosts.unwrap_or(0.0),
             pages,

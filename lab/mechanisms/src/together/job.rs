@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use vlane::values;
 
 use super::PROGRAM;
-use crate::caches::job::{Mail, repeat};
+use crate::caches::job::{Mail, ns_between, repeat};
 use crate::caches::transferred;
 use vlane_testbed::{Context, Error, ErrorKind, Result};
 
@@ -53,11 +53,11 @@ pub struct Done {
     pub computed: f64,
 }
 
-type Repeated = io::Result<(u64, Vec<Duration>)>;
+type Repeated = io::Result<(u64, Vec<u64>)>;
 
 impl Job {
-    /// Launches the program once, on a cold cache.
-    fn launch(&self) -> io::Result<Duration> {
+    /// Launches the program once, on a cold cache; how long it took, in ns.
+    fn launch(&self) -> io::Result<u64> {
         std::fs::write("/proc/sys/vm/drop_caches", "3")?;
         let line = format!("chroot {} {}", self.dir.display(), PROGRAM.command());
         let mut command = Command::new("sh");
@@ -65,7 +65,7 @@ impl Job {
         let begin = Instant::now();
         let status = command.stderr(Stdio::null()).status()?;
         match status.success() {
-            true => Ok(begin.elapsed()),
+            true => Ok(ns_between(begin, Instant::now())),
             false => Err(io::Error::other(format!("`{line}` ended with {status}"))),
         }
     }
@@ -106,11 +106,10 @@ impl Job {
             let (begin, before) = look("begin", from)?;
             let (end, after) = look("end", until)?;
             let seconds = (end - begin).as_secs_f64();
-            let us = |time: &Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
             let joined = |thread: ScopedJoinHandle<'_, Repeated>, what| {
                 let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
                 let (_, times) = ended.context(ErrorKind::Io, failed(what))?;
-                Ok::<_, Error>(times.iter().map(us).collect())
+                Ok::<_, Error>(times.iter().map(|ns| ns / 1000).collect())
             };
             Ok::<_, Error>(Done {
                 fsyncs_us: joined(mails, "mails cannot be written")?,

@@ -124,7 +124,7 @@ impl Experiment for Shown {
 impl Shown {
     fn told(&self) -> Vec<Note> {
         let options = &self.options;
-        let (rounds, time, others) = options.extent();
+        let others = options.extent().2;
         let cpus = vlane_report::machine::usable_cpus().map_or(1, |cpus| cpus.len().max(1));
         let mut notes = Vec::new();
         if let Some(why) = &self.impossible {
@@ -145,18 +145,12 @@ impl Shown {
              again and again."
         )));
         let (files, journal) = (show_size(self.root.bytes), show_size(JOURNAL));
-        let (model, rounds, ramp) =
-            (options.model().describe(), counted(rounds, "round"), options.ramp);
+        let model = options.model().describe();
         notes.push(Note::info(format!(
             "Its disks, one for each condition, are ext4 with {files} of files and a journal of \
              {journal}, behind a model of a drive ({model}) with a queue for each thread of the \
              back end. When measuring begins the whole image is in the host's page cache: it was \
              just made."
-        )));
-        notes.push(Note::info(format!(
-            "{rounds}; in each of them {time:?} of each condition, after {ramp:?} that do not \
-             count, in turns, each round beginning with another one. The condition without any \
-             mechanism has two turns in each round."
         )));
         notes
     }

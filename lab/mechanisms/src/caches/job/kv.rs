@@ -6,7 +6,6 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::{Step, timed};
 
@@ -51,7 +50,7 @@ pub(super) fn compact(directory: PathBuf) -> io::Result<Step> {
     }))
 }
 
-fn write(path: &Path, records: &[&[u8]], waits: &mut Vec<Duration>) -> io::Result<()> {
+fn write(path: &Path, records: &[&[u8]], waits: &mut Vec<u64>) -> io::Result<()> {
     let mut file = File::create_new(path)?;
     records.concat().chunks(CHUNK).try_for_each(|chunk| file.write_all(chunk))?;
     timed(waits, || file.sync_all())
