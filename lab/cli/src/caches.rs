@@ -81,7 +81,7 @@ pub fn run(args: &CachesArgs) -> anyhow::Result<()> {
 /// Does a guest's job, and tells of it.
 ///
 /// # Errors
-/// If the file system refuses something.
+/// If the file system refuses a request.
 pub fn run_job(args: &CachesJobArgs) -> anyhow::Result<()> {
     let done = args.job.run(|| {
         println!("RESULT ready=1");
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn compared_modes_match_serve() {
-        // What auto is depends on the disk, and writethrough makes every write durable.
+        // The mode auto depends on the disk, and writethrough makes every write durable.
         let (mut usual, mut known) =
             (Only::parse_from(["vlane"]).args.modes, Vec::from_iter(modes()));
         assert_eq!(usual.first().map(String::as_str), Some("writeback"));

@@ -1,4 +1,4 @@
-//! `vlane-lab prove limits`: how exactly a volume's limits are kept. For those who work on vlane.
+//! `vlane-lab prove limits`: how exactly a volume's limits are kept. For work on vlane.
 
 use std::time::Duration;
 

@@ -32,7 +32,7 @@ fn modes_run_beside_neighbour_and_clean_up() {
 }
 
 /// Compares, with so much time for each measurement. Returns in how many of these a commit wrote
-/// about 16K; none, said loudly, if this machine lacks something.
+/// about 16K; none, said loudly, if this machine lacks a program.
 fn commits_of_16k(time: &str, json: &Path, scratch: &Path, images: &Path) -> Option<u32> {
     let output = Command::new(vlane())
         .args([
@@ -127,7 +127,7 @@ fn commits_of_16k(time: &str, json: &Path, scratch: &Path, images: &Path) -> Opt
 #[test]
 fn driver_replays_requests_of_a_guest() {
     let _turn = common::one_at_a_time();
-    // Says what is missing.
+    // It names a missing program.
     if common::UmlBed::find().is_none() {
         return;
     }
@@ -153,7 +153,7 @@ fn driver_replays_requests_of_a_guest() {
 }
 
 /// Replays a guest's requests for so long. Returns the section of it; none, said loudly, if this
-/// machine lacks something.
+/// machine lacks a program.
 fn replayed(time: &str, json: &Path, images: &Path) -> Option<serde_json::Value> {
     let mut command = Command::new(vlane());
     command.args([

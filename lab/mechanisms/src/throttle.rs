@@ -57,7 +57,7 @@ fn block(option: &str) -> u32 {
     if option == IOPS { 4096 } else { 65536 }
 }
 
-/// What all rows need.
+/// Common to all rows.
 struct Bed<'a> {
     vlane: &'a Path,
     time: Duration,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use vlane_guest::{Guest, Initramfs, Uml};
 
+use super::bed::{Bed, bind, joined};
 use super::job::{Done, needs_sqlite};
-use super::measure::{Bed, bind, joined};
 use super::plan::Job;
 use vlane_testbed::guests::wait;
 use vlane_testbed::{Error, ErrorKind, Interrupt, Result};
@@ -31,8 +31,8 @@ mount -t ext4 -o noinit_itable /dev/vda /mnt
 
 impl Bed<'_> {
     /// Starts a guest on a volume and on the CPUs of who writes, and waits until its files are
-    /// made. It begins at a line. It will do its job for the second of two times, after the first one, which does not
-    /// count.
+    /// made. It begins at a line. It does its job for the second of two times, after the first one,
+    /// which does not count.
     ///
     /// # Errors
     /// Those of the guest; [`ErrorKind::Process`] with what it said, [`ErrorKind::Interrupted`].

@@ -335,8 +335,8 @@ fn schema(job: Job) -> String {
     format!("PRAGMA journal_mode={mode};\nPRAGMA synchronous=FULL;\n{tables}")
 }
 
-/// LinkBench's mix (Armstrong, Ponnekanti, Borthakur, Callaghan, "LinkBench", SIGMOD 2013), each
-/// with its per mille added to those before it; `@A`, `@B`: rows, `@N`: the next row.
+/// LinkBench's mix (Armstrong, Ponnekanti, Borthakur, Callaghan, "LinkBench", SIGMOD 2013). Each
+/// part has its per mille, added to those before it. `@A` and `@B` are rows, `@N` is the next row.
 const GRAPH: [(u64, &str); 8] = [
     (512, "SELECT count(*) FROM (SELECT * FROM link WHERE id1 = @A LIMIT 1000);"),
     (641, "SELECT length(data) FROM node WHERE id = @A;"),

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_the_groups_own() {
+    fn shared_memory_is_counted() {
         assert_eq!(shared("cache 5000\nrss 1\nshmem 1000\ntotal_shmem 7000\n"), 1000);
         assert_eq!(shared("anon 1\nfile 5000\nfile_dirty 7\nshmem 500\n"), 500);
         assert_eq!(shared(""), 0);

@@ -1,7 +1,6 @@
 //! One measurement: a neighbour that reads its hot set, a volume that is written to, and what both
 //! cost the host.
 
-use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -9,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use vlane_driver::{Arrivals, Limit, Mix, Pattern, Rate, SessionOptions, Workload};
+use vlane_driver::{Arrivals, Limit, Mix, Pattern, Rate, Report, SessionOptions, Workload};
 use vlane_error::counted;
-use vlane_guest::{Host, UmlProgram};
 
+use super::bed::{Bed, bind, joined};
 use super::commits::Writer;
 use super::guest::finish;
 use super::job::Done;
@@ -20,14 +19,12 @@ use super::limit::MemoryLimit;
 use super::plan::{Arm, Cell, Job};
 use super::replay::{Replay, recording_time};
 use super::volume::{self, Volume};
-use super::{Options, Served};
 use vlane_capture::Trace;
 use vlane_client::record::{RecordOptions, Recording, record};
-use vlane_cost::{Role, Sampler};
+use vlane_cost::{Role, Sampler, Used};
 use vlane_testbed::control::Control;
 use vlane_testbed::guests::pause;
-use vlane_testbed::image::Image;
-use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Output, Result, Server};
+use vlane_testbed::{Context, Error, ErrorKind, Output, Result, Server};
 
 /// Bytes that the neighbour reads at a time.
 const READ: u32 = 4096;
@@ -67,38 +64,11 @@ pub struct Sample {
     pub shared: u64,
 }
 
-/// Everything that measurements stand on.
-#[derive(Debug)]
-pub struct Bed<'a> {
-    /// The options.
-    pub options: &'a Options,
-    /// The ways to serve the volume.
-    pub served: &'a Served,
-    /// For the programs of guests.
-    pub host: &'a Host,
-    /// For sockets.
-    pub dir: &'a Path,
-    /// The cache's limit, if there is one.
-    pub limit: Option<&'a MemoryLimit>,
-    /// The neighbour's image.
-    pub hot: &'a Image,
-    /// Guests, if any are wanted.
-    pub guests: Option<&'a UmlProgram>,
-    /// CPUs of the neighbour, its back end and who asks it for reads; empty: any.
-    pub neighbour_cpus: &'a [usize],
-    /// CPUs of the volume's back end and of who writes; empty: any.
-    pub writer_cpus: &'a [usize],
-    /// The user's wish to end.
-    pub interrupt: &'a Interrupt,
-}
-
 /// Writes to the volume for the window, or until it is to stop.
 type Work<'a> = Box<dyn FnOnce(Window, &AtomicBool) -> Result<Done> + Send + 'a>;
 
-/// Binds the calling thread, and what it starts, to CPUs; to none: it stays where it is.
-pub(super) fn bind(cpus: &[usize]) -> Result<()> {
-    if cpus.is_empty() { Ok(()) } else { Ok(vlane_driver::pin(cpus)?) }
-}
+/// A moment, and the bytes read for the neighbour, written for the volume, written to the disk.
+type Look = (Instant, u64, u64, Option<u64>);
 
 /// From when to when it counts.
 type Window = (Instant, Instant);
@@ -124,18 +94,6 @@ fn written_to_disk(file: &Path) -> Option<u64> {
 }
 
 impl Bed<'_> {
-    /// A back end on an image, in the cgroup.
-    fn serve(&self, image: &Path, arguments: &[String], cpus: &[usize]) -> Result<Server> {
-        let mut words: Vec<OsString> = vec![image.into()];
-        words.extend(["--format", "raw", "--queues", "1"].map(OsString::from));
-        words.extend(arguments.iter().map(OsString::from));
-        let server = Server::serve(&self.served.vlane, self.dir, cpus, words)?;
-        if let Some(limit) = self.limit {
-            limit.add(server.pid())?;
-        }
-        Ok(server)
-    }
-
     /// Measures an arm on a cell; `volume` is the cell's, if it has a job.
     ///
     /// # Errors
@@ -186,7 +144,7 @@ impl Bed<'_> {
     fn work<'w>(
         &'w self,
         job: Job,
-        volume: &'w Volume,
+        volume: &Volume,
         socket: &'w Path,
         say: &mut dyn FnMut(&str),
     ) -> Result<Work<'w>> {
@@ -201,7 +159,7 @@ impl Bed<'_> {
             }
             Job::MailReplay => {
                 let missing = || Error::new(ErrorKind::Missing, "no guest was recorded");
-                let replay = volume.replay.as_ref().ok_or_else(missing)?;
+                let replay = self.recorded.get(&volume.journal).ok_or_else(missing)?;
                 Ok(Box::new(move |(from, until), stop| {
                     replay.run(socket, from, stop)?;
                     replay.run(socket, until, stop)
@@ -332,6 +290,18 @@ impl Bed<'_> {
             let text = "the neighbour's back end answered reads with errors";
             return Err(Error::new(ErrorKind::Process, text));
         }
+        let journal_pages = volume.and_then(Volume::cached_pages);
+        Ok(Sample { journal_pages, ..self.sample(&report, (before, after), &used, done) })
+    }
+
+    /// The figures of the neighbour's report, of two looks, and of the writer, if there was one.
+    fn sample(
+        &self,
+        report: &Report,
+        (before, after): (Look, Look),
+        used: &Used,
+        done: Option<Done>,
+    ) -> Sample {
         // On a busy machine the looks are late: what they see is divided by the time between them,
         // as requests are by the window's.
         let ((then, read, written, on_disk), (now, read_now, written_now, on_disk_now)) =
@@ -340,31 +310,22 @@ impl Bed<'_> {
         let per_second =
             |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds.max(1e-9);
         let reads = report.reads.map_or(0.0, |reads| reads.iops);
-        let mut sample = Sample {
+        let done = done.unwrap_or(Done { per_second: 0.0, p99_us: 0.0 });
+        let cpu = used.role("volume").map_or(Duration::ZERO, |role| role.cpu);
+        Sample {
+            operations: done.per_second,
+            p99_us: done.p99_us,
             reads,
             read_p99_us: report.open.as_ref().map_or(report.latency.p99, |open| open.response.p99),
             misses: share(per_second(read, read_now), reads * f64::from(READ)),
+            written: per_second(written, written_now),
             device_written: on_disk.zip(on_disk_now).map(|(then, now)| per_second(then, now)),
+            journal_pages: None,
+            cpu_us: cpu.as_secs_f64() * 1e6 / (done.per_second * seconds).max(1.0),
             cpus: used.cpu().as_secs_f64() / used.wall.as_secs_f64().max(1e-9),
             shared: self.limit.map_or(0, MemoryLimit::shared),
-            ..Sample::default()
-        };
-        if let (Some(done), Some(volume)) = (done, volume) {
-            sample.operations = done.per_second;
-            sample.p99_us = done.p99_us;
-            sample.written = per_second(written, written_now);
-            let cpu = used.role("volume").map_or(Duration::ZERO, |role| role.cpu);
-            sample.cpu_us = cpu.as_secs_f64() * 1e6 / (done.per_second * seconds).max(1.0);
-            sample.journal_pages = volume.cached_pages();
         }
-        Ok(sample)
     }
-}
-
-pub(super) fn joined<T>(ended: std::thread::Result<Result<T>>) -> Result<T> {
-    ended.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Process, "a thread of the measurement panicked"))
-    })
 }
 
 /// A part of all, 0 to 1; zero of zero. Readahead can fetch more than was requested.

@@ -9,6 +9,7 @@
 //! Arms are measured in turns, round by round, the first one twice (A/A). A difference must exceed
 //! the first arm's difference from itself.
 
+mod bed;
 mod commits;
 mod guest;
 pub mod job;
@@ -20,6 +21,7 @@ mod replay;
 mod report;
 mod volume;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,9 +31,9 @@ use vlane_guest::{Host, UmlProgram};
 use vlane_report::build::Begun;
 use vlane_units::show_size;
 
+use self::bed::Bed;
 use self::judge::CellResult;
 use self::limit::{DirtyLimit, MemoryLimit};
-use self::measure::Bed;
 pub(crate) use self::measure::transferred;
 pub use self::plan::{Arm, Cell, Expected, Job};
 use self::volume::{SMALLEST_JOURNAL, Volume};
@@ -72,13 +74,16 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "400M", value_parser = parse_mib)]
     hot: u64,
     /// Sizes of the journal
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64M,256M,1G", value_parser = parse_journal)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "64M,256M,1G")]
+    #[arg(value_parser = parse_journal)]
     journals: Vec<u64>,
     /// Reads per second of the neighbour, or unbounded for one after the other
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "unbounded,10000", value_parser = parse_rate)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "unbounded,10000")]
+    #[arg(value_parser = parse_rate)]
     rates: Vec<ReadRate>,
     /// Extra times for each fdatasync of the volume, to simulate slower devices
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0", value_parser = parse_delay)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0")]
+    #[arg(value_parser = parse_delay)]
     delays: Vec<Duration>,
     /// Vary one list at a time, on the journal of this size
     ///
@@ -211,7 +216,8 @@ pub fn run(
     let limit = options.limit().map(MemoryLimit::new).transpose()?;
     let dirty = |bytes| DirtyLimit::new(Path::new("/proc/sys/vm"), bytes / DIRTY);
     let _dirty = options.limit().map(dirty).transpose().context(ErrorKind::Invalid, || {
-        "vm.dirty_bytes cannot be set; run it as root, or with --no-limit to measure without a limit"
+        "vm.dirty_bytes cannot be set; run it as root, or with --no-limit to measure without a \
+         limit"
     })?;
     let volumes = options.journals.iter().map(|journal| Volume::bytes(*journal, for_guests));
     let bytes = volumes.fold(options.hot, u64::saturating_add);
@@ -224,7 +230,7 @@ pub fn run(
     let hot = place.image(options.hot, interrupt)?;
     let volume = |journal: &u64| Volume::new(&place, host, *journal, for_guests, interrupt);
     let mut volumes = options.journals.iter().map(volume).collect::<Result<Vec<_>>>()?;
-    let bed = Bed {
+    let mut bed = Bed {
         options,
         served,
         host,
@@ -234,6 +240,7 @@ pub fn run(
         guests: guests.as_ref(),
         neighbour_cpus: &neighbour_cpus,
         writer_cpus: &writer_cpus,
+        recorded: BTreeMap::new(),
         interrupt,
     };
     for volume in &mut volumes {
@@ -241,18 +248,18 @@ pub fn run(
         if cells.any(|cell| cell == (Some(Job::MailReplay), volume.journal)) {
             progress.add_steps(1);
             progress.step(format!("a guest is recorded, journal {}", show_size(volume.journal)));
-            volume.replay = Some(bed.record_mail(volume, &mut |doing| progress.detail(doing))?);
+            let replay = bed.record_mail(volume, &mut |doing| progress.detail(doing))?;
+            bed.recorded.insert(volume.journal, replay);
         }
     }
     let rounds = measure_all(&bed, &mut volumes, &mut results, &mut progress)?;
     progress.clear();
-    let replays = volumes.iter().filter_map(|volume| volume.replay.as_ref());
     let shown = report::Shown {
         options: Options { rounds: rounds.whole(), ..options.clone() },
         with: &served.with,
         results: &results,
         guests: guests.as_ref().map(|program| program.version.to_string()),
-        replays: replays.map(|replay| replay.about.clone()).collect(),
+        replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),
         is_apart: !neighbour_cpus.is_empty(),
     };
     let mut report = shown.report(&begun);

@@ -15,8 +15,8 @@ pub enum Job {
     /// a mail server: files made, appended to, fsynced, read, removed, by 16 threads (filebench's
     /// varmail)
     Mail,
-    /// SQLite with a rollback journal: ten point and four range reads, two updates, a delete and an
-    /// insert in each transaction (for sysbench's OLTP)
+    /// SQLite with a rollback journal: 14 reads, two updates, a delete and an insert in each
+    /// transaction (for sysbench's OLTP)
     OltpRollback,
     /// the same transactions on SQLite with a write-ahead log
     OltpWal,
@@ -24,19 +24,18 @@ pub enum Job {
     /// LinkBench, which needs MySQL)
     Graph,
     /// SQLite with a rollback journal: an insert, an update or a delete in each transaction (for
-    /// MobiBench, which does that on a phone's file system)
+    /// MobiBench)
     Mobile,
-    /// records of 116 bytes appended to a log and fdatasynced one by one (what LevelDB does for
-    /// db_bench's fillsync; no compaction)
+    /// records of 116 bytes, each appended to a log and fdatasynced (for LevelDB under db_bench's
+    /// fillsync; no compaction)
     Fill,
-    /// two tables of 2 MiB are read, merged by their keys, and written as two new ones, each
-    /// fsynced (for LevelDB's compaction)
+    /// two tables of 2 MiB are read, merged by their keys, and written, fsynced, as two new ones
+    /// (for LevelDB's compaction)
     KvCompact,
-    /// 4K read and 4K written at random places of a file of 64 MiB, and nothing made durable (a
-    /// control: db_bench's reads, and writes without sync)
+    /// 4K read and 4K written at random places of a file of 64 MiB, never made durable (a control)
     Plain,
-    /// what a guest with the mail job wrote, flushed and read, recorded once and sent again and
-    /// again by the driver; an operation is a request
+    /// requests of a guest with the mail job, recorded once and sent again and again by the driver;
+    /// an operation is a request
     MailReplay,
 }
 

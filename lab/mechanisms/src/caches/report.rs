@@ -8,8 +8,8 @@ use super::measure::Sample;
 use super::plan::Job;
 use vlane_report::build::{Begun, spread, table};
 use vlane_report::experiment::{self, Experiment, Figure, Place};
-use vlane_report::judge::{Measured, Verdict};
-use vlane_report::{Cell, Note, Report, Section};
+use vlane_report::judge::Verdict;
+use vlane_report::{Note, Report, Section};
 
 /// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it
 /// was said to be.
@@ -208,8 +208,8 @@ impl Experiment for Shown<'_> {
 mod tests {
     use std::time::Duration;
 
-    use vlane_report::Block;
-    use vlane_report::judge::Arms;
+    use vlane_report::judge::{Arms, Measured};
+    use vlane_report::{Block, Cell};
 
     use super::super::plan::{Cell as Where, Expected, Job};
     use super::super::tests::options;

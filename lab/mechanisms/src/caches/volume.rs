@@ -7,7 +7,6 @@ use std::path::Path;
 use rustix::fs::{Advice, fadvise};
 use vlane_guest::{Host, ext4};
 
-use super::replay::Replay;
 use vlane_testbed::image::{Image, Place};
 use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result};
 
@@ -27,8 +26,6 @@ pub struct Volume {
     pub journal: u64,
     /// Where it lies, in bytes of the volume.
     pub ranges: Vec<Range<u64>>,
-    /// Requests of a guest, if it was recorded.
-    pub replay: Option<Replay>,
 }
 
 impl Volume {
@@ -52,7 +49,7 @@ impl Volume {
         interrupt: &Interrupt,
     ) -> Result<Self> {
         let image = place.image(Self::bytes(journal, for_guests), interrupt)?;
-        let mut volume = Self { image, journal, ranges: Vec::new(), replay: None };
+        let mut volume = Self { image, journal, ranges: Vec::new() };
         volume.make_file_system(host)?;
         Ok(volume)
     }

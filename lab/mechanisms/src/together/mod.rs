@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_is_one_short_round_by_default() {
+    fn quick_is_one_short_round() {
         let of = |words: &[&str]| {
             let (rounds, time, others) = options(words).extent();
             (rounds, time.as_secs(), others)

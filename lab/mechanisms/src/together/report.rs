@@ -33,7 +33,7 @@ fn percentile(times: &[u64], permille: usize) -> Option<f64> {
     Some(nearest_rank(&sorted, permille)? as f64 / 1e3)
 }
 
-/// What the foreground waits; the first four are in the picture.
+/// The foreground's waits; the first four are in the picture.
 fn waits() -> Vec<Figure<'static, Sample>> {
     vec![
         Figure::maybe("launch, median", "ms", |s: &Sample| percentile(&s.done.launches_us, 500)),
@@ -45,7 +45,7 @@ fn waits() -> Vec<Figure<'static, Sample>> {
     ]
 }
 
-/// What the others lose; the first three are in the picture.
+/// Losses of the others; the first three are in the picture.
 fn lose() -> Vec<Figure<'static, Sample>> {
     vec![
         Figure::new("readers", "IOPS", |s: &Sample| s.done.read / READ),
@@ -55,7 +55,7 @@ fn lose() -> Vec<Figure<'static, Sample>> {
     ]
 }
 
-/// What the host pays; the first three are in the picture.
+/// Costs of the host; the first three are in the picture.
 fn pays() -> Vec<Figure<'static, Sample>> {
     let pages = |pages: Option<u64>| Some(pages? as f64);
     vec![

@@ -94,7 +94,7 @@ fn few_rounds_allow_no_conclusions() {
 }
 
 #[test]
-fn impossible_measurement_is_left_out_and_told() {
+fn impossible_measurement_is_left_out() {
     let report = report(3, Some("CAP_SYS_NICE is missing".into()));
     let names: Vec<_> = table_of(&report, "waits").rows.iter().map(|row| row[0].clone()).collect();
     let expected = ["nothing", "lanes", "pdc", "express", "nothing again"];
