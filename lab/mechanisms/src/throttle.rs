@@ -67,14 +67,9 @@ struct Bed<'a> {
 
 impl Bed<'_> {
     /// Runs the client against the back end; requests per second by its own count.
-    fn drive(
-        &self,
-        (client, queues, option, _): Row,
-        server: &mut Server,
-        cpus: Vec<usize>,
-    ) -> Result<f64> {
-        let block = block(option);
-        let time = self.time + SPARE;
+    fn drive(&self, row: Row, server: &mut Server, cpus: Vec<usize>) -> Result<f64> {
+        let (client, queues, option, _) = row;
+        let (block, time) = (block(option), self.time + SPARE);
         if let (FIO, Some(fio)) = (client, self.fio) {
             let mut load = Load::named("load");
             load.depth = NonZeroU16::new(32).unwrap_or(NonZeroU16::MIN);
