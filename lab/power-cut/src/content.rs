@@ -1,6 +1,8 @@
-//! Content that programs of more than one load write, and the expected content of a log.
+//! Content that programs of more than one load write, and the expected logs and mails.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 /// Bytes of a record of the log; none lies across a sector's end.
 pub(super) const RECORD: usize = 64;
@@ -20,7 +22,7 @@ pub(super) fn text(words: &str, size: usize) -> Vec<u8> {
     words.bytes().cycle().take(size).collect()
 }
 
-pub(super) fn mail(worker: u32, step: u64) -> Vec<u8> {
+fn mail(worker: u32, step: u64) -> Vec<u8> {
     let size = 1 + (step * 7919 + u64::from(worker) * 104_729) % 12_000;
     text(&format!("mail {worker:02} {step:08} "), usize::try_from(size).unwrap_or(0))
 }
@@ -40,6 +42,32 @@ pub(super) fn check_log(directory: &Path, worker: u32, durable: u64, wrong: &mut
         // show.
         if found != record(worker, step) && found.iter().any(|byte| *byte != 0) {
             return wrong.push(format!("in place of record {step}, the log has {}", shown(found)));
+        }
+    }
+}
+
+/// Checks the mails in some folders: those of `wanted` are there, and each is whole.
+pub(super) fn check_mails(
+    folders: &[PathBuf],
+    worker: u32,
+    wanted: Range<u64>,
+    wrong: &mut Vec<String>,
+) {
+    let mut found: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
+    for entry in entries.flatten().flatten() {
+        let Ok(number) = entry.file_name().to_string_lossy().parse::<u64>() else { continue };
+        let content = std::fs::read(entry.path()).unwrap_or_default();
+        if found.insert(number, content).is_some() {
+            wrong.push(format!("mail {number} is both new and read"));
+        }
+    }
+    let missing = wanted.filter(|number| !found.contains_key(number));
+    wrong.extend(missing.map(|number| format!("mail {number} is not there")));
+    // It has its place only since its content is durable.
+    for (number, content) in found {
+        if content != mail(worker, number) {
+            wrong.push(format!("mail {number} has other content: {}", shown(&content)));
         }
     }
 }

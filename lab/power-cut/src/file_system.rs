@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use vlane_guest::{Host, find_program};
+use clap::ValueEnum;
+use vlane_guest::{Host, Output};
 
-use super::Machines;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::guests::Machines;
 
 /// How long a tool may take for a small image.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -15,59 +16,56 @@ const LIMIT: Duration = Duration::from_secs(60);
 const BUSY: Duration = Duration::from_secs(10);
 
 /// Which file system the guest has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum FileSystem {
-    /// ext4, with its data in their order (`data=ordered`).
+    /// ext4, mounted without options
     Ext4,
-    /// ext4, with data in the journal as well (`data=journal`).
+    /// ext4 with its data in the journal
     Ext4Journal,
-    /// XFS. Its log is replayed by this machine's kernel, which takes root.
+    /// XFS; needs root
     Xfs,
 }
 
-impl FileSystem {
+/// What a file system is called, and what it needs.
+#[derive(Debug)]
+pub struct Facts {
     /// Its name for people.
-    pub fn name(self) -> &'static str {
-        match self {
-            FileSystem::Ext4 => "ext4",
-            FileSystem::Ext4Journal => "ext4, data=journal",
-            FileSystem::Xfs => "XFS",
-        }
-    }
-
-    /// A guest that has it: User-Mode Linux has no XFS.
-    pub fn machines(self) -> Machines {
-        match self {
-            FileSystem::Ext4 | FileSystem::Ext4Journal => Machines::Uml,
-            FileSystem::Xfs => Machines::Qemu,
-        }
-    }
-
+    pub name: &'static str,
     /// Its name for `mount -t`.
-    pub fn kind(self) -> &'static str {
-        match self {
-            FileSystem::Ext4 | FileSystem::Ext4Journal => "ext4",
-            FileSystem::Xfs => "xfs",
-        }
-    }
-
+    pub kind: &'static str,
     /// The guest's mount options.
-    pub fn mount_options(self) -> &'static str {
-        match self {
-            FileSystem::Ext4 => "noatime",
-            // All volumes are copies of one image.
-            FileSystem::Xfs => "noatime,nouuid",
-            FileSystem::Ext4Journal => "noatime,data=journal",
-        }
-    }
-
+    pub mount_options: &'static str,
     /// Its smallest useful volume, bytes: the smaller, the sooner the journal comes round, and the
     /// quicker the check.
-    pub fn size(self) -> u64 {
+    pub size: u64,
+    /// A guest that has it: User-Mode Linux has no XFS.
+    pub machines: Machines,
+}
+
+impl FileSystem {
+    /// What it is called, and what it needs.
+    pub fn facts(self) -> Facts {
+        let ext4 = Facts {
+            name: "ext4",
+            kind: "ext4",
+            mount_options: "noatime",
+            size: 64 << 20,
+            machines: Machines::Uml,
+        };
         match self {
-            FileSystem::Ext4 | FileSystem::Ext4Journal => 64 << 20,
-            // xfsprogs makes none below this.
-            FileSystem::Xfs => 304 << 20,
+            FileSystem::Ext4 => ext4,
+            FileSystem::Ext4Journal => {
+                Facts { name: "ext4, data=journal", mount_options: "noatime,data=journal", ..ext4 }
+            }
+            FileSystem::Xfs => Facts {
+                name: "XFS",
+                kind: "xfs",
+                // All volumes are copies of one image.
+                mount_options: "noatime,nouuid",
+                // xfsprogs makes none below this.
+                size: 304 << 20,
+                machines: Machines::Qemu,
+            },
         }
     }
 
@@ -76,7 +74,8 @@ impl FileSystem {
     /// # Errors
     /// [`ErrorKind::Missing`], and the tool's errors.
     pub fn make(self, host: &Host, image: &Path) -> Result<()> {
-        let file = std::fs::File::create_new(image).and_then(|file| file.set_len(self.size()));
+        let file =
+            std::fs::File::create_new(image).and_then(|file| file.set_len(self.facts().size));
         file.context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
         let mut make = match self {
             FileSystem::Ext4 | FileSystem::Ext4Journal => {
@@ -92,22 +91,16 @@ impl FileSystem {
             }
         };
         let said = run(make.arg(image))?;
-        match said.code {
-            Some(0) => Ok(()),
-            _ => Err(Error::new(ErrorKind::Process, format!("{}: {}", image.display(), said.text))),
+        if !said.status.success() {
+            let context = format!("{}: {}", image.display(), said.text);
+            return Err(Error::new(ErrorKind::Process, context));
         }
+        Ok(())
     }
 }
 
-/// A tool's output and exit status.
-struct Said {
-    code: Option<i32>,
-    text: String,
-}
-
-fn run(command: &mut Command) -> Result<Said> {
-    let output = vlane_guest::run(command, LIMIT)?;
-    Ok(Said { code: output.status.code(), text: output.text })
+fn run(command: &mut Command) -> Result<Output> {
+    Ok(vlane_guest::run(command, LIMIT)?)
 }
 
 /// True if this machine's kernel can mount XFS.
@@ -144,10 +137,7 @@ impl Bench {
                                    root, and a kernel that has XFS";
                     return Err(Error::new(ErrorKind::Missing, context));
                 }
-                [
-                    host.program("xfs_repair")?,
-                    find_program("mount").unwrap_or_else(|| "mount".into()),
-                ]
+                [host.program("xfs_repair")?, "mount".into()]
             }
         };
         let dir = tempfile::TempDir::with_prefix_in("vlane-power-cut-", dir);
@@ -179,7 +169,7 @@ impl Bench {
         // were removed.
         let repair = run(Command::new(e2fsck).arg("-p").arg(&image))?;
         let again = run(Command::new(e2fsck).arg("-fn").arg(&image))?;
-        let wrong = match (repair.code, again.code) {
+        let wrong = match (repair.status.code(), again.status.code()) {
             (Some(0 | 1), Some(0)) => None,
             (Some(0 | 1), _) => Some(format!("e2fsck -fn: {}", again.text.trim())),
             _ => Some(format!("e2fsck -p: {}", repair.text.trim())),
@@ -203,14 +193,14 @@ impl Bench {
         // Replays the log.
         let mounted =
             run(Command::new(mount).args(["-t", "xfs", "-o", "loop,nouuid"]).arg(&image).arg(&at))?;
-        if mounted.code != Some(0) {
+        if !mounted.status.success() {
             look(&at);
             return Ok(Some(format!("mount: {}", mounted.text.trim())));
         }
         look(&at);
         self.unmount()?;
         let checked = run(Command::new(xfs_repair).arg("-n").arg(&image))?;
-        Ok((checked.code != Some(0)).then(|| format!("xfs_repair -n: {}", checked.text.trim())))
+        Ok((!checked.status.success()).then(|| format!("xfs_repair -n: {}", checked.text.trim())))
     }
 
     /// A tool that another thread starts has our files open for a moment.
@@ -218,7 +208,7 @@ impl Bench {
         let begin = Instant::now();
         loop {
             let unmounted = run(Command::new("umount").arg(self.dir.path().join("mounted")))?;
-            if unmounted.code == Some(0) {
+            if unmounted.status.success() {
                 return Ok(());
             }
             if begin.elapsed() > BUSY {
@@ -282,7 +272,7 @@ mod tests {
             file.write_all_at(&[0xa5; 32 << 10], 4096).unwrap();
             drop(file);
             let wrong = bench.check(|_| ()).unwrap();
-            assert!(wrong.is_some(), "{}", file_system.name());
+            assert!(wrong.is_some(), "{}", file_system.facts().name);
         }
     }
 

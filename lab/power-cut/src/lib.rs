@@ -10,15 +10,17 @@ mod database;
 mod file_system;
 mod guest;
 mod load;
-mod mail;
+mod options;
 mod report;
 pub mod states;
 pub mod storage;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use fastrand::Rng;
 use vlane_guest::Host;
 use vlane_trace::storage::{Action, Findings, History, Purpose, Reader};
 
@@ -26,72 +28,20 @@ use self::file_system::Bench;
 pub use self::file_system::FileSystem;
 pub use self::load::Load;
 use self::load::{Judge, Told};
+pub use self::options::{Arm, Options};
 pub use self::report::report;
-use self::states::{Chance, Strategy, chooser};
+use self::states::{STRATEGIES, chooser};
 use self::storage::Storage;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-pub use vlane_testbed::guests::Machines;
 use vlane_testbed::image::{Medium, Place};
 use vlane_testbed::interrupt::Interrupt;
 
 /// Number of states whose faults are printed.
 const TOLD: usize = 5;
 
-/// The parameters of a run.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// vlane's own file.
-    pub vlane: PathBuf,
-    /// A volume of the guest for each, and for each load.
-    pub arms: Vec<Arm>,
-    /// The guest's file systems, one after the other.
-    pub file_systems: Vec<FileSystem>,
-    /// The loads of its programs, each on volumes of its own.
-    pub loads: Vec<Load>,
-    /// Which guest; if not given, one that has the file system.
-    pub machines: Option<Machines>,
-    /// How many programs write to each volume at once.
-    pub workers: u32,
-    /// The work of each of them: steps of about four fsyncs.
-    pub steps: u64,
-    /// States of each volume that are looked at.
-    pub states: usize,
-    /// States of each volume that are looked at as if its storage ignored flushes (see
-    /// [`Outcome::broken`]).
-    pub broken_states: usize,
-    /// Which states: the same seed draws the same ones from the same record.
-    pub seed: u64,
-    /// Directory for images and records: on a disk, since data in memory are never flushed.
-    pub disk_dir: Option<PathBuf>,
-}
-
-impl Options {
-    /// A volume for each load and each way to serve one.
-    fn volumes(&self) -> impl Iterator<Item = (&Arm, Load)> {
-        self.loads.iter().flat_map(|load| self.arms.iter().map(|arm| (arm, *load)))
-    }
-}
-
-/// A way to serve a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Arm {
-    /// As `--cache` of `vlane serve` has it.
-    pub cache: String,
-    /// `--journal direct`: the journal is read and written around the page cache.
-    pub is_direct: bool,
-}
-
-impl Arm {
-    /// Its name, also for files.
-    pub fn name(&self) -> String {
-        format!("{}{}", self.cache, if self.is_direct { "-direct" } else { "" })
-    }
-
-    /// Options for `vlane serve`.
-    fn words(&self) -> Vec<&str> {
-        let journal: &[&str] = if self.is_direct { &["--journal", "direct"] } else { &[] };
-        ["--cache", &self.cache].into_iter().chain(journal.iter().copied()).collect()
-    }
+/// The name of a value on the command line.
+pub(crate) fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Result of one volume.
@@ -122,15 +72,6 @@ pub struct Outcome {
     pub is_whole: bool,
 }
 
-/// Everything that came of it.
-#[derive(Debug)]
-pub struct Found {
-    /// Of each volume, in the order in which they were looked at.
-    pub outcomes: Vec<Outcome>,
-    /// The missing part, in a sentence, if it broke off.
-    pub partial: Option<String>,
-}
-
 /// States that were looked at.
 #[derive(Debug, Clone, Default)]
 pub struct Checked {
@@ -145,36 +86,31 @@ pub struct Checked {
     /// Some of both, in words.
     pub told: Vec<String>,
     /// By strategy: states, unsound ones, those with losses.
-    pub by: Vec<(Strategy, [usize; 3])>,
+    pub by: [[usize; 3]; STRATEGIES.len()],
     /// How long it took.
     pub took: Duration,
 }
 
 impl Checked {
-    fn add(&mut self, strategy: Strategy, is_open: bool, is_unsound: bool, has_losses: bool) {
-        self.states += 1;
+    fn add(&mut self, strategy: usize, is_open: bool, is_unsound: bool, has_losses: bool) {
         self.open += usize::from(is_open);
-        self.unsound += usize::from(is_unsound);
-        self.lost += usize::from(has_losses);
-        for (_, counts) in self.by.iter_mut().filter(|(known, _)| *known == strategy) {
-            counts[0] += 1;
-            counts[1] += usize::from(is_unsound);
-            counts[2] += usize::from(has_losses);
+        let counts = [1, usize::from(is_unsound), usize::from(has_losses)];
+        let sums = [&mut self.states, &mut self.unsound, &mut self.lost];
+        for ((sum, of_strategy), count) in sums.into_iter().zip(&mut self.by[strategy]).zip(counts)
+        {
+            *sum += count;
+            *of_strategy += count;
         }
-    }
-
-    /// True if none of them has a fault.
-    pub fn is_sound(&self) -> bool {
-        self.unsound == 0 && self.lost == 0
     }
 }
 
 impl Outcome {
     /// Its file system, and what wrote to it, for people.
     pub fn what(&self) -> String {
+        let file_system = self.file_system.facts().name;
         match self.load {
-            Load::Files => self.file_system.name().to_owned(),
-            load => format!("{}, {}", self.file_system.name(), load.name()),
+            Load::Files => file_system.to_owned(),
+            load => format!("{file_system}, {}", name_of(&load)),
         }
     }
 
@@ -188,32 +124,42 @@ impl Outcome {
         // A guest whose journal has gone through the page cache all the same proves no direct
         // writes.
         let is_as_meant = self.direct_writes != Some(0);
-        self.states.is_sound() && self.flushes.violations.is_empty() && sees && is_as_meant
+        let is_sound = self.states.unsound == 0 && self.states.lost == 0;
+        is_sound && self.flushes.violations.is_empty() && sees && is_as_meant
     }
 }
 
-/// Has a guest write to volumes, records that, and looks at states of each.
+/// Has a guest write to volumes, records that, and looks at states of each. `vlane` is vlane's own
+/// file. Returns the volumes in the order in which they were looked at, and the missing part, in a
+/// sentence, if it broke off.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] if a part is not on this machine, [`ErrorKind::Interrupted`], and any
-/// obstacle before the first state. After that, the states until then are kept
-/// ([`Found::partial`]). Faults of states are no errors: [`Outcome::is_good`].
-pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Found> {
+/// obstacle before the first state. After that, the states until then are kept. Faults of states
+/// are no errors: [`Outcome::is_good`].
+pub fn run(
+    options: &Options,
+    vlane: &Path,
+    host: &Host,
+    interrupt: &Interrupt,
+) -> Result<(Vec<Outcome>, Option<String>)> {
     let mut outcomes = Vec::new();
-    for file_system in &options.file_systems {
-        if let Err(error) = run_one(options, *file_system, host, interrupt, &mut outcomes) {
-            return match outcomes.is_empty() {
-                true => Err(error),
-                false => Ok(Found { partial: Some(missing(options, &outcomes, &error)), outcomes }),
-            };
+    let mut each = options.file_system.iter();
+    let ended = each.try_for_each(|file_system| {
+        run_one(options, vlane, *file_system, host, interrupt, &mut outcomes)
+    });
+    match ended {
+        Err(error) if outcomes.is_empty() => Err(error),
+        ended => {
+            let partial = ended.err().map(|error| missing(options, &outcomes, &error));
+            Ok((outcomes, partial))
         }
     }
-    Ok(Found { outcomes, partial: None })
 }
 
 /// The sentence on what is missing.
 fn missing(options: &Options, outcomes: &[Outcome], error: &Error) -> String {
-    let wanted = options.file_systems.len() * options.volumes().count();
+    let wanted = options.file_system.len() * options.volumes().len();
     let whole = outcomes.iter().filter(|outcome| outcome.is_whole).count();
     let were = if whole == 1 { "volume was" } else { "volumes were" };
     let begun = match outcomes.len() - whole {
@@ -229,149 +175,79 @@ fn missing(options: &Options, outcomes: &[Outcome], error: &Error) -> String {
 /// Looks at the volumes of a file system; `outcomes` has what came until an error.
 fn run_one(
     options: &Options,
+    vlane: &Path,
     file_system: FileSystem,
     host: &Host,
     interrupt: &Interrupt,
     outcomes: &mut Vec<Outcome>,
 ) -> Result<()> {
-    let dir = {
-        let bytes = file_system.size().saturating_mul(2 * options.volumes().count() as u64 + 1);
-        let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
-        tempfile::TempDir::with_prefix_in("vlane-power-cut-", place.dir())
-            .context(ErrorKind::Io, || {
-                format!("{}: no directory can be made there", place.dir().display())
-            })?
-    };
+    let bytes = file_system.facts().size.saturating_mul(2 * options.volumes().len() as u64 + 1);
+    let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
+    let dir = tempfile::TempDir::with_prefix_in("vlane-power-cut-", place.dir());
+    let dir = dir.context(ErrorKind::Io, || {
+        format!("{}: no directory can be made there", place.dir().display())
+    })?;
     let in_memory = Path::new("/dev/shm");
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
     // Requirements are checked before a guest is started.
     Bench::new(host, file_system, bench_dir)?;
     let judges: Result<Vec<Judge>> =
-        options.loads.iter().map(|load| Judge::new(host, *load)).collect();
+        options.loads().into_iter().map(|load| Judge::new(host, load)).collect();
     let judges = judges?;
     let base = dir.path().join("base");
     file_system.make(host, &base)?;
-    guest::record(options, file_system, host, interrupt, dir.path(), &base)?;
+    guest::record(options, vlane, file_system, host, interrupt, dir.path())?;
     let base =
         std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
-    let volume = |judge: &Judge, arm: &Arm| -> Result<(Outcome, Result<()>)> {
-        let history = read(&guest::record_of(dir.path(), arm, judge.load()))?;
-        let bench = Bench::new(host, file_system, bench_dir)?;
-        let told = Told::new(&history, judge.load());
-        let looker = Looker { bench: &bench, judge, told: &told, base: &base, seed: options.seed };
-        outcome_of(&looker, history, file_system, arm, options, interrupt)
+    let volume = |judge: &Judge, arm: &Arm, outcome: &mut Option<Outcome>| -> Result<()> {
+        let history = read(&guest::file(dir.path(), arm, judge.load, "record"))?;
+        let bench = &Bench::new(host, file_system, bench_dir)?;
+        let told = &Told::new(&history, judge.load);
+        let looker = Looker { bench, judge, told, base: &base, seed: options.seed, interrupt };
+        looker.volume(history, file_system, arm, options, outcome)
     };
+    let arms = options.arms();
     // One load after the other, for the memory that states take.
     for judge in &judges {
         // Mostly they wait for tools.
-        let of_load: Vec<Result<(Outcome, Result<()>)>> = std::thread::scope(|scope| {
-            let volumes: Vec<_> =
-                options.arms.iter().map(|arm| scope.spawn(|| volume(judge, arm))).collect();
-            let volumes = volumes.into_iter();
-            volumes
-                .map(|volume| {
-                    volume.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-                })
-                .collect()
+        let looked: Vec<(Option<Outcome>, Result<()>)> = std::thread::scope(|scope| {
+            let one = |arm| {
+                let mut outcome = None;
+                let ended = volume(judge, arm, &mut outcome);
+                (outcome, ended)
+            };
+            let all: Vec<_> = arms.iter().map(|arm| scope.spawn(move || one(arm))).collect();
+            let all = all.into_iter().map(std::thread::ScopedJoinHandle::join);
+            all.map(|one| one.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         });
-        keep(of_load, outcomes)?;
+        let mut ended = Ok(());
+        for (outcome, looked) in looked {
+            outcomes.extend(outcome);
+            ended = ended.and(looked);
+        }
+        ended?;
     }
     Ok(())
 }
 
-/// Looks at the states of one volume, and, if wanted, at those without working flushes.
-fn outcome_of(
-    looker: &Looker<'_>,
-    history: History,
-    file_system: FileSystem,
-    arm: &Arm,
-    options: &Options,
-    interrupt: &Interrupt,
-) -> Result<(Outcome, Result<()>)> {
-    let (states, mut looked) = check(looker, &history, options.states, interrupt);
-    if states.states == 0
-        && let Err(error) = looked
-    {
-        return Err(error);
-    }
-    let flushes = history.flushes();
-    let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
-    let mut outcome = Outcome {
-        file_system,
-        load: looker.judge.load(),
-        arm: arm.clone(),
-        broken_promises: words.collect(),
-        flushes,
-        writes: writes(&history),
-        direct_writes: arm.is_direct.then(|| direct_writes(&history)),
-        steps: looker.told.steps(),
-        states,
-        broken: None,
-        is_whole: false,
-    };
-    if looked.is_ok() && options.broken_states > 0 {
-        let broken = history.with_nothing_durable();
-        let (broken, ended) = check(looker, &broken, options.broken_states, interrupt);
-        (outcome.broken, looked) = ((broken.states > 0).then_some(broken), ended);
-    }
-    outcome.is_whole = looked.is_ok();
-    Ok((outcome, looked))
-}
-
-/// Keeps what there is of each volume; the first error.
-fn keep(volumes: Vec<Result<(Outcome, Result<()>)>>, outcomes: &mut Vec<Outcome>) -> Result<()> {
-    let mut ended = Ok(());
-    for volume in volumes {
-        let looked = volume.and_then(|(outcome, looked)| {
-            outcomes.push(outcome);
-            looked
-        });
-        ended = ended.and(looked);
-    }
-    ended
-}
-
 fn read(path: &Path) -> Result<History> {
-    let file =
-        std::fs::File::open(path).context(ErrorKind::Io, || format!("{}", path.display()))?;
+    let at = || format!("{}", path.display());
+    let file = std::fs::File::open(path).context(ErrorKind::Io, at)?;
     let reader = Reader::new(std::io::BufReader::with_capacity(1 << 20, file));
-    let history = reader.and_then(|reader| {
-        let in_memory = reader.header().in_memory;
-        History::new(reader).map(|history| (history, in_memory))
-    });
-    let (history, in_memory) =
-        history.context(ErrorKind::Format, || format!("{}", path.display()))?;
-    match in_memory {
-        false => Ok(history),
-        true => Err(Error::new(
-            ErrorKind::Invalid,
-            "the image lies in memory, which is never durable; give a directory on a disk",
-        )),
+    let reader = reader.context(ErrorKind::Format, at)?;
+    if reader.header().in_memory {
+        let context =
+            "the image lies in memory, which is never durable; give a directory on a disk";
+        return Err(Error::new(ErrorKind::Invalid, context));
     }
-}
-
-/// Durable writes and others.
-fn writes(history: &History) -> [usize; 2] {
-    let mut writes = [0; 2];
-    for operation in &history.operations {
-        if let Action::Write { durable, .. } = operation.what {
-            writes[usize::from(!durable)] += 1;
-        }
-    }
-    writes
-}
-
-/// Writes around the page cache, on a volume that has both ways.
-fn direct_writes(history: &History) -> usize {
-    let is_direct = |what: &Action| matches!(what, Action::Write { file: 0, .. });
-    history.operations.iter().filter(|operation| is_direct(&operation.what)).count()
+    History::new(reader).context(ErrorKind::Format, at)
 }
 
 /// Where the power goes: mostly around the answers of flushes and durable writes, where promises
 /// begin; and anywhere. As many as give so many states, nearly all of them where something is not
 /// durable: elsewhere there is one state only.
-fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> Vec<usize> {
+fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Rng) -> Vec<usize> {
     let mut answers: Vec<usize> = history
         .requests
         .iter()
@@ -381,13 +257,12 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
     answers.sort_unstable();
     let mut drawn: Vec<usize> = (0..states.saturating_mul(4))
         .map(|index| {
-            let anywhere = chance.below(history.len);
-            if answers.is_empty() || index % 4 == 3 {
-                return anywhere;
+            let anywhere = chance.usize(..history.len.max(1));
+            match chance.choice(&answers) {
+                // Just before it, at it, and soon after, when the guest continues because of it.
+                Some(answer) if index % 4 != 3 => (answer + chance.usize(..12)).saturating_sub(3),
+                _ => anywhere,
             }
-            let answer = answers[chance.below(answers.len())];
-            // Just before it, at it, and soon after, when the guest continues because of it.
-            (answer + chance.below(12)).saturating_sub(3)
         })
         .collect();
     drawn.sort_unstable();
@@ -398,12 +273,12 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Chance) -> V
     let mut found: Vec<(u64, usize, bool)> = Vec::new();
     for cut in drawn {
         storage.advance(cut);
-        found.push((chance.draw(), cut, !storage.open().is_empty()));
+        found.push((chance.u64(..), cut, !storage.open().is_empty()));
     }
     found.sort_unstable();
     let settled = found.iter().filter(|(.., is_open)| !is_open).take(states / 20);
     let mut cuts: Vec<usize> = settled.map(|(_, cut, _)| *cut).collect();
-    let open = (states - cuts.len()).div_ceil(Strategy::ALL.len());
+    let open = (states - cuts.len()).div_ceil(STRATEGIES.len());
     cuts.extend(found.iter().filter(|(.., is_open)| *is_open).take(open).map(|(_, cut, _)| *cut));
     cuts.sort_unstable();
     cuts
@@ -417,66 +292,93 @@ struct Looker<'a> {
     /// The image from which it all began.
     base: &'a [u8],
     seed: u64,
+    interrupt: &'a Interrupt,
 }
 
-/// Looks at states of a volume; those until an error count, too.
-fn check(
-    looker: &Looker<'_>,
-    history: &History,
-    states: usize,
-    interrupt: &Interrupt,
-) -> (Checked, Result<()>) {
-    let begin = Instant::now();
-    let mut checked = Checked {
-        by: Strategy::ALL.map(|strategy| (strategy, [0; 3])).to_vec(),
-        ..Checked::default()
-    };
-    let looked = look(looker, history, states, interrupt, &mut checked);
-    checked.took = begin.elapsed();
-    (checked, looked)
-}
+impl Looker<'_> {
+    /// Looks at the states of one volume, and, if wanted, at those without working flushes.
+    fn volume(
+        &self,
+        history: History,
+        file_system: FileSystem,
+        arm: &Arm,
+        options: &Options,
+        found: &mut Option<Outcome>,
+    ) -> Result<()> {
+        let mut states = Checked::default();
+        let mut looked = self.look(&history, options.states, &mut states);
+        if states.states == 0 {
+            looked?;
+            looked = Ok(());
+        }
+        let flushes = history.flushes();
+        let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
+        let writes = |of: fn(u8, bool) -> bool| {
+            let is = |what: &Action| matches!(what, Action::Write { file, durable, .. } if of(*file, *durable));
+            history.operations.iter().filter(|operation| is(&operation.what)).count()
+        };
+        let outcome = found.insert(Outcome {
+            file_system,
+            load: self.judge.load,
+            arm: arm.clone(),
+            broken_promises: words.collect(),
+            writes: [writes(|_, durable| durable), writes(|_, durable| !durable)],
+            // Around the page cache, on a volume that has both ways.
+            direct_writes: arm.is_direct.then(|| writes(|file, _| file == 0)),
+            flushes,
+            steps: self.told.steps(),
+            states,
+            broken: None,
+            is_whole: false,
+        });
+        if looked.is_ok() && options.broken_states > 0 {
+            let mut broken = Checked::default();
+            looked = self.look(&history.with_nothing_durable(), options.broken_states, &mut broken);
+            outcome.broken = (broken.states > 0).then_some(broken);
+        }
+        outcome.is_whole = looked.is_ok();
+        looked
+    }
 
-/// With each cut, a state for each strategy.
-fn look(
-    looker: &Looker<'_>,
-    history: &History,
-    states: usize,
-    interrupt: &Interrupt,
-    checked: &mut Checked,
-) -> Result<()> {
-    let Looker { bench, judge, told, base, seed } = *looker;
-    let mut chance = Chance(seed);
-    let mut storage = Storage::new(history, base.to_vec());
-    for cut in cuts(history, states, base, &mut chance) {
-        storage.advance(cut);
-        let is_open = !storage.open().is_empty();
-        let expected = told.at(cut);
-        // Where there is no choice, all of them are the same.
-        let strategies = if is_open { &Strategy::ALL[..] } else { &[Strategy::None] };
-        for strategy in strategies {
-            interrupt.check()?;
-            let choose = chooser(*strategy, &storage, &mut chance);
-            let image = bench.image();
-            let written = storage.state(choose, |pieces| write_image(&image, base.len(), pieces));
-            written.context(ErrorKind::Io, || format!("{}", image.display()))?;
-            let mut lost = Ok(Vec::new());
-            let unsound = bench.check(|files| lost = losses(judge, files, &expected))?;
-            let lost = lost?;
-            checked.add(*strategy, is_open, unsound.is_some(), !lost.is_empty());
-            tracing::debug!("a state was looked at");
-            if checked.told.len() < TOLD && (unsound.is_some() || !lost.is_empty()) {
-                let what: Vec<String> =
-                    unsound.into_iter().chain(lost.into_iter().take(3)).collect();
-                checked.told.push(format!(
-                    "power cut at entry {cut} of {}, seed {seed}, {}: {}",
-                    history.len,
-                    strategy.name(),
-                    what.join("; ")
-                ));
+    /// Looks at as many states; with each cut, at one for each strategy. Those until an error
+    /// count, too.
+    fn look(&self, history: &History, states: usize, checked: &mut Checked) -> Result<()> {
+        let Self { bench, judge, told, base, seed, .. } = *self;
+        let begin = Instant::now();
+        let mut chance = Rng::with_seed(seed);
+        let mut storage = Storage::new(history, base.to_vec());
+        for cut in cuts(history, states, base, &mut chance) {
+            storage.advance(cut);
+            let is_open = !storage.open().is_empty();
+            let expected = told.at(cut);
+            // Where there is no choice, all of them are the same.
+            let strategies = if is_open { &STRATEGIES[..] } else { &STRATEGIES[..1] };
+            for (at, (strategy, name)) in strategies.iter().enumerate() {
+                self.interrupt.check()?;
+                let choose = chooser(*strategy, &storage, &mut chance);
+                let image = bench.image();
+                let written =
+                    storage.state(choose, |pieces| write_image(&image, base.len(), pieces));
+                written.context(ErrorKind::Io, || format!("{}", image.display()))?;
+                let mut lost = Ok(Vec::new());
+                let unsound = bench.check(|files| lost = losses(judge, files, &expected))?;
+                let lost = lost?;
+                checked.add(at, is_open, unsound.is_some(), !lost.is_empty());
+                checked.took = begin.elapsed();
+                tracing::debug!("a state was looked at");
+                if checked.told.len() < TOLD && (unsound.is_some() || !lost.is_empty()) {
+                    let what: Vec<String> =
+                        unsound.into_iter().chain(lost.into_iter().take(3)).collect();
+                    checked.told.push(format!(
+                        "power cut at entry {cut} of {}, seed {seed}, {name}: {}",
+                        history.len,
+                        what.join("; ")
+                    ));
+                }
             }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Faults of the files of all workers.

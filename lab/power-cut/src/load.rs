@@ -9,54 +9,41 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use vlane_guest::Host;
 use vlane_testbed::error::Result;
 use vlane_trace::storage::{Action, Data, History};
 
-use super::content::{RECORD, check_log, mail as mail_content, parse_record, shown, text};
-use super::{database, mail};
+use super::content::{RECORD, check_log, check_mails, parse_record, shown, text};
+use super::{database, name_of};
 
 /// The guest's program, for perl.
 pub const PROGRAM: &str = include_str!("load.pl");
-/// Mails that are kept.
+/// Mails that are kept of [`Load::Files`].
 const KEPT: u64 = 8;
+/// Mails of [`Load::Mail`] that come at once, and steps until one is removed.
+const BURST: u64 = 3;
+const STORED: u64 = 16;
 /// Rows of the table, and bytes of each.
 const SLOTS: u64 = 16;
 const SLOT: usize = 4096;
 
 /// The work of the guest's programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Load {
-    /// A bit of everything: mails that come and go, rows that are written over, a log.
+    /// A mix of mails, tables and logs
     Files,
-    /// Deliveries to a Maildir.
+    /// Deliveries to Maildirs: small files, each fsynced and renamed, and their directory
     Mail,
-    /// Transactions of SQLite, half of the databases with a write-ahead log, half with a rollback
-    /// journal.
+    /// SQLite with synchronous=FULL: odd programs with a write-ahead log, even ones with a rollback
+    /// journal
     Sqlite,
 }
 
 impl Load {
-    /// Its name, also for `load.pl`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Load::Files => "files",
-            Load::Mail => "mail",
-            Load::Sqlite => "sqlite",
-        }
-    }
-
-    /// Programs that the guest needs.
-    pub(super) fn programs(self) -> &'static [&'static str] {
-        match self {
-            Load::Files | Load::Mail => &["perl"],
-            Load::Sqlite => &["perl", "sqlite3"],
-        }
-    }
-
     /// Shell command of one worker, in `directory`.
     pub(super) fn command(self, directory: &str, worker: u32, steps: u64) -> String {
-        let perl = format!("perl /load.pl {directory} {worker} {steps} {}", self.name());
+        let perl = format!("perl /load.pl {directory} {worker} {steps} {}", name_of(&self));
         match self {
             Load::Files | Load::Mail => perl,
             // Output of `load.pl` is statements here.
@@ -70,7 +57,7 @@ impl Load {
 /// Judges the files of a load.
 #[derive(Debug)]
 pub(super) struct Judge {
-    load: Load,
+    pub(super) load: Load,
     sqlite3: PathBuf,
 }
 
@@ -87,11 +74,6 @@ impl Judge {
         Ok(Judge { load, sqlite3 })
     }
 
-    /// The load whose files it judges.
-    pub(super) fn load(&self) -> Load {
-        self.load
-    }
-
     /// Faults of a worker's files, which lie in `directory`, when `told` is the last step that it
     /// knew to be durable.
     ///
@@ -99,9 +81,8 @@ impl Judge {
     /// When a tool cannot be started, or does not end.
     pub(super) fn wrong(&self, directory: &Path, worker: u32, told: u64) -> Result<Vec<String>> {
         let wrong = match self.load {
-            Load::Files => wrong(directory, worker, told),
-            Load::Mail => mail::wrong(directory, worker, told),
             Load::Sqlite => database::wrong(&self.sqlite3, directory, worker, told)?,
+            load => wrong(load, directory, worker, told),
         };
         let told = |what| format!("worker {worker}, which was told of step {told}: {what}");
         Ok(wrong.into_iter().map(told).collect())
@@ -110,7 +91,7 @@ impl Judge {
 
 /// Steps that the guest knew to be durable at each moment.
 #[derive(Debug, Default)]
-pub struct Told {
+pub(super) struct Told {
     /// Where in the record, and the last record of each worker's log that was written by then.
     by: Vec<(usize, BTreeMap<u32, u64>)>,
 }
@@ -158,35 +139,23 @@ fn slot_sector(worker: u32, step: u64, sector: usize) -> Vec<u8> {
     text(&format!("SLOT {worker:02} {step:08} {sector} "), 512)
 }
 
-/// Faults of the files of a worker of [`Load::Files`].
-fn wrong(directory: &Path, worker: u32, told: u64) -> Vec<String> {
+/// Faults of the files of a worker of [`Load::Files`] or [`Load::Mail`].
+fn wrong(load: Load, directory: &Path, worker: u32, told: u64) -> Vec<String> {
     let mut wrong = Vec::new();
     // The log's record of the step itself may be on its way.
     check_log(directory, worker, told.saturating_sub(1), &mut wrong);
-    check_mails(directory, worker, told, &mut wrong);
-    check_table(directory, worker, told, &mut wrong);
+    if load == Load::Mail {
+        let folders = ["new", "cur"].map(|folder| directory.join(folder));
+        // A step removes its own mails only after it is durable.
+        let wanted = (told + 1).saturating_sub(STORED).max(1) * BURST..(told + 1) * BURST;
+        check_mails(&folders, worker, wanted, &mut wrong);
+    } else {
+        // The next step may have removed one more.
+        let wanted = (told + 2).saturating_sub(KEPT).max(1)..told + 1;
+        check_mails(&[directory.join("mail")], worker, wanted, &mut wrong);
+        check_table(directory, worker, told, &mut wrong);
+    }
     wrong
-}
-
-fn check_mails(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>) {
-    let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(directory.join("mail")).into_iter().flatten().flatten() {
-        if let Ok(step) = entry.file_name().to_string_lossy().parse::<u64>() {
-            found.insert(step, std::fs::read(entry.path()).unwrap_or_default());
-        }
-    }
-    // The next step may have removed one more.
-    for step in (told + 2).saturating_sub(KEPT).max(1)..=told {
-        if !found.contains_key(&step) {
-            wrong.push(format!("mail {step} is not there"));
-        }
-    }
-    // It has this name only since its content is durable.
-    for (step, content) in &found {
-        if *content != mail_content(worker, *step) {
-            wrong.push(format!("mail {step} has other content: {}", shown(content)));
-        }
-    }
 }
 
 fn check_table(directory: &Path, worker: u32, told: u64, wrong: &mut Vec<String>) {
@@ -232,7 +201,7 @@ mod tests {
         command.arg(&program).arg(dir.path().join("w")).args([
             "3",
             &steps.to_string(),
-            load.name(),
+            &name_of(&load),
         ]);
         assert!(command.status().unwrap().success());
         Some(dir)
@@ -242,10 +211,10 @@ mod tests {
     fn each_loss_of_the_program_is_seen() {
         let Some(dir) = left(21, Load::Files) else { return };
         let dir = dir.path().join("w");
-        assert_eq!(wrong(&dir, 3, 21), Vec::<String>::new());
+        assert_eq!(wrong(Load::Files, &dir, 3, 21), Vec::<String>::new());
         // Only the steps known a step before are demanded, and no more.
-        assert_eq!(wrong(&dir, 3, 20), Vec::<String>::new());
-        assert!(!wrong(&dir, 3, 22).is_empty());
+        assert_eq!(wrong(Load::Files, &dir, 3, 20), Vec::<String>::new());
+        assert!(!wrong(Load::Files, &dir, 3, 22).is_empty());
 
         let damage = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
             let path = dir.join(name);
@@ -253,7 +222,7 @@ mod tests {
             let mut bad = good.clone();
             change(&mut bad);
             std::fs::write(&path, bad).unwrap();
-            let found = wrong(&dir, 3, 21);
+            let found = wrong(Load::Files, &dir, 3, 21);
             std::fs::write(&path, good).unwrap();
             assert!(!found.is_empty(), "{name}");
         };
@@ -265,14 +234,14 @@ mod tests {
         damage("table", &|bytes| bytes[5 * SLOT..][..512].copy_from_slice(&slot_sector(3, 5, 0)));
         damage("table", &|bytes| bytes.truncate(SLOT));
         std::fs::remove_file(dir.join("mail/15")).unwrap();
-        assert_eq!(wrong(&dir, 3, 21), ["mail 15 is not there"]);
+        assert_eq!(wrong(Load::Files, &dir, 3, 21), ["mail 15 is not there"]);
     }
 
     #[test]
     fn each_loss_of_the_deliverer_is_seen() {
         let Some(dir) = left(21, Load::Mail) else { return };
         let dir = dir.path().join("w");
-        let wrong = |told| mail::wrong(&dir, 3, told);
+        let wrong = |told| super::wrong(Load::Mail, &dir, 3, told);
         assert_eq!(wrong(21), Vec::<String>::new());
         assert!(!wrong(22).is_empty());
         // The oldest that has to be there, and the newest.

@@ -1,10 +1,10 @@
 //! The results, as a report.
 
 use vlane_error::counted;
-use vlane_report::build::Begun;
+use vlane_report::build::{Begun, table};
+use vlane_report::{Cell, Note, Report, Section};
 
-use super::{Checked, Options, Outcome};
-use vlane_report::{Block, Cell, Column, Note, Report, Section, Table};
+use super::{Checked, Options, Outcome, STRATEGIES};
 
 /// A report on all volumes.
 pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report {
@@ -25,13 +25,10 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
              {violations}."
         ),
     ];
-    let broken: Vec<&Checked> =
-        outcomes.iter().filter_map(|outcome| outcome.broken.as_ref()).collect();
-    if !broken.is_empty() {
-        let (states, unsound, lost) =
-            broken.iter().fold((0, 0, 0), |(states, unsound, lost), one| {
-                (states + one.states, unsound + one.unsound, lost + one.lost)
-            });
+    let broken = || outcomes.iter().filter_map(|outcome| outcome.broken.as_ref());
+    if broken().count() > 0 {
+        let sum = |count: fn(&Checked) -> usize| broken().map(count).sum::<usize>();
+        let (states, unsound, lost) = (sum(|b| b.states), sum(|b| b.unsound), sum(|b| b.lost));
         let seen = if unsound + lost > 0 { " So it would have been seen." } else { "" };
         summary.push(format!(
             "As if nothing were ever durable, {}: not sound {unsound}, with losses {lost}.{seen}",
@@ -57,24 +54,14 @@ pub fn report(options: &Options, outcomes: &[Outcome], begun: &Begun) -> Report 
     }
 }
 
-fn section(
-    id: &str,
-    title: &str,
-    text: &str,
-    columns: &[(&str, &str)],
-    rows: Vec<Vec<Cell>>,
-) -> Section {
-    let columns = columns.iter().map(|(title, unit)| Column::new(title, unit)).collect();
-    Section::new(
-        id.to_owned(),
-        title.to_owned(),
-        vec![text.to_owned()],
-        vec![Block::Table(Table { caption: title.to_owned(), columns, rows })],
-    )
+fn section(id: &str, title: &str, text: &str, columns: &str, rows: Vec<Vec<Cell>>) -> Section {
+    Section::new(id, title, vec![text.to_owned()], vec![table(title, columns, rows)])
 }
 
-fn number(count: usize) -> Cell {
-    Cell::Number(count as f64)
+/// A row: words, and then numbers.
+fn row(words: &[&str], numbers: impl IntoIterator<Item = usize>) -> Vec<Cell> {
+    let words = words.iter().map(|word| Cell::from(*word));
+    words.chain(numbers.into_iter().map(|number| Cell::Number(number as f64))).collect()
 }
 
 fn states_of(outcomes: &[Outcome]) -> Section {
@@ -85,95 +72,53 @@ fn states_of(outcomes: &[Outcome]) -> Section {
         for (storage, checked) in
             kinds.into_iter().filter_map(|(name, checked)| Some((name, checked?)))
         {
+            let numbers = [checked.states, checked.open, checked.unsound, checked.lost];
+            rows.push(row(&[&outcome.what(), &outcome.arm.name(), storage], numbers));
             let each = checked.took.as_secs_f64() * 1e3 / checked.states.max(1) as f64;
-            rows.push(vec![
-                outcome.what().into(),
-                outcome.arm.name().into(),
-                storage.into(),
-                number(checked.states),
-                number(checked.open),
-                number(checked.unsound),
-                number(checked.lost),
-                Cell::Number(each),
-            ]);
+            rows.last_mut().into_iter().for_each(|row| row.push(Cell::Number(each)));
         }
     }
-    let columns = [
-        ("file system", ""),
-        ("cache", ""),
-        ("storage", ""),
-        ("states", ""),
-        ("with a choice", ""),
-        ("not sound", ""),
-        ("with losses", ""),
-        ("time each", "ms"),
-    ];
+    let columns = "file system | cache | storage | states | with a choice | not sound | \
+                   with losses | time each [ms]";
     let text = "States in which a power cut could have left each volume: the file system's own \
                 check after its own repair, and the guest's files against the data that it knew \
                 as durable. With nothing durable, the same record is taken as if no fdatasync had \
                 done anything, and no durable write had been one.";
-    section("states", "States after a power cut", text, &columns, rows)
+    section("states", "States after a power cut", text, columns, rows)
 }
 
 fn recorded(outcomes: &[Outcome]) -> Section {
-    let row = |outcome: &Outcome| {
-        vec![
-            outcome.what().into(),
-            outcome.arm.name().into(),
-            number(usize::try_from(outcome.steps).unwrap_or(usize::MAX)),
-            number(outcome.writes[1]),
-            number(outcome.writes[0]),
-            outcome.direct_writes.map_or(Cell::Empty, number),
-            number(outcome.flushes.flushes),
-            number(outcome.flushes.syncs),
-            number(outcome.flushes.without_sync),
-            number(outcome.flushes.violations.len()),
-        ]
+    let each = |outcome: &Outcome| {
+        let steps = usize::try_from(outcome.steps).unwrap_or(usize::MAX);
+        let [durable, plain] = outcome.writes;
+        let mut cells = row(&[&outcome.what(), &outcome.arm.name()], [steps, plain, durable]);
+        cells.push(outcome.direct_writes.map(|count| count as f64).into());
+        let flushes = &outcome.flushes;
+        let violations = flushes.violations.len();
+        let numbers = [flushes.flushes, flushes.syncs, flushes.without_sync, violations];
+        cells.extend(row(&[], numbers));
+        cells
     };
-    let columns = [
-        ("file system", ""),
-        ("cache", ""),
-        ("the guest's steps", ""),
-        ("writes", ""),
-        ("durable writes", ""),
-        ("around the cache", ""),
-        ("flushes", ""),
-        ("fdatasyncs", ""),
-        ("flushes without one", ""),
-        ("promises not kept", ""),
-    ];
+    let columns = "file system | cache | the guest's steps | writes | durable writes | \
+                   around the cache | flushes | fdatasyncs | flushes without one | \
+                   promises not kept";
     let text = "Operations that reached the storage. A flush keeps its promise when each \
                 operation that was answered before it is durable by itself, or an fdatasync that \
                 went well began after it and ended before the flush was answered.";
-    section("record", "Recorded operations", text, &columns, outcomes.iter().map(row).collect())
+    section("record", "Recorded operations", text, columns, outcomes.iter().map(each).collect())
 }
 
 fn by_strategy(outcomes: &[Outcome]) -> Section {
-    let mut rows = Vec::new();
-    for (index, (strategy, _)) in outcomes
-        .first()
-        .map(|outcome| outcome.states.by.clone())
-        .unwrap_or_default()
-        .iter()
-        .enumerate()
-    {
+    let each = |(at, (_, name)): (usize, &(_, &str))| {
         let sum = |pick: fn(&Outcome) -> Option<&Checked>| {
-            let all = outcomes.iter().filter_map(pick).filter_map(|checked| checked.by.get(index));
-            all.fold([0; 3], |sum, (_, counts)| [0, 1, 2].map(|n| sum[n] + counts[n]))
+            let all = outcomes.iter().filter_map(pick).map(|checked| checked.by[at]);
+            all.fold([0; 3], |sum, counts| [0, 1, 2].map(|n| sum[n] + counts[n]))
         };
         let (good, broken) = (sum(|o| Some(&o.states)), sum(|o| o.broken.as_ref()));
-        let mut row = vec![strategy.name().into()];
-        row.extend(good.iter().chain(&broken).map(|count| number(*count)));
-        rows.push(row);
-    }
-    let columns = [
-        ("there is, of data that are not durable", ""),
-        ("states", ""),
-        ("not sound", ""),
-        ("with losses", ""),
-        ("nothing durable: states", ""),
-        ("not sound", ""),
-        ("with losses", ""),
-    ];
-    section("strategies", "How the states were chosen", "All volumes together.", &columns, rows)
+        row(&[name], good.into_iter().chain(broken))
+    };
+    let columns = "there is, of data that are not durable | states | not sound | with losses | \
+                   nothing durable: states | not sound | with losses";
+    let rows = STRATEGIES.iter().enumerate().map(each).collect();
+    section("strategies", "How the states were chosen", "All volumes together.", columns, rows)
 }

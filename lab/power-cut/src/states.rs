@@ -1,6 +1,8 @@
 //! Which of the many states after a power cut are looked at: drawn from a seed, by strategies that
 //! each find another kind of mistake.
 
+use fastrand::Rng;
+
 use super::storage::{Choice, Sector, Storage};
 
 /// The sectors of ext4's superblock, in a file system that begins with the volume. It has one
@@ -27,62 +29,28 @@ pub enum Strategy {
     Sectors,
 }
 
-impl Strategy {
-    /// All of them.
-    pub const ALL: [Strategy; 7] = [
-        Strategy::None,
-        Strategy::All,
-        Strategy::AllButOne,
-        Strategy::OnlyOne,
-        Strategy::Prefix,
-        Strategy::Operations,
-        Strategy::Sectors,
-    ];
-
-    /// In a word or two.
-    pub fn name(self) -> &'static str {
-        match self {
-            Strategy::None => "none",
-            Strategy::All => "all",
-            Strategy::AllButOne => "all but one",
-            Strategy::OnlyOne => "only one",
-            Strategy::Prefix => "prefix",
-            Strategy::Operations => "random operations",
-            Strategy::Sectors => "random sectors",
-        }
-    }
-}
-
-/// Numbers from a seed: splitmix64.
-#[derive(Debug, Clone)]
-pub struct Chance(pub u64);
-
-impl Chance {
-    /// The next number.
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `n`, which is not 0.
-    pub fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.draw() % n.max(1) as u64).unwrap_or(0)
-    }
-}
+/// All of them, each in a word or two.
+pub const STRATEGIES: [(Strategy, &str); 7] = [
+    (Strategy::None, "none"),
+    (Strategy::All, "all"),
+    (Strategy::AllButOne, "all but one"),
+    (Strategy::OnlyOne, "only one"),
+    (Strategy::Prefix, "prefix"),
+    (Strategy::Operations, "random operations"),
+    (Strategy::Sectors, "random sectors"),
+];
 
 /// Chooses the content of each open sector, by a strategy.
 pub fn chooser(
     strategy: Strategy,
     storage: &Storage<'_>,
-    chance: &mut Chance,
+    chance: &mut Rng,
 ) -> impl FnMut(usize, &Sector) -> Choice + use<> {
     let unsure = storage.unsure();
-    let one = if unsure.is_empty() { 0 } else { unsure[chance.below(unsure.len())] };
-    let mut chance = Chance(chance.draw());
+    let one = chance.choice(unsure).unwrap_or(0);
+    let mut chance = chance.fork();
     // Decides if an operation is there: the same for all of its sectors.
-    let coin = chance.draw();
+    let coin = chance.u64(..);
     let mut superblock = None;
     move |number, sector| {
         let is_there = |operation: usize| match strategy {
@@ -91,11 +59,11 @@ pub fn chooser(
             Strategy::AllButOne => operation != one,
             Strategy::OnlyOne => operation == one,
             Strategy::Prefix => operation < one,
-            Strategy::Operations => Chance(coin ^ operation as u64).draw() & 1 == 0,
+            Strategy::Operations => Rng::with_seed(coin ^ operation as u64).bool(),
         };
         if strategy == Strategy::Sectors {
-            let choices = sector.choices().count();
-            let drawn = sector.choices().nth(chance.below(choices)).unwrap_or(Choice::Old);
+            let drawn = chance.choice(sector.choices().collect::<Vec<_>>());
+            let drawn = drawn.unwrap_or(Choice::Old);
             if number == SUPERBLOCK[0] {
                 superblock = Some(drawn);
             }

@@ -1,0 +1,108 @@
+//! The options of the command.
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use vlane::serve::CacheArg;
+use vlane::values;
+use vlane_testbed::guests::Machines;
+
+use super::{FileSystem, Load, name_of};
+
+/// What is recorded, and which states are checked.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Cache modes, each with its own volume [default: all but auto]
+    ///
+    /// There is one more volume for pdc with --journal direct.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
+    pub cache: Vec<CacheArg>,
+    /// File systems of the guest
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "ext4")]
+    pub file_system: Vec<FileSystem>,
+    /// Loads of the guest's programs, each on its own volumes
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "files")]
+    pub load: Vec<Load>,
+    /// Guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
+    #[arg(long, value_name = "uml|qemu", value_parser = guests())]
+    pub guest: Option<Machines>,
+    /// Programs that write to each volume in parallel
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u32>(1..=99))]
+    pub workers: u32,
+    /// Steps of each program
+    ///
+    /// With files, a step is a mail that comes and one that goes, a row of a table, and a record of
+    /// a log. With mail, a step is three mails. With sqlite, it is a transaction.
+    #[arg(long, value_name = "N", default_value_t = 150, value_parser = values::whole::<u64>(1..=1_000_000))]
+    pub steps: u64,
+    /// States to check of each volume
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>(1..=1_000_000))]
+    pub states: usize,
+    /// States of each volume to check with all flushes ignored, or 0 for none
+    ///
+    /// They test that the check finds broken states.
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<usize>(0..=1_000_000))]
+    pub broken_states: usize,
+    /// Seed for the choice of states
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
+    pub seed: u64,
+    /// Directory on a disk [default: the current one or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    pub disk_dir: Option<PathBuf>,
+}
+
+/// Kinds of guests by name.
+fn guests() -> impl TypedValueParser<Value = Machines> {
+    let names = [("uml", "User-Mode Linux"), ("qemu", "QEMU")];
+    let values = names.map(|(name, words)| PossibleValue::new(name).help(words));
+    let machines = |name: String| if name == "uml" { Machines::Uml } else { Machines::Qemu };
+    PossibleValuesParser::new(values).map(machines)
+}
+
+/// A way to serve a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arm {
+    /// As `--cache` of `vlane serve` has it.
+    pub cache: String,
+    /// `--journal direct`: the journal is read and written around the page cache.
+    pub is_direct: bool,
+}
+
+impl Arm {
+    /// Its name, also for files.
+    pub fn name(&self) -> String {
+        format!("{}{}", self.cache, if self.is_direct { "-direct" } else { "" })
+    }
+}
+
+impl Options {
+    /// A volume of the guest for each, and for each load.
+    pub(super) fn arms(&self) -> Vec<Arm> {
+        let all = CacheArg::value_variants().iter();
+        let all = all.filter(|mode| !matches!(mode, CacheArg::Auto));
+        let mut modes: Vec<String> = match self.cache.is_empty() {
+            true => all.map(name_of).collect(),
+            false => self.cache.iter().map(name_of).collect(),
+        };
+        modes.dedup();
+        let pdc = name_of(&CacheArg::Pdc);
+        let of = |cache: String| {
+            let direct = (cache == pdc).then(|| Arm { cache: cache.clone(), is_direct: true });
+            std::iter::once(Arm { cache, is_direct: false }).chain(direct)
+        };
+        modes.into_iter().flat_map(of).collect()
+    }
+
+    /// The loads of its programs, each once.
+    pub(super) fn loads(&self) -> Vec<Load> {
+        let is_first = |at: usize| !self.load[..at].contains(&self.load[at]);
+        (0..self.load.len()).filter(|at| is_first(*at)).map(|at| self.load[at]).collect()
+    }
+
+    /// A volume for each load and each way to serve one.
+    pub(super) fn volumes(&self) -> Vec<(Arm, Load)> {
+        let of = |load| self.arms().into_iter().map(move |arm| (arm, load));
+        self.loads().into_iter().flat_map(of).collect()
+    }
+}
