@@ -1,12 +1,10 @@
 //! How well each way finds the journal, on a trace.
 
-pub mod prove;
-
 use std::ops::Range;
 
 use vlane_policy::journal::content::Content;
 use vlane_policy::journal::pattern::Pattern;
-use vlane_policy::journal::{self, FileSystem, Journal, Map};
+use vlane_policy::journal::{self, Evidence, FileSystem, Journal, LogKind, Map};
 use vlane_trace::{RequestKind, SECTOR};
 
 use super::Trace;
@@ -15,10 +13,10 @@ use super::Trace;
 const MOMENTS: usize = 240;
 
 /// Findings of one way.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug)]
 pub struct Found {
     /// The way.
-    pub way: journal::Evidence,
+    pub way: Evidence,
     /// When the first verdict came, in ns since the trace's first request.
     pub first: Option<u64>,
     /// Of the writes since then.
@@ -30,6 +28,8 @@ pub struct Found {
     /// From its first byte to its last, over time: ns, and the range. Of the largest one, where
     /// there are several.
     pub over_time: Vec<(u64, Option<Range<u64>>)>,
+    /// Where those are that are called journals: a log is counted apart.
+    map: Map,
 }
 
 /// Bytes that were written: to the journal and found to be so, found to be so wrongly, and not
@@ -47,12 +47,17 @@ pub struct Score {
 impl Score {
     /// The journal's part of the bytes found. None if no bytes were found.
     pub fn precision(&self) -> Option<f64> {
-        part(self.right, self.wrong)
+        self.part(self.wrong)
     }
 
     /// The found part of the journal's bytes. None if there were none.
     pub fn recall(&self) -> Option<f64> {
-        part(self.right, self.missed)
+        self.part(self.missed)
+    }
+
+    fn part(&self, rest: u64) -> Option<f64> {
+        let all = self.right + rest;
+        (all > 0).then(|| self.right as f64 / all as f64)
     }
 
     fn add(&mut self, range: &Range<u64>, truth: &Map, found: &Map) {
@@ -67,10 +72,6 @@ impl Score {
     }
 }
 
-fn part(of: u64, rest: u64) -> Option<f64> {
-    (of + rest > 0).then(|| of as f64 / (of + rest) as f64)
-}
-
 /// Bytes of a range that a map has.
 pub(super) fn overlap(map: &Map, range: &Range<u64>) -> u64 {
     let parts = map.overlapping(range.clone());
@@ -79,7 +80,7 @@ pub(super) fn overlap(map: &Map, range: &Range<u64>) -> u64 {
 
 /// A journal of these ranges, as the layout names it.
 pub fn layout_journal(filesystem: FileSystem, ranges: Vec<Range<u64>>) -> Journal {
-    Journal { filesystem, kind: journal::LogKind::Journal, way: journal::Evidence::Layout, ranges }
+    Journal { filesystem, kind: LogKind::Journal, way: Evidence::Layout, ranges }
 }
 
 /// Where the layout of a trace places journals: what it said last.
@@ -105,131 +106,105 @@ pub fn layout_of(trace: &Trace) -> Vec<Journal> {
     journals
 }
 
-/// One of the ways, alone.
-enum Finder {
-    Layout(Vec<Journal>),
-    Content(Box<Content>),
-    Pattern(Box<Pattern>),
-}
+impl Found {
+    fn new(way: Evidence, journals: Vec<Journal>) -> Self {
+        let mut found = Self {
+            way,
+            first: None,
+            since_found: Score::default(),
+            since_loop: Score::default(),
+            journals: Vec::new(),
+            over_time: Vec::new(),
+            map: Map::default(),
+        };
+        found.know(journals, 0);
+        found
+    }
 
-impl Finder {
-    fn way(&self) -> journal::Evidence {
-        match self {
-            Self::Layout(_) => journal::Evidence::Layout,
-            Self::Content(_) => journal::Evidence::Content,
-            Self::Pattern(_) => journal::Evidence::Pattern,
+    fn called_journals(&self) -> impl Iterator<Item = &Journal> {
+        self.journals.iter().filter(|journal| journal.kind == LogKind::Journal)
+    }
+
+    /// These are known from now on.
+    fn know(&mut self, journals: Vec<Journal>, time: u64) {
+        self.journals = journals;
+        self.map = Map::new(&self.called_journals().cloned().collect::<Vec<_>>());
+        if !self.map.is_empty() {
+            self.first.get_or_insert(time);
         }
     }
 
-    fn journals(&self) -> Vec<Journal> {
-        match self {
-            Self::Layout(journals) => journals.clone(),
-            Self::Content(content) => content.journals(),
-            Self::Pattern(pattern) => pattern.journals(),
-        }
-    }
-
-    /// Those that are called journals: a log is counted apart.
-    fn called_journals(&self) -> Vec<Journal> {
-        let mut journals = self.journals();
-        journals.retain(|journal| journal.kind == journal::LogKind::Journal);
-        journals
-    }
-
-    fn take_change(&mut self) -> bool {
-        match self {
-            Self::Layout(_) => false,
-            Self::Content(content) => content.take_change(),
-            Self::Pattern(pattern) => pattern.take_change(),
-        }
+    /// The largest journal, from its first byte to its last.
+    fn ends(&self) -> Option<Range<u64>> {
+        let ranges = &self.called_journals().max_by_key(|journal| journal.len())?.ranges;
+        let start = ranges.iter().map(|range| range.start).min()?;
+        Some(start..ranges.iter().map(|range| range.end).max()?)
     }
 }
 
 /// Lets each way look at the trace, and compares it with where the journals are.
-pub fn evaluate(trace: &Trace, truth: &[Journal]) -> Vec<Found> {
-    let last = trace
-        .requests
-        .iter()
-        .map(|request| request.record.sector + u64::from(request.record.sectors))
-        .max();
-    let size = trace.header.sectors.max(last.unwrap_or(0)).saturating_mul(SECTOR);
-    let finders = [
-        Finder::Layout(layout_of(trace)),
-        Finder::Content(Box::new(Content::new(size))),
-        Finder::Pattern(Box::new(Pattern::new(size))),
+pub fn evaluate(trace: &Trace, truth: &[Journal]) -> [Found; 3] {
+    let ends = trace.requests.iter().map(|r| r.record.sector + u64::from(r.record.sectors));
+    let size = trace.header.sectors.max(ends.max().unwrap_or(0)).saturating_mul(SECTOR);
+    let (mut content, mut pattern) = (Content::new(size), Pattern::new(size));
+    let mut all = [
+        Found::new(Evidence::Layout, layout_of(trace)),
+        Found::new(Evidence::Content, Vec::new()),
+        Found::new(Evidence::Pattern, Vec::new()),
     ];
-    let (order, heads) = (trace.by_submission(), trace.heads_by_write());
-    finders.map(|finder| one(trace, &order, &heads, &Map::new(truth), finder)).into()
-}
-
-fn one(
-    trace: &Trace,
-    order: &[usize],
-    heads: &std::collections::HashMap<(u16, u32, u32), Vec<super::Head>>,
-    truth: &Map,
-    mut finder: Finder,
-) -> Found {
-    let (begin, _) = trace.span();
-    let of_truth = truth.bytes(journal::LogKind::Journal);
-    let mut map = Map::new(&finder.called_journals());
-    let mut found = Found {
-        way: finder.way(),
-        first: (!map.is_empty()).then_some(0),
-        since_found: Score::default(),
-        since_loop: Score::default(),
-        journals: Vec::new(),
-        over_time: Vec::new(),
-    };
-    let (mut written, mut blocks) = (0, Vec::new());
+    let ((begin, _), heads, order) = (trace.span(), trace.heads_by_write(), trace.by_submission());
+    let truth = Map::new(truth);
+    let of_truth = truth.bytes(LogKind::Journal);
+    let mut written = 0;
     for (count, at) in order.iter().enumerate() {
         let request = &trace.requests[*at];
         let record = &request.record;
         let time = record.submit - begin;
-        let range = record.sector * SECTOR..(record.sector + u64::from(record.sectors)) * SECTOR;
-        blocks.clear();
-        if record.kind == RequestKind::Write
-            && let Some(of_write) = heads.get(&(record.lane, request.run, record.seq))
-        {
-            blocks.extend(of_write.iter().map(super::Head::block));
-        }
-        match (&mut finder, record.kind) {
-            (Finder::Content(content), RequestKind::Write) => content.write(&range, &blocks),
-            (Finder::Content(content), RequestKind::Discard | RequestKind::WriteZeroes) => {
-                content.cleared(&range)
+        let range = bytes_of(record);
+        match record.kind {
+            RequestKind::Write => {
+                let of_write = heads.get(&(record.lane, request.run, record.seq));
+                let blocks: Vec<journal::Head> =
+                    of_write.into_iter().flatten().map(super::Head::block).collect();
+                content.write(&range, &blocks);
+                pattern.write(&range);
             }
-            (Finder::Pattern(pattern), RequestKind::Write) => pattern.write(&range),
-            (Finder::Pattern(pattern), RequestKind::Discard | RequestKind::WriteZeroes) => {
-                pattern.cleared(&range)
+            RequestKind::Discard | RequestKind::WriteZeroes => {
+                content.cleared(&range);
+                pattern.cleared(&range);
             }
-            (Finder::Pattern(pattern), RequestKind::Flush) => pattern.flush(),
+            RequestKind::Flush => pattern.flush(),
             _ => {}
         }
-        if finder.take_change() {
-            map = Map::new(&finder.called_journals());
-            if !map.is_empty() {
-                found.first.get_or_insert(time);
+        if content.take_change() {
+            all[1].know(content.journals(), time);
+        }
+        if pattern.take_change() {
+            all[2].know(pattern.journals(), time);
+        }
+        let is_moment = count % (order.len() / MOMENTS).max(1) == 0;
+        for found in &mut all {
+            if record.kind == RequestKind::Write && found.first.is_some() {
+                found.since_found.add(&range, &truth, &found.map);
+            }
+            if record.kind == RequestKind::Write && written >= of_truth && of_truth > 0 {
+                found.since_loop.add(&range, &truth, &found.map);
+            }
+            if is_moment {
+                found.over_time.push((time, found.ends()));
             }
         }
         if record.kind == RequestKind::Write {
-            if found.first.is_some() {
-                found.since_found.add(&range, truth, &map);
-            }
-            if written >= of_truth && of_truth > 0 {
-                found.since_loop.add(&range, truth, &map);
-            }
-            written += overlap(truth, &range);
-        }
-        if count % (order.len() / MOMENTS).max(1) == 0 {
-            let largest = finder.called_journals().into_iter().max_by_key(Journal::len);
-            let ends = largest.and_then(|journal| {
-                let start = journal.ranges.iter().map(|range| range.start).min()?;
-                Some(start..journal.ranges.iter().map(|range| range.end).max()?)
-            });
-            found.over_time.push((time, ends));
+            written += overlap(&truth, &range);
         }
     }
-    found.journals = finder.journals();
-    found
+    all
+}
+
+/// Bytes that a request reads or changes.
+pub(crate) fn bytes_of(record: &vlane_trace::Record) -> Range<u64> {
+    let end = record.sector.saturating_add(record.sectors.into());
+    record.sector.saturating_mul(SECTOR)..end.saturating_mul(SECTOR)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod blktrace;
 pub mod detection;
 pub mod iolog;
 pub mod msr;
+pub mod prove;
 pub mod replay;
 mod replay_report;
 
@@ -34,6 +35,13 @@ pub struct Request {
     /// Its place in the order in which requests of the lane's run were completed, those that are
     /// missing counted.
     pub completion: u32,
+}
+
+impl Request {
+    /// Requests of its lane that were in flight when it was taken, itself among them.
+    pub fn in_flight(&self) -> u32 {
+        self.record.seq.wrapping_sub(self.record.after).wrapping_add(1)
+    }
 }
 
 /// A gap: the recorder could not keep up.

@@ -6,27 +6,57 @@
 //! moved to the safe side by their largest error: requests that may have come before count as
 //! having come before.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest};
-use vlane_driver::{OnProgress, Session};
+use clap::Args;
+use vlane::values;
+use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
+use vlane_driver::{OnProgress, Session, Wait};
 use vlane_error::counted;
 use vlane_trace::{Record, RequestKind};
 
-use super::replay_report::{self, Facts};
-use super::{Request, Trace};
+use super::{Request, Trace, replay_report};
 
-pub use super::replay_report::Settings;
-use vlane_report::Report;
 use vlane_report::build::Begun;
+use vlane_report::{Note, Report};
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::interrupt::Interrupt;
 
 /// Largest delay of a completion's recorded time: the time of the eight requests that share one
 /// reading of the clock, on an engine that answers each with a system call.
 pub const SLACK_NS: u64 = 20_000;
+
+/// How a trace is replayed.
+#[derive(Debug, Args)]
+pub struct Settings {
+    /// Speed relative to the recording
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = values::factor, conflicts_with = "as_fast_as_possible")]
+    pub speed: f64,
+
+    /// Send requests as soon as the order allows, not at their recorded times
+    #[arg(long)]
+    pub as_fast_as_possible: bool,
+
+    /// Most requests in flight per queue [default: as many as in the trace]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=32768))]
+    pub depth: Option<u16>,
+
+    /// Seed for the written data
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
+    pub seed: u64,
+
+    /// Poll for completions instead of sleeping
+    #[arg(long)]
+    pub poll: bool,
+
+    /// Allow the back end's content to be overwritten
+    ///
+    /// The trace writes, and its data are not the recorded data.
+    #[arg(long)]
+    pub yes_overwrite: bool,
+}
 
 /// The replayable part of a trace.
 #[derive(Debug)]
@@ -83,22 +113,11 @@ pub fn prepare(trace: &Trace, seed: u64) -> Result<Prepared> {
         });
     }
     if requests.is_empty() {
-        return Err(Error::new(
-            ErrorKind::Invalid,
-            "the trace has no request that can be replayed",
-        ));
+        let context = "the trace has no request that can be replayed";
+        return Err(Error::new(ErrorKind::Invalid, context));
     }
-    Ok(Prepared { requests, left_out, split, depth: depth(trace) })
-}
-
-impl Prepared {
-    /// The plan that a replay follows.
-    ///
-    /// # Errors
-    /// Those of [`ReplayPlan::new`].
-    pub fn plan(self) -> Result<ReplayPlan> {
-        Ok(ReplayPlan::new(self.requests)?)
-    }
+    let depth = trace.requests.iter().map(Request::in_flight).max().unwrap_or(1);
+    Ok(Prepared { requests, left_out, split, depth: u16::try_from(depth).unwrap_or(u16::MAX) })
 }
 
 /// How a request is replayed, or why it is not.
@@ -127,32 +146,21 @@ fn seen(trace: &Trace) -> Vec<u64> {
     let mut seen = vec![u64::MAX; trace.requests.len()];
     // The file has each lane's requests in the order of completion; by_submission has them in that
     // of `seq`.
-    let mut lanes: BTreeMap<(u16, u32), Vec<usize>> = BTreeMap::new();
+    let mut lanes: BTreeMap<(u16, u32), VecDeque<usize>> = BTreeMap::new();
     for (at, request) in trace.requests.iter().enumerate() {
-        lanes.entry((request.record.lane, request.run)).or_default().push(at);
+        lanes.entry((request.record.lane, request.run)).or_default().push_back(at);
     }
-    let mut next: BTreeMap<(u16, u32), usize> = BTreeMap::new();
     for at in trace.by_submission() {
         let Request { record, run, .. } = &trace.requests[at];
-        let lane = (record.lane, *run);
-        let (Some(completed), next) = (lanes.get(&lane), next.entry(lane).or_insert(0)) else {
-            continue;
-        };
-        while let Some(before) =
-            completed.get(*next).filter(|b| trace.requests[**b].completion < record.after)
+        let Some(completed) = lanes.get_mut(&(record.lane, *run)) else { continue };
+        while let Some(&before) = completed.front()
+            && trace.requests[before].completion < record.after
         {
-            seen[*before] = record.submit;
-            *next += 1;
+            completed.pop_front();
+            seen[before] = record.submit;
         }
     }
     seen
-}
-
-/// Most requests that one lane had in flight, as its numbers tell.
-pub fn depth(trace: &Trace) -> u16 {
-    let in_flight = |request: &Request| request.record.seq.saturating_sub(request.record.after) + 1;
-    let most = trace.requests.iter().map(in_flight).max().unwrap_or(1);
-    u16::try_from(most).unwrap_or(u16::MAX)
 }
 
 /// Two numbers as one, so that near ones become far ones (the finalizer of splitmix64).
@@ -173,18 +181,22 @@ pub fn replay(
     trace: &Trace,
     socket: &Path,
     settings: &Settings,
+    begun: &Begun,
     interrupt: &Interrupt,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Report> {
-    let begun = Begun::now(&settings.command);
     let prepared = prepare(trace, settings.seed)?;
-    let facts = Facts { left_out: prepared.left_out.clone(), split: prepared.split };
     // More than 1024 on a queue is a guest's largest queue, and much memory.
     let depth = settings.depth.unwrap_or(prepared.depth.min(1024));
-    let plan = prepared.plan()?;
+    let plan = ReplayPlan::new(prepared.requests)?;
     let all = plan.requests().len() as u64;
     let session = Session::connect(socket, &plan.session_options(depth)?)?;
-    let options = ReplayOptions { timing: settings.timing, wait: settings.wait, cpu: None };
+    let timing = match settings.as_fast_as_possible {
+        true => Timing::AsFast,
+        false => Timing::Original { speed: settings.speed },
+    };
+    let wait = if settings.poll { Wait::Poll } else { Wait::Interrupt };
+    let options = ReplayOptions { timing, wait, cpu: None };
     let on_progress: &mut OnProgress<'_> = &mut |state| {
         progress(state.done, all);
         if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -193,7 +205,15 @@ pub fn replay(
     if result.ios == 0 {
         interrupt.check()?;
     }
-    let mut report = replay_report::report(trace, &result, &facts, &begun);
+    let mut report = replay_report::report(trace, &result, begun);
+    let left_out = prepared.left_out.into_iter();
+    report.notes.extend(left_out.map(|(what, n)| Note::info(format!("Left out: {n} {what}."))));
+    if prepared.split > 0 {
+        report.notes.push(Note::info(format!(
+            "Requests of several ranges are one request per range here: {} more than recorded.",
+            prepared.split
+        )));
+    }
     if interrupt.is_raised() && result.ios < all {
         let done = format!("{} of {} were replayed", result.ios, counted(all, "request"));
         report.mark_partial(format!("PARTIAL: {done}: interrupted"));

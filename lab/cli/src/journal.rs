@@ -1,25 +1,13 @@
 //! `vlane-lab prove journal`: how well guests' journals are found.
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use vlane_capture::detection::prove::{self, ProveOptions, prove};
-use vlane_client::Progress;
+use vlane_capture::prove::{ProveOptions, prove};
 use vlane_guest::{Host, Install};
+use vlane_report::build::Begun;
 use vlane_testbed::Interrupt;
 
-use crate::output::OutputArgs;
-
-fn parse_guest(text: &str) -> Result<String, String> {
-    match prove::names().any(|name| name == text) {
-        true => Ok(text.to_owned()),
-        false => Err(format!(
-            "there is no such guest; there are {}",
-            prove::names().collect::<Vec<_>>().join(", ")
-        )),
-    }
-}
+use crate::output::{OutputArgs, command_line};
 
 /// Record guests with wrapping journals, and compare found with true places
 ///
@@ -27,16 +15,8 @@ fn parse_guest(text: &str) -> Result<String, String> {
 /// 4 GiB of space for temporary files.
 #[derive(Debug, Args)]
 pub struct ProveArgs {
-    /// Run only these guests
-    ///
-    /// ordered-4, ordered-64, ordered-64-gpt, ordered-64-lvm, ordered-64-crypt, journal-64,
-    /// journal-1024, journal-1024-gpt, xfs-64
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_guest)]
-    only: Vec<String>,
-
-    /// Keep the traces in this directory
-    #[arg(long, value_name = "DIR")]
-    keep: Option<PathBuf>,
+    #[command(flatten)]
+    options: ProveOptions,
 
     /// Install missing programs by apt-get (as root)
     #[arg(long)]
@@ -49,22 +29,9 @@ pub struct ProveArgs {
 /// Runs the command.
 pub fn run(args: &ProveArgs) -> Result<()> {
     args.output.check()?;
-    if let Some(keep) = &args.keep
-        && !keep.is_dir()
-    {
-        bail!("{}: is not a directory; make it first", keep.display());
-    }
     let interrupt = Interrupt::listen()?;
     let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
-    let options = ProveOptions {
-        vlane: std::env::current_exe().context("cannot find this program's own file")?,
-        command: crate::output::command_line(),
-        only: args.only.clone(),
-        keep: args.keep.clone(),
-    };
-    let mut progress =
-        Progress::new(if args.only.is_empty() { prove::names().count() } else { args.only.len() });
-    let report = prove(&options, &host, &interrupt, &mut |guest| progress.step(guest))?;
-    progress.clear();
-    args.output.show(&report)
+    let vlane = std::env::current_exe().context("cannot find this program's own file")?;
+    let begun = Begun::now(command_line());
+    args.output.show(&prove(&args.options, &vlane, &host, &interrupt, &begun)?)
 }

@@ -19,9 +19,10 @@ use served::{Place, going_on, stop};
 use vlane_capture::replay::{SLACK_NS, Settings, prepare, replay};
 use vlane_capture::{Request, Trace};
 use vlane_client::record::{RecordOptions, record};
+use vlane_driver::Session;
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
-use vlane_driver::{Session, Wait};
 use vlane_guest::{Backend, Ready, Spec, find_program};
+use vlane_report::build::Begun;
 use vlane_testbed::control::Control;
 use vlane_testbed::{Interrupt, Output};
 use vlane_testing::skip;
@@ -224,10 +225,16 @@ fn drive(requests: &[ReplayRequest], socket: &Path) {
 }
 
 fn replay_on(trace: &Trace, socket: &Path, timing: Timing) {
-    let settings =
-        Settings { timing, wait: Wait::Interrupt, depth: None, seed: 7, command: "test".into() };
-    let interrupt = Interrupt::listen().unwrap();
-    let report = replay(trace, socket, &settings, &interrupt, |_, _| {}).unwrap();
+    let settings = Settings {
+        speed: if let Timing::Original { speed } = timing { speed } else { 1.0 },
+        as_fast_as_possible: timing == Timing::AsFast,
+        depth: None,
+        seed: 7,
+        poll: false,
+        yes_overwrite: true,
+    };
+    let (interrupt, begun) = (Interrupt::listen().unwrap(), Begun::now("test"));
+    let report = replay(trace, socket, &settings, &begun, &interrupt, |_, _| {}).unwrap();
     let failed = report
         .notes
         .iter()

@@ -204,7 +204,7 @@ pub fn unpaired(a: &[f64], b: &[f64], better: Better, threshold: f64) -> Verdict
 
 /// The value that so many thousandths of the sorted values are not above (nearest rank); none of
 /// none.
-pub fn nearest_rank(sorted: &[u64], permille: usize) -> Option<u64> {
+pub fn nearest_rank<T: Copy>(sorted: &[T], permille: usize) -> Option<T> {
     let rank = (sorted.len() * permille).div_ceil(1000).max(1);
     sorted.get(rank - 1).copied()
 }

@@ -1,7 +1,8 @@
 //! Tables and charts of figures.
 
+use vlane_report::build::table;
 use vlane_report::stats::nearest_rank;
-use vlane_report::{Axis, Block, Cell, Chart, Point, Series};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Series, Spread};
 
 /// Points of a distribution's curve.
 const CURVE: usize = 200;
@@ -10,53 +11,60 @@ pub(crate) fn number(value: u64) -> f64 {
     value as f64
 }
 
-/// Nanoseconds as microseconds.
-pub(crate) fn us(ns: f64) -> f64 {
-    ns / 1000.0
-}
-
-pub(crate) fn text(words: impl Into<String>) -> Cell {
-    Cell::Text(words.into())
+pub(crate) fn count(value: u64) -> Cell {
+    Cell::Number(number(value))
 }
 
 /// A part in percent; none of zero.
 pub(crate) fn share(part: u64, all: u64) -> Cell {
-    if all == 0 { Cell::Empty } else { Cell::Number(number(part) * 100.0 / number(all)) }
+    Cell::from(number(part) * 100.0 / number(all))
 }
 
-/// The columns that [`percentiles`] fills, after one for what they are of.
-pub(crate) fn percentile_columns<'a>(first: &'a str, unit: &'a str) -> Vec<(&'a str, &'a str)> {
-    let mut columns = vec![(first, "")];
-    columns.extend(["mean", "p50", "p90", "p99", "p99.9", "max"].map(|title| (title, unit)));
-    columns
+/// Nanoseconds as microseconds.
+pub(crate) fn us(ns: u64) -> f64 {
+    number(ns) / 1000.0
 }
 
-/// Sorts values; their mean and percentiles.
-pub(crate) fn percentiles(values: &mut [u64], scale: impl Fn(f64) -> f64) -> Vec<Cell> {
-    values.sort_unstable();
-    let sum: u128 = values.iter().map(|value| u128::from(*value)).sum();
-    let mean = sum / (values.len().max(1) as u128);
-    let mean = u64::try_from(mean).unwrap_or(u64::MAX);
-    let tail = [500, 900, 990, 999, 1000].map(|part| nearest_rank(values, part).unwrap_or(0));
-    std::iter::once(mean).chain(tail).map(|value| Cell::Number(scale(number(value)))).collect()
+/// The columns that [`percentiles`] fills, after those for what they are of.
+pub(crate) fn percentile_columns(first: &str, unit: &str) -> String {
+    let each = ["mean", "p50", "p90", "p99", "p99.9", "max"].map(|title| match unit {
+        "" => format!(" | {title}"),
+        unit => format!(" | {title} [{unit}]"),
+    });
+    first.to_owned() + &each.concat()
 }
 
-/// Bars: a group for each category.
-pub(crate) fn bars(
+/// The mean of values, and their percentiles.
+pub(crate) fn percentiles(values: &[f64]) -> impl Iterator<Item = Cell> + use<> {
+    let sorted = sorted(values);
+    let mean = sorted.iter().sum::<f64>() / number(sorted.len() as u64);
+    let tail = [500, 900, 990, 999, 1000].map(|part| nearest_rank(&sorted, part));
+    std::iter::once(Some(mean)).chain(tail).map(Cell::from)
+}
+
+/// A table of [`percentiles`]: a row for each name that has values.
+pub(crate) fn percentile_table(
     caption: &str,
-    categories: Vec<String>,
-    y: (&str, &str),
-    of: Vec<(&str, Vec<f64>)>,
+    head: &str,
+    unit: &str,
+    of: &[(String, Vec<f64>)],
 ) -> Block {
-    let points =
-        |values: Vec<f64>| (0_u32..).zip(values).map(|(x, y)| Point::exact(x.into(), y)).collect();
-    Block::Chart(Chart::bars(
-        caption,
-        Axis::new("", ""),
-        Axis::new(y.0, y.1),
-        categories,
-        of.into_iter().map(|(name, values)| Series::measured(name, points(values))).collect(),
-    ))
+    let rows = of.iter().filter(|(_, values)| !values.is_empty());
+    let row = |(name, values): &(String, Vec<f64>)| {
+        std::iter::once(name.as_str().into()).chain(percentiles(values)).collect()
+    };
+    table(caption, &percentile_columns(head, unit), rows.map(row).collect())
+}
+
+fn sorted(values: &[f64]) -> Vec<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted
+}
+
+/// Heights of bars.
+pub(crate) fn exact(values: impl IntoIterator<Item = f64>) -> Vec<Option<Spread>> {
+    values.into_iter().map(|value| Some(Spread::exact(value))).collect()
 }
 
 /// Lines.
@@ -68,40 +76,30 @@ pub(crate) fn lines(
 ) -> Block {
     let points =
         |values: Vec<(f64, f64)>| values.into_iter().map(|(x, y)| Point::exact(x, y)).collect();
-    Block::Chart(Chart::lines(
-        caption,
-        Axis::new(x.0, x.1),
-        Axis::new(y.0, y.1),
-        of.into_iter().map(|(name, values)| Series::measured(name, points(values))).collect(),
-    ))
+    let series = of.into_iter().map(|(name, values)| Series::measured(name, points(values)));
+    let (x, y) = (Axis::new(x.0, x.1), Axis::new(y.0, y.1));
+    Block::Chart(Chart::lines(caption, x, y, series.collect()))
 }
 
-/// Cumulative distributions of sorted values, on a logarithmic axis.
-pub(crate) fn cdf(
-    caption: &str,
-    x: (&str, &str),
-    of: Vec<(String, Vec<u64>)>,
-    scale: impl Fn(f64) -> f64,
-) -> Block {
-    let curve = |sorted: &[u64]| -> Vec<Point> {
-        let mut points: Vec<Point> = Vec::new();
-        let n = sorted.len();
-        for step in 1..=CURVE.min(n) {
-            let rank = (n * step).div_ceil(CURVE.min(n)).max(1);
+/// Cumulative distributions of microseconds, on a logarithmic axis.
+pub(crate) fn cdf(caption: &str, x: &str, of: &[(String, Vec<f64>)]) -> Block {
+    let curve = |values: &[f64]| -> Vec<Point> {
+        let (sorted, n) = (sorted(values), values.len());
+        let steps = CURVE.min(n);
+        let point = |step: usize| {
+            let rank = (n * step).div_ceil(steps);
             // A logarithmic axis has no zero.
-            let value = sorted[rank - 1].max(1);
-            let (x, y) = (scale(number(value)), number(rank as u64) * 100.0 / number(n as u64));
-            match points.last_mut() {
-                Some(last) if last.x >= x => *last = Point::exact(last.x, y),
-                _ => points.push(Point::exact(x, y)),
-            }
-        }
+            Point::exact(sorted[rank - 1].max(0.001), rank as f64 * 100.0 / n as f64)
+        };
+        let mut points: Vec<Point> = (1..=steps).map(point).collect();
+        points.dedup_by(|next, last| {
+            let is_same = next.x <= last.x;
+            last.y = if is_same { next.y } else { last.y };
+            is_same
+        });
         points
     };
-    Block::Chart(Chart::steps(
-        caption,
-        Axis::log(x.0, x.1),
-        Axis::new("not longer", "%"),
-        of.iter().map(|(name, sorted)| Series::measured(name.clone(), curve(sorted))).collect(),
-    ))
+    let of = of.iter().filter(|(_, values)| !values.is_empty());
+    let series = of.map(|(name, values)| Series::measured(name, curve(values))).collect();
+    Block::Chart(Chart::steps(caption, Axis::log(x, "us"), Axis::new("not longer", "%"), series))
 }

@@ -1,14 +1,14 @@
 //! The journal: its part of what is written, and how each way finds it.
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::fmt::Debug;
 
 use vlane_policy::journal::{Evidence, Journal, Map};
-use vlane_trace::{RequestKind, SECTOR};
+use vlane_trace::{Record, RequestKind};
 
 use super::super::Trace;
-use super::super::detection::{Found, Score, evaluate, layout_of, overlap};
-use super::build::{lines, number, share, text};
+use super::super::detection::{Found, bytes_of, evaluate, layout_of, overlap};
+use super::build::{count, lines, number, share};
 use vlane_report::build::table;
 use vlane_report::{Block, Cell, Section};
 
@@ -16,72 +16,54 @@ use vlane_report::{Block, Cell, Section};
 const BLOCK: u64 = 4096;
 /// Writes to the journal that are drawn at most.
 const DRAWN: usize = 400;
+/// The columns of [`score`].
+pub(crate) const SCORE: &str = "way | first verdict [s] | precision [%] | recall [%] | \
+                                precision after a loop [%] | recall after a loop [%]";
 
-/// The journal's part of a trace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Part {
-    /// Bytes written, and the journal's.
-    pub(crate) written: (u64, u64),
-    /// Bytes read and written.
-    pub(crate) moved: u64,
-    /// Different blocks that were read or written, and the journal's.
-    pub(crate) footprint: (u64, u64),
-    /// Flushes, and those before which the journal was written since the one before.
-    pub(crate) flushes: (u64, u64),
-}
-
-fn range(record: &vlane_trace::Record) -> Range<u64> {
-    let end = record.sector.saturating_add(record.sectors.into());
-    record.sector.saturating_mul(SECTOR)..end.saturating_mul(SECTOR)
-}
-
-/// Counts what is the journal's.
-pub(crate) fn part(trace: &Trace, journals: &[Journal]) -> Part {
-    let map = Map::new(journals);
-    let mut part = Part::default();
-    let mut blocks = HashSet::new();
-    let (mut ends, mut flushes) = (Vec::new(), Vec::new());
-    for request in &trace.requests {
-        let record = &request.record;
+/// The journal's part of a trace: of bytes, of the footprint, of flushes. Also the bytes that were
+/// written to it.
+pub(crate) fn part(trace: &Trace, map: &Map) -> (Block, u64) {
+    let (mut written, mut own, mut moved) = (0, 0, 0);
+    let (mut blocks, mut ends, mut flushes) = (HashSet::new(), Vec::new(), Vec::new());
+    for record in trace.requests.iter().map(|request| &request.record) {
+        let range = bytes_of(record);
         match record.kind {
             RequestKind::Read | RequestKind::Write => {
-                let range = range(record);
-                part.moved += record.bytes();
+                moved += record.bytes();
                 blocks.extend(range.start / BLOCK..range.end.div_ceil(BLOCK));
-                if record.kind == RequestKind::Write {
-                    let own = overlap(&map, &range);
-                    part.written.0 += record.bytes();
-                    part.written.1 += own;
-                    if own > 0 {
-                        ends.push(record.completed());
-                    }
-                }
             }
             RequestKind::Flush => flushes.push(record.submit),
             _ => {}
         }
+        if record.kind == RequestKind::Write {
+            let of_journal = overlap(map, &range);
+            written += record.bytes();
+            own += of_journal;
+            ends.extend((of_journal > 0).then(|| record.completed()));
+        }
     }
-    part.footprint.0 = blocks.len() as u64;
-    part.footprint.1 =
-        blocks.iter().filter(|block| map.at(**block * BLOCK).is_some()).count() as u64;
+    let own_blocks = blocks.iter().filter(|block| map.at(**block * BLOCK).is_some()).count();
     ends.sort_unstable();
     flushes.sort_unstable();
-    let mut before = 0;
-    part.flushes.0 = flushes.len() as u64;
-    for flush in flushes {
-        let now = ends.partition_point(|end| *end <= flush);
-        part.flushes.1 += u64::from(now > before);
-        before = now;
-    }
-    part
+    // Those before which the journal was written since the one before.
+    let mut before: Vec<usize> =
+        flushes.iter().map(|flush| ends.partition_point(|end| end <= flush)).collect();
+    before.dedup();
+    let own_flushes = before.iter().filter(|count| **count > 0).count();
+    let row =
+        |name: &str, own: u64, all: u64| vec![name.into(), count(own), count(all), share(own, all)];
+    let rows = vec![
+        row("bytes written", own, written),
+        row("bytes read and written", own, moved),
+        row("footprint, blocks", own_blocks as u64, blocks.len() as u64),
+        row("flushes", own_flushes as u64, flushes.len() as u64),
+    ];
+    (table("The journal's part", " | journal | all | part [%]", rows), own)
 }
 
-pub(super) fn way(way: Evidence) -> &'static str {
-    match way {
-        Evidence::Layout => "layout",
-        Evidence::Content => "content",
-        Evidence::Pattern => "pattern",
-    }
+/// The name of one of a few values.
+pub(crate) fn word(value: impl Debug) -> String {
+    format!("{value:?}").to_lowercase()
 }
 
 pub(super) fn section(trace: &Trace, begin: u64) -> Section {
@@ -89,24 +71,23 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
     let mut found = evaluate(trace, &layout);
     // The best knowledge: the layout, or the most trusted of the ways that found one.
     let best = found.iter().find(|found| !found.journals.is_empty());
-    let Some(best) = best.map(|best| (best.way, best.journals.clone())) else {
+    let Some((best, journals)) = best.map(|best| (best.way, best.journals.clone())) else {
         let words = "No way found a journal: the layout names none, no chain of a journal's \
                      blocks was written, and no area was written cyclically.";
         return Section::new("journal", "The journal", vec![words.to_owned()], Vec::new());
     };
-    let (best, journals) = best;
     if best != Evidence::Layout {
         found = evaluate(trace, &journals);
     }
-    let part = part(trace, &journals);
     let mut words = vec![format!(
         "The journal as it was found by {}. A flush counts as the journal's if a write to the \
          journal was completed since the flush before. A block of the footprint has 4 KiB.",
-        way(best)
+        word(best)
     )];
-    let mut blocks = vec![shares(&part), ranges(&found)];
+    let map = Map::new(&journals);
+    let mut blocks = vec![part(trace, &map).0, ranges(&found)];
     if best != Evidence::Pattern {
-        blocks.push(scores(&found));
+        blocks.push(table("How well each way finds it", SCORE, found.iter().map(score).collect()));
         words.push(
             "Precision: of the written bytes that a way took for the journal's, those that went \
              to the journal. Recall: of those that went to the journal, those that it took for \
@@ -115,101 +96,55 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
                 .to_owned(),
         );
     }
-    blocks.push(over_time(trace, begin, &journals, &found));
+    blocks.push(over_time(trace, begin, &map, &found));
     Section::new("journal", "The journal", words, blocks)
 }
 
-pub(crate) fn shares(part: &Part) -> Block {
-    let row = |name: &str, (all, own): (u64, u64)| {
-        vec![text(name), Cell::Number(number(own)), Cell::Number(number(all)), share(own, all)]
-    };
-    let rows = vec![
-        row("bytes written", part.written),
-        row("bytes read and written", (part.moved, part.written.1)),
-        row("footprint, blocks", part.footprint),
-        row("flushes", part.flushes),
-    ];
-    table("The journal's part", " | journal | all | part [%]", rows)
-}
-
 fn ranges(found: &[Found]) -> Block {
-    let mut rows = Vec::new();
-    for journal in found.iter().flat_map(|found| &found.journals) {
+    let row = |journal: &Journal| {
         let start = journal.ranges.iter().map(|range| range.start).min().unwrap_or(0);
         let end = journal.ranges.iter().map(|range| range.end).max().unwrap_or(0);
-        rows.push(vec![
-            text(way(journal.way)),
-            text(format!("{:?}", journal.filesystem).to_lowercase()),
-            text(format!("{:?}", journal.kind).to_lowercase()),
-            Cell::Number(number(start)),
-            Cell::Number(number(end)),
-            Cell::Number(number(journal.len())),
-            Cell::Number(number(journal.ranges.len() as u64)),
-        ]);
-    }
-    let columns = [
-        ("way", ""),
-        ("file system", ""),
-        ("what", ""),
-        ("from", "B"),
-        ("to", "B"),
-        ("length", "B"),
-        ("pieces", ""),
-    ];
-    table("Journals found at the end", &columns, rows)
-}
-
-pub(crate) fn score_cells(score: &Score) -> [Cell; 2] {
-    [score.precision(), score.recall()]
-        .map(|value| value.map_or(Cell::Empty, |value| Cell::Number(value * 100.0)))
-}
-
-fn scores(found: &[Found]) -> Block {
-    let row = |found: &Found| {
-        let first = found.first.map_or(Cell::Empty, |ns| Cell::Number(number(ns) / 1e9));
-        let mut row = vec![text(way(found.way)), first];
-        row.extend(score_cells(&found.since_found));
-        row.extend(score_cells(&found.since_loop));
-        row
+        let words = [word(journal.way), word(journal.filesystem), word(journal.kind)];
+        let numbers = [start, end, journal.len(), journal.ranges.len() as u64];
+        words.map(Cell::from).into_iter().chain(numbers.map(count)).collect()
     };
-    let columns = [
-        ("way", ""),
-        ("first verdict", "s"),
-        ("precision", "%"),
-        ("recall", "%"),
-        ("precision after a loop", "%"),
-        ("recall after a loop", "%"),
-    ];
-    table("How well each way finds it", &columns, found.iter().map(row).collect())
+    let columns = "way | file system | what | from [B] | to [B] | length [B] | pieces";
+    let rows = found.iter().flat_map(|found| &found.journals).map(row).collect();
+    table("Journals found at the end", columns, rows)
+}
+
+/// How well a way finds the journal.
+pub(crate) fn score(found: &Found) -> Vec<Cell> {
+    let scores = [&found.since_found, &found.since_loop];
+    let parts = scores.into_iter().flat_map(|score| [score.precision(), score.recall()]);
+    let first = found.first.map(|ns| number(ns) / 1e9);
+    let figures = std::iter::once(first).chain(parts.map(|part| part.map(|part| part * 100.0)));
+    std::iter::once(word(found.way).into()).chain(figures.map(Cell::from)).collect()
 }
 
 /// The paper's Figure 3: where the journal is, where it is written, and what was found, over time.
-pub(crate) fn over_time(trace: &Trace, begin: u64, journals: &[Journal], found: &[Found]) -> Block {
-    let map = Map::new(journals);
-    let mib = |at: u64| number(at) / 1_048_576.0;
-    let seconds = |ns: u64| number(ns) / 1e9;
+pub(crate) fn over_time(trace: &Trace, begin: u64, map: &Map, found: &[Found]) -> Block {
+    let point = |ns: u64, at: u64| (number(ns) / 1e9, number(at) / 1_048_576.0);
     let order = trace.by_submission();
-    let own = order.iter().map(|at| &trace.requests[*at].record);
-    let own =
-        own.filter(|record| record.kind == RequestKind::Write && overlap(&map, &range(record)) > 0);
-    let writes: Vec<(f64, f64)> =
-        own.map(|record| (seconds(record.submit - begin), mib(record.sector * SECTOR))).collect();
-    let writes: Vec<_> =
-        writes.iter().step_by(writes.len().div_ceil(DRAWN).max(1)).copied().collect();
-    let mut series = vec![("written".to_owned(), writes)];
+    let is_own =
+        |record: &&Record| record.kind == RequestKind::Write && overlap(map, &bytes_of(record)) > 0;
+    let own: Vec<&Record> =
+        order.iter().map(|at| &trace.requests[*at].record).filter(is_own).collect();
+    let drawn = own.iter().step_by(own.len().div_ceil(DRAWN).max(1));
+    let writes = drawn.map(|record| point(record.submit - begin, bytes_of(record).start));
+    let mut series = vec![("written".to_owned(), writes.collect())];
     for found in found {
-        let name = if found.way == Evidence::Layout { "true journal" } else { way(found.way) };
-        let line = |end: &dyn Fn(&Range<u64>) -> u64| -> Vec<(f64, f64)> {
-            let known =
-                found.over_time.iter().filter_map(|(time, range)| Some((*time, range.as_ref()?)));
-            known.map(|(time, range)| (seconds(time), mib(end(range)))).collect()
+        let name = match found.way {
+            Evidence::Layout => "true journal".to_owned(),
+            way => word(way),
         };
-        for (word, points) in
-            [("first", line(&|range| range.start)), ("last", line(&|range| range.end))]
-        {
-            if !points.is_empty() {
-                series.push((format!("{name}, {word} byte"), points));
-            }
+        let known =
+            found.over_time.iter().filter_map(|(time, range)| Some((*time, range.as_ref()?)));
+        let first: Vec<_> = known.clone().map(|(time, range)| point(time, range.start)).collect();
+        let last = known.map(|(time, range)| point(time, range.end)).collect();
+        if !first.is_empty() {
+            series.push((format!("{name}, first byte"), first));
+            series.push((format!("{name}, last byte"), last));
         }
     }
     lines(

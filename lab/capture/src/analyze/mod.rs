@@ -13,10 +13,12 @@ use vlane_error::counted;
 use vlane_trace::{PriorityClass, Record, RequestKind, Status};
 
 use super::{Request, Trace};
-use build::{bars, cdf, number, percentiles, share, text, us};
-use vlane_report::build::{Begun, table};
+use build::{
+    cdf, count, exact, number, percentile_columns, percentile_table, percentiles, share, us,
+};
+use vlane_report::build::{Begun, bars, table};
 use vlane_report::date;
-use vlane_report::{Cell, Note, Report, Section, Severity};
+use vlane_report::{Cell, Note, Report, Section};
 
 /// Analyzes a trace; `command` makes the report again.
 pub fn analyze(trace: &Trace, command: &str) -> Report {
@@ -25,22 +27,22 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
     let records: Vec<&Record> = trace.requests.iter().map(|request| &request.record).collect();
     let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(trace.header.started);
     let mut summary = vec![headline(trace, span)];
-    let mut sections = vec![overview(trace, span, &date::rfc3339(started))];
+    let mut sections = vec![overview(trace, span, date::rfc3339(started))];
     if !records.is_empty() {
         let (locality, words) = locality::section(trace, first, span);
         summary.push(words);
-        sections.extend([kinds(&records), sizes(&records), locality]);
         sections.extend([
+            kinds(&records),
+            sizes(&records),
+            locality,
             time::queue_depth(trace, first, span),
             time::arrivals(trace),
             latency(&records),
-        ]);
-        sections.extend([
             priorities(&records),
             flushes::section(trace),
             journal::section(trace, first),
+            lanes(trace, span),
         ]);
-        sections.push(lanes(trace, span));
     }
     Report {
         summary,
@@ -53,7 +55,7 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
 /// Facts about a trace that a reader must know before believing figures made from it.
 pub(super) fn notes(trace: &Trace) -> Vec<Note> {
     let mut notes = Vec::new();
-    let mut warn = |text: String| notes.push(Note { severity: Severity::Warning, text });
+    let mut warn = |text: String| notes.push(Note::warning(text));
     if let Some(damage) = &trace.damage {
         warn(format!("The trace is damaged, only the part before the damage is used: {damage}."));
     } else if !trace.is_complete {
@@ -74,17 +76,26 @@ pub(super) fn name(trace: &Trace) -> &str {
     if trace.header.name.is_empty() { "a volume" } else { &trace.header.name }
 }
 
-/// Requests, of which those with several ranges have a record for each.
-fn count(records: &[&Record]) -> u64 {
-    records.iter().filter(|record| !record.more).count() as u64
+/// Requests of a kind, of which those with several ranges have a record for each.
+fn of_kind<'a>(records: &'a [&Record], kind: RequestKind) -> impl Iterator<Item = &'a Record> {
+    records.iter().copied().filter(move |record| record.kind == kind)
+}
+
+/// Values of the records of each kind, in the order of the kinds.
+fn by_kind<'a>(
+    records: impl IntoIterator<Item = &'a &'a Record> + Clone,
+    value: fn(&Record) -> f64,
+) -> Vec<(String, Vec<f64>)> {
+    let of = |kind: RequestKind| {
+        let of_kind = records.clone().into_iter().filter(|record| record.kind == kind);
+        (kind.name().to_owned(), of_kind.map(|record| value(record)).collect())
+    };
+    RequestKind::ALL.into_iter().map(of).collect()
 }
 
 fn headline(trace: &Trace, span: u64) -> String {
     let all: u64 = RequestKind::ALL.iter().map(|kind| trace.count(*kind)).sum();
-    let part = |kind| match all {
-        0 => 0.0,
-        all => number(trace.count(kind)) * 100.0 / number(all),
-    };
+    let part = |kind| number(trace.count(kind)) * 100.0 / number(all.max(1));
     format!(
         "{all} requests in {:.1} s: {:.1} % reads, {:.1} % writes, {:.2} % flushes.",
         number(span) / 1e9,
@@ -94,170 +105,119 @@ fn headline(trace: &Trace, span: u64) -> String {
     )
 }
 
-fn overview(trace: &Trace, span: u64, started: &str) -> Section {
+fn overview(trace: &Trace, span: u64, started: String) -> Section {
     let header = &trace.header;
     let known = |value: u64, unit: &str| match value {
-        0 => text("not known"),
-        value => text(format!("{value} {unit}")),
+        0 => "not known".to_owned(),
+        value => format!("{value} {unit}"),
     };
-    let rows = vec![
-        vec![text("volume"), text(name(trace))],
-        vec![text("size"), known(header.sectors * 512, "bytes")],
-        vec![text("logical block"), known(header.block_size.into(), "bytes")],
-        vec![text("lanes"), known(header.lanes.into(), "")],
-        vec![text("recorded from"), text(started)],
-        vec![text("length"), text(format!("{:.3} s", number(span) / 1e9))],
-        vec![text("missing requests"), text(trace.lost().to_string())],
-        vec![text("data hashes"), text(if header.hashes { "yes" } else { "no" })],
+    let rows = [
+        ("volume", name(trace).to_owned()),
+        ("size", known(header.sectors * 512, "bytes")),
+        ("logical block", known(header.block_size.into(), "bytes")),
+        ("lanes", known(header.lanes.into(), "")),
+        ("recorded from", started),
+        ("length", format!("{:.3} s", number(span) / 1e9)),
+        ("missing requests", trace.lost().to_string()),
+        ("data hashes", if header.hashes { "yes" } else { "no" }.to_owned()),
     ];
+    let rows = rows.map(|(what, value)| vec![what.into(), value.into()]).into();
     Section::new("overview", "The trace", Vec::new(), vec![table("Header", " | ", rows)])
 }
 
 fn kinds(records: &[&Record]) -> Section {
-    let all = count(records);
-    let all_bytes: u64 = records.iter().map(|record| record.bytes()).sum();
-    let mut rows = Vec::new();
-    for kind in RequestKind::ALL {
-        let of: Vec<_> = records.iter().copied().filter(|record| record.kind == kind).collect();
-        if of.is_empty() {
-            continue;
-        }
-        let bytes: u64 = of.iter().map(|record| record.bytes()).sum();
-        let n = count(&of);
+    let whole = |records: &[&Record]| records.iter().filter(|record| !record.more).count() as u64;
+    let moved = |records: &[&Record]| records.iter().map(|record| record.bytes()).sum::<u64>();
+    let of = |kind| {
+        let of: Vec<&Record> = records.iter().copied().filter(|r| r.kind == kind).collect();
+        let (n, bytes) = (whole(&of), moved(&of));
         let failed = of.iter().filter(|r| r.status != Status::Ok && !r.more).count() as u64;
-        rows.push(vec![
-            text(kind.name()),
-            Cell::Number(number(n)),
-            share(n, all),
+        let row = vec![
+            kind.name().into(),
+            count(n),
+            share(n, whole(records)),
             Cell::Number(number(bytes) / 1e6),
-            share(bytes, all_bytes),
-            Cell::Number(number(bytes) / number(n) / 1024.0),
-            Cell::Number(number(failed)),
-        ]);
-    }
-    let columns = [
-        ("kind", ""),
-        ("requests", ""),
-        ("of all", "%"),
-        ("data", "MB"),
-        ("of all", "%"),
-        ("mean size", "KiB"),
-        ("failed", ""),
-    ];
-    Section::new("kinds", "Requests", Vec::new(), vec![table("Requests by kind", &columns, rows)])
+            share(bytes, moved(records)),
+            Cell::from(number(bytes) / number(n) / 1024.0),
+            count(failed),
+        ];
+        (!of.is_empty()).then_some(row)
+    };
+    let rows = RequestKind::ALL.into_iter().filter_map(of).collect();
+    let columns =
+        "kind | requests | of all [%] | data [MB] | of all [%] | mean size [KiB] | failed";
+    Section::new("kinds", "Requests", Vec::new(), vec![table("Requests by kind", columns, rows)])
 }
 
 fn sizes(records: &[&Record]) -> Section {
     // By power of two, in sectors; 513 sectors are among those up to 1024.
-    let class = |record: &Record| u64::from(record.sectors).next_power_of_two().ilog2();
+    let class = |record: &Record| u64::from(record.sectors).next_power_of_two().ilog2() as usize;
     let kinds =
         [RequestKind::Read, RequestKind::Write, RequestKind::Discard, RequestKind::WriteZeroes];
-    let mut counts: BTreeMap<u32, [u64; 4]> = BTreeMap::new();
-    for record in records.iter().filter(|record| record.sectors > 0) {
-        if let Some(place) = kinds.iter().position(|kind| *kind == record.kind) {
-            counts.entry(class(record)).or_default()[place] += 1;
-        }
-    }
-    let label = |class: u32| vlane_units::show_size(512_u64 << class);
-    let (low, high) =
-        (counts.keys().min().copied().unwrap_or(0), counts.keys().max().copied().unwrap_or(0));
-    let classes: Vec<u32> = (low..=high).collect();
-    let of = |class: &u32, place: usize| counts.get(class).map_or(0, |counts| counts[place]);
-    let series: Vec<(&str, Vec<f64>)> = kinds
+    let sized: Vec<&Record> = records
         .iter()
-        .enumerate()
-        .filter(|(place, _)| classes.iter().any(|class| of(class, *place) > 0))
-        .map(|(place, kind)| {
-            (kind.name(), classes.iter().map(|class| number(of(class, place))).collect())
-        })
+        .copied()
+        .filter(|record| record.sectors > 0 && kinds.contains(&record.kind))
         .collect();
-    let mut rows = Vec::new();
-    for kind in kinds {
-        let mut bytes: Vec<u64> =
-            records.iter().filter(|r| r.kind == kind).map(|r| r.bytes()).collect();
-        if !bytes.is_empty() {
-            let mut row = vec![text(kind.name())];
-            row.extend(percentiles(&mut bytes, |bytes| bytes / 1024.0));
-            rows.push(row);
-        }
-    }
-    let categories = classes.iter().map(|class| label(*class)).collect();
-    Section::new(
-        "sizes",
-        "Sizes",
-        Vec::new(),
-        vec![
-            bars("Requests by size (up to)", categories, ("requests", ""), series),
-            table("Size of a request", &build::percentile_columns("kind", "KiB"), rows),
-        ],
-    )
+    let low = sized.iter().map(|record| class(record)).min().unwrap_or(0);
+    let high = sized.iter().map(|record| class(record)).max().unwrap_or(0);
+    let bar = |kind: RequestKind| {
+        let mut counts = vec![0.0; high + 1 - low];
+        of_kind(&sized, kind).for_each(|record| counts[class(record) - low] += 1.0);
+        (kind.name().to_owned(), exact(counts))
+    };
+    let shown = kinds.into_iter().filter(|kind| of_kind(&sized, *kind).next().is_some());
+    let series = shown.map(bar).collect();
+    let categories = (low..=high).map(|class| vlane_units::show_size(512_u64 << class)).collect();
+    let of = by_kind(records.iter().filter(|record| kinds.contains(&record.kind)), |record| {
+        number(record.bytes()) / 1024.0
+    });
+    let blocks = vec![
+        bars("Requests by size (up to)", ("requests", ""), categories, series),
+        percentile_table("Size of a request", "kind", "KiB", &of),
+    ];
+    Section::new("sizes", "Sizes", Vec::new(), blocks)
 }
 
 fn latency(records: &[&Record]) -> Section {
-    let mut rows = Vec::new();
-    let mut series = Vec::new();
-    for kind in RequestKind::ALL {
-        let of = records.iter().filter(|r| r.kind == kind && !r.more);
-        let mut times: Vec<u64> = of.map(|record| record.service).collect();
-        if times.is_empty() {
-            continue;
-        }
-        let mut row = vec![text(kind.name())];
-        row.extend(percentiles(&mut times, us));
-        rows.push(row);
-        series.push((kind.name().to_owned(), times));
-    }
-    let text = vec![
-        "From the moment the lane took a request until it had the answer. Requests that are taken \
-         or answered together share one reading of the clock, up to eight of them; the time that \
-         a request waits in the guest's ring before the lane looks is not in it."
-            .to_owned(),
+    let of = by_kind(records.iter().filter(|record| !record.more), |record| us(record.service));
+    let text = "From the moment the lane took a request until it had the answer. Requests that are \
+                taken or answered together share one reading of the clock, up to eight of them; \
+                the time that a request waits in the guest's ring before the lane looks is not in \
+                it.";
+    let blocks = vec![
+        percentile_table("Service time by kind", "kind", "us", &of),
+        cdf("Service time", "service time", &of),
     ];
-    Section::new(
-        "latency",
-        "Service time",
-        text,
-        vec![
-            table("Service time by kind", &build::percentile_columns("kind", "us"), rows),
-            cdf("Service time", ("service time", "us"), series, us),
-        ],
-    )
+    Section::new("latency", "Service time", vec![text.to_owned()], blocks)
 }
 
 fn priorities(records: &[&Record]) -> Section {
-    let mut classes: BTreeMap<(PriorityClass, u32), (u64, u64, Vec<u64>)> = BTreeMap::new();
+    let mut classes: BTreeMap<(PriorityClass, u32), Vec<&Record>> = BTreeMap::new();
     for record in records.iter().filter(|record| !record.more) {
-        let entry = classes.entry((record.priority.class(), record.priority.level())).or_default();
-        entry.0 += 1;
-        entry.1 += record.bytes();
-        entry.2.push(record.service);
+        let class = (record.priority.class(), record.priority.level());
+        classes.entry(class).or_default().push(record);
     }
-    let all = count(records);
-    let rows = classes.into_iter().map(|((class, level), (n, bytes, mut times))| {
+    let all: usize = classes.values().map(Vec::len).sum();
+    let rows = classes.into_iter().map(|((class, level), of)| {
         let class = match class {
             PriorityClass::None => "none",
             PriorityClass::RealTime => "real time",
             PriorityClass::BestEffort => "best effort",
             PriorityClass::Idle => "idle",
         };
-        let mut row =
-            vec![text(class), Cell::Number(level.into()), Cell::Number(number(n)), share(n, all)];
+        let n = of.len() as u64;
+        let bytes: u64 = of.iter().map(|record| record.bytes()).sum();
+        let mut row = vec![class.into(), count(level.into()), count(n), share(n, all as u64)];
         row.push(Cell::Number(number(bytes) / 1e6));
-        row.extend(percentiles(&mut times, us));
+        row.extend(percentiles(&of.iter().map(|r| us(r.service)).collect::<Vec<_>>()));
         row
     });
-    let mut columns =
-        vec![("class", ""), ("level", ""), ("requests", ""), ("of all", "%"), ("data", "MB")];
-    columns.extend(build::percentile_columns("", "us").into_iter().skip(1));
+    let columns = percentile_columns("class | level | requests | of all [%] | data [MB]", "us");
     let words = "The I/O priority that the guest gave (Linux: from ioprio_set, or from the nice \
                  value), 0 the highest level.";
-    let rows = rows.collect();
-    Section::new(
-        "priorities",
-        "Priorities",
-        vec![words.to_owned()],
-        vec![table("Requests and service time by priority", &columns, rows)],
-    )
+    let block = table("Requests and service time by priority", &columns, rows.collect());
+    Section::new("priorities", "Priorities", vec![words.to_owned()], vec![block])
 }
 
 fn lanes(trace: &Trace, span: u64) -> Section {
@@ -266,45 +226,29 @@ fn lanes(trace: &Trace, span: u64) -> Section {
         lanes.entry(request.record.lane).or_default().push(request);
     }
     let rows = lanes.into_iter().map(|(lane, requests)| {
-        let records: Vec<&Record> = requests.iter().map(|request| &request.record).collect();
-        let n = count(&records);
-        let of = |kind| records.iter().filter(|r| r.kind == kind && !r.more).count() as u64;
-        let bytes: u64 = records.iter().map(|record| record.bytes()).sum();
-        let deep = requests
-            .iter()
-            .map(|r| r.record.seq.wrapping_sub(r.record.after).wrapping_add(1))
-            .max();
-        let lost: u64 = trace.gaps.iter().filter(|gap| gap.lane == lane).map(|gap| gap.count).sum();
+        let whole = requests.iter().filter(|request| !request.record.more);
+        let of = |kind| number(whole.clone().filter(|r| r.record.kind == kind).count() as u64);
+        let n = number(whole.clone().count() as u64);
+        let bytes: u64 = requests.iter().map(|request| request.record.bytes()).sum();
         let runs = requests.iter().map(|request| request.run).max().unwrap_or(0) + 1;
+        let lost: u64 = trace.gaps.iter().filter(|gap| gap.lane == lane).map(|gap| gap.count).sum();
         let figures = [
-            number(n),
-            number(n) / (number(span) / 1e9).max(1e-9),
-            number(of(RequestKind::Read)),
-            number(of(RequestKind::Write)),
-            number(of(RequestKind::Flush)),
+            n,
+            n / (number(span) / 1e9).max(1e-9),
+            of(RequestKind::Read),
+            of(RequestKind::Write),
+            of(RequestKind::Flush),
             number(bytes) / 1e6,
-            deep.unwrap_or(0).into(),
+            requests.iter().map(|request| request.in_flight()).max().unwrap_or(0).into(),
             runs.into(),
             number(lost),
         ];
-        std::iter::once(text(lane.to_string()))
-            .chain(figures.into_iter().map(Cell::Number))
-            .collect()
+        std::iter::once(lane.to_string().into()).chain(figures.map(Cell::Number)).collect()
     });
-    let columns = [
-        ("lane", ""),
-        ("requests", ""),
-        ("rate", "1/s"),
-        ("reads", ""),
-        ("writes", ""),
-        ("flushes", ""),
-        ("data", "MB"),
-        ("deepest", ""),
-        ("starts", ""),
-        ("missing", ""),
-    ];
-    let rows = rows.collect();
-    Section::new("lanes", "Lanes", Vec::new(), vec![table("Lanes", &columns, rows)])
+    let columns = "lane | requests | rate [1/s] | reads | writes | flushes | data [MB] | deepest | \
+                   starts | missing";
+    let block = table("Lanes", columns, rows.collect());
+    Section::new("lanes", "Lanes", Vec::new(), vec![block])
 }
 
 #[cfg(test)]

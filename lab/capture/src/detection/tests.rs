@@ -16,7 +16,7 @@ fn recorded_journal_is_found_both_ways() {
     let trace = Trace::read(GUEST).unwrap();
     assert!(trace.is_complete && trace.lost() == 0);
     let truth = layout_journal(FileSystem::Ext4, vec![JOURNAL]);
-    let [_, content, pattern] = evaluate(&trace, &[truth]).try_into().unwrap();
+    let [_, content, pattern] = evaluate(&trace, &[truth]);
     let at_least = |score: Score, part: f64| {
         assert!(score.precision().unwrap() >= part && score.recall().unwrap() >= part, "{score:?}");
     };
