@@ -12,7 +12,8 @@ use std::io::{Read, Write};
 
 use vlane_trace::{RequestKind, Status};
 
-use super::{Imported, Trace, choose};
+use super::Trace;
+use super::import::{Imported, choose};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::sniff::{self, BLKTRACE, ByteOrder};
 
@@ -20,40 +21,49 @@ mod pair;
 
 /// Bytes of `struct blk_io_trace`.
 const EVENT: usize = 48;
+/// Its fields behind the magic number, each with its place and its bytes: number, time, sector,
+/// bytes, action, process, device, CPU, error, bytes of the payload.
+const FIELDS: [(usize, usize); 10] =
+    [(4, 4), (8, 8), (16, 8), (24, 4), (28, 4), (32, 4), (36, 4), (40, 4), (44, 2), (46, 2)];
 /// Categories (`enum blktrace_cat`), shifted by 16 in an action.
 mod category {
-    pub(super) const READ: u32 = 1 << 16;
-    pub(super) const WRITE: u32 = 1 << 17;
-    pub(super) const FLUSH: u32 = 1 << 18;
-    pub(super) const QUEUE: u32 = 1 << 20;
-    pub(super) const ISSUE: u32 = 1 << 22;
-    pub(super) const COMPLETE: u32 = 1 << 23;
-    pub(super) const PASSTHROUGH: u32 = 1 << 25;
-    pub(super) const NOTIFY: u32 = 1 << 26;
-    pub(super) const DISCARD: u32 = 1 << 29;
-    pub(super) const FUA: u32 = 1 << 31;
+    pub(super) const READ: u64 = 1 << 16;
+    pub(super) const WRITE: u64 = 1 << 17;
+    pub(super) const FLUSH: u64 = 1 << 18;
+    pub(super) const QUEUE: u64 = 1 << 20;
+    pub(super) const ISSUE: u64 = 1 << 22;
+    pub(super) const COMPLETE: u64 = 1 << 23;
+    pub(super) const PASSTHROUGH: u64 = 1 << 25;
+    pub(super) const NOTIFY: u64 = 1 << 26;
+    pub(super) const DISCARD: u64 = 1 << 29;
+    pub(super) const FUA: u64 = 1 << 31;
 }
 /// Actions (`enum blktrace_act`).
-const QUEUE: u32 = 1;
-const ISSUE: u32 = 7;
-const COMPLETE: u32 = 8;
+const QUEUE: u64 = 1;
+const ISSUE: u64 = 7;
+const COMPLETE: u64 = 8;
 /// A bit of the action for events with a cgroup.
-const CGROUP: u32 = 1 << 8;
+const CGROUP: u64 = 1 << 8;
 /// Device 253:0, as device-mapper's; blkparse wants one.
-const DEVICE: u32 = 253 << 20;
+const DEVICE: u64 = 253 << 20;
 /// The longest payload of an event that is believed.
-const MAX_PAYLOAD: usize = 1 << 15;
+const MAX_PAYLOAD: u64 = 1 << 15;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Event {
     time: u64,
     sector: u64,
-    bytes: u32,
-    action: u32,
-    pid: u32,
-    device: u32,
-    cpu: u32,
-    error: u16,
+    bytes: u64,
+    action: u64,
+    pid: u64,
+    device: u64,
+    cpu: u64,
+    error: u64,
+}
+
+/// An event of a lane's process.
+fn of_lane(lane: u16, action: u64) -> Event {
+    Event { action, pid: u64::from(lane) + 1, device: DEVICE, ..Event::default() }
 }
 
 /// Writes a trace in blktrace's format. Returns how many requests have no place in it.
@@ -73,10 +83,10 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
             RequestKind::Discard => category::WRITE | category::DISCARD,
             RequestKind::WriteZeroes | RequestKind::GetId | RequestKind::Refused => 0,
         };
-        let (Ok(bytes), 1..) = (u32::try_from(record.bytes()), what) else {
+        if what == 0 || u32::try_from(record.bytes()).is_err() {
             left_out += 1;
             continue;
-        };
+        }
         let error = if record.status == Status::Ok { 0 } else { 5 };
         let submit = record.submit - begin;
         for (time, action, error) in [
@@ -84,19 +94,9 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
             (submit, ISSUE | category::ISSUE, 0),
             (submit + record.service, COMPLETE | category::COMPLETE, error),
         ] {
-            let lane = u32::from(record.lane);
-            let sector = record.sector;
-            let (pid, device, cpu) = (lane + 1, DEVICE, 0);
-            events.push(Event {
-                time,
-                sector,
-                bytes,
-                action: action | what,
-                pid,
-                device,
-                cpu,
-                error,
-            });
+            let (sector, bytes) = (record.sector, record.bytes());
+            let event = Event { time, sector, bytes, error, ..of_lane(record.lane, action | what) };
+            events.push(event);
         }
     }
     // Completions take their places; those of one moment stay behind their submissions.
@@ -110,13 +110,10 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
             let mut name = [0_u8; 16];
             let text = format!("lane-{lane}");
             name[..text.len()].copy_from_slice(text.as_bytes());
-            let (pid, cpu) = (u32::from(lane) + 1, 0);
-            let (action, device) = (category::NOTIFY, DEVICE);
-            let event = Event { time: 0, sector: 0, bytes: 0, action, pid, device, cpu, error: 0 };
-            to.write_all(&encode(&event, 0, 16))?;
+            to.write_all(&encode(&of_lane(lane, category::NOTIFY), 0, 16))?;
             to.write_all(&name)?;
         }
-        for (number, event) in (1_u32..).zip(&events) {
+        for (number, event) in (1..).zip(&events) {
             to.write_all(&encode(event, number, 0))?;
         }
         Ok(())
@@ -125,21 +122,15 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
     Ok(left_out)
 }
 
-fn encode(event: &Event, number: u32, payload: u16) -> [u8; EVENT] {
-    let mut bytes = [0; EVENT];
-    let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
-    put(0, &BLKTRACE.to_le_bytes());
-    put(4, &number.to_le_bytes());
-    put(8, &event.time.to_le_bytes());
-    put(16, &event.sector.to_le_bytes());
-    put(24, &event.bytes.to_le_bytes());
-    put(28, &event.action.to_le_bytes());
-    put(32, &event.pid.to_le_bytes());
-    put(36, &event.device.to_le_bytes());
-    put(40, &event.cpu.to_le_bytes());
-    put(44, &event.error.to_le_bytes());
-    put(46, &payload.to_le_bytes());
-    bytes
+fn encode(event: &Event, number: u64, payload: u64) -> [u8; EVENT] {
+    let Event { time, sector, bytes, action, pid, device, cpu, error } = *event;
+    let values = [number, time, sector, bytes, action, pid, device, cpu, error, payload];
+    let mut encoded = [0; EVENT];
+    encoded[..4].copy_from_slice(&BLKTRACE.to_le_bytes());
+    for ((at, len), value) in FIELDS.into_iter().zip(values) {
+        encoded[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+    }
+    encoded
 }
 
 /// Reads a file of blktrace, of one device.
@@ -155,11 +146,13 @@ pub fn read(mut from: impl Read, device: Option<&str>) -> Result<Imported> {
     let mut all = Events::default();
     let mut at = 0_u64;
     let damage = loop {
-        match all.next(&mut from, at)? {
-            Next::Event(bytes) => at += bytes,
-            Next::End => break None,
-            Next::Damage(damage) if at == 0 => return Err(Error::new(ErrorKind::Format, damage)),
-            Next::Damage(damage) => break Some(damage),
+        match all.next(&mut from, at) {
+            Ok(0) => break None,
+            Ok(bytes) => at += bytes,
+            Err(error) if at > 0 && error.kind() == ErrorKind::Format => {
+                break Some(error.to_string());
+            }
+            Err(error) => return Err(error),
         }
     };
     let chosen =
@@ -170,13 +163,13 @@ pub fn read(mut from: impl Read, device: Option<&str>) -> Result<Imported> {
     }
     // A file for each CPU: each is in order, a concatenation of several is not.
     events.sort_by_key(|event| event.time);
-    let mut read = pair::pair(&events, &all.lanes);
+    let mut read = pair::pair(&events, all.lanes);
     read.trace.damage = damage;
     Ok(read)
 }
 
 /// A device's number as `lsblk` prints it.
-fn name(device: u32) -> String {
+fn name(device: u64) -> String {
     format!("{}:{}", device >> 20, device & 0xf_ffff)
 }
 
@@ -185,91 +178,59 @@ fn name(device: u32) -> String {
 struct Events {
     events: Vec<Event>,
     /// Process and lane.
-    lanes: HashMap<u32, u16>,
+    lanes: HashMap<u64, u16>,
     /// Device and number of events.
-    devices: BTreeMap<u32, u64>,
-}
-
-/// The outcome of reading one event.
-enum Next {
-    /// Its bytes.
-    Event(u64),
-    End,
-    /// The place and the fault.
-    Damage(String),
+    devices: BTreeMap<u64, u64>,
 }
 
 impl Events {
-    /// Reads the event at byte `at`. The kernel writes numbers in its own order of bytes.
-    fn next(&mut self, from: &mut impl Read, at: u64) -> Result<Next> {
-        let cut = || Ok(Next::Damage(format!("byte {at}: it ends in the middle of an event")));
-        let mut bytes = [0; EVENT];
-        match fill(from, &mut bytes, at)? {
-            0 => return Ok(Next::End),
+    /// Reads the event at byte `at`, and returns its bytes; 0 at the end. The kernel writes numbers
+    /// in its own order of bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Format`] with the place and the fault; [`ErrorKind::Io`].
+    fn next(&mut self, from: &mut impl Read, at: u64) -> Result<u64> {
+        let damaged = |what: &str| Error::new(ErrorKind::Format, format!("byte {at}: {what}"));
+        let mut fill = |len: u64| {
+            let mut bytes = Vec::new();
+            let read = from.by_ref().take(len).read_to_end(&mut bytes);
+            read.context(ErrorKind::Io, || format!("byte {at}: cannot be read")).map(|_| bytes)
+        };
+        let event = fill(EVENT as u64)?;
+        match event.len() {
+            0 => return Ok(0),
             EVENT => {}
-            _ => return cut(),
+            _ => return Err(damaged("it ends in the middle of an event")),
         }
-        let is_big = match sniff::blktrace(&bytes) {
-            Some(order) => order == ByteOrder::Big,
-            None => {
-                let damage = format!("byte {at}: not an event of blktrace's version 7");
-                return Ok(Next::Damage(damage));
+        let order = sniff::blktrace(&event);
+        let order = order.ok_or_else(|| damaged("not an event of blktrace's version 7"))?;
+        let field = |(at, len): (usize, usize)| {
+            let add = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
+            let bytes = event[at..at + len].iter();
+            match order {
+                ByteOrder::Big => bytes.fold(0, add),
+                ByteOrder::Little => bytes.rev().fold(0, add),
             }
         };
-        let int = |at: usize| {
-            let four = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-            if is_big { u32::from_be_bytes(four) } else { u32::from_le_bytes(four) }
-        };
-        let short = |at: usize| {
-            let two = [bytes[at], bytes[at + 1]];
-            if is_big { u16::from_be_bytes(two) } else { u16::from_le_bytes(two) }
-        };
-        let long = |at: usize| {
-            let (first, second) = (u64::from(int(at)), u64::from(int(at + 4)));
-            if is_big { first << 32 | second } else { second << 32 | first }
-        };
-        let payload = usize::from(short(46));
+        let [_, time, sector, bytes, action, pid, device, cpu, error, payload] = FIELDS.map(field);
         if payload > MAX_PAYLOAD {
-            return Ok(Next::Damage(format!(
-                "byte {at}: an event with a payload of {payload} bytes"
-            )));
+            return Err(damaged(&format!("an event with a payload of {payload} bytes")));
         }
-        let mut data = vec![0; payload];
-        if fill(from, &mut data, at)? < payload {
-            return cut();
+        let data = fill(payload)?;
+        if (data.len() as u64) < payload {
+            return Err(damaged("it ends in the middle of an event"));
         }
-        let (action, pid) = (int(28), int(32));
         if action == category::NOTIFY {
-            let name: Vec<u8> = data.into_iter().take_while(|byte| *byte != 0).collect();
-            let lane = std::str::from_utf8(&name)
-                .ok()
-                .and_then(|name| name.strip_prefix("lane-")?.parse().ok());
-            if let Some(lane) = lane {
-                self.lanes.insert(pid, lane);
-            }
+            let name = data.split(|byte| *byte == 0).next().unwrap_or_default();
+            let name = std::str::from_utf8(name).ok();
+            let lane = name.and_then(|name| name.strip_prefix("lane-")?.parse().ok());
+            self.lanes.extend(lane.map(|lane| (pid, lane)));
         } else if action & category::NOTIFY == 0 {
-            let (time, sector, bytes) = (long(8), long(16), int(24));
-            let (device, cpu, error) = (int(36), int(40), short(44));
             *self.devices.entry(device).or_default() += 1;
             self.events.push(Event { time, sector, bytes, action, pid, device, cpu, error });
         }
-        Ok(Next::Event((EVENT + payload) as u64))
+        Ok(EVENT as u64 + payload)
     }
-}
-
-/// Fills `bytes` as far as the file goes; how many it has.
-fn fill(from: &mut impl Read, bytes: &mut [u8], at: u64) -> Result<usize> {
-    let mut got = 0;
-    while got < bytes.len() {
-        match from
-            .read(&mut bytes[got..])
-            .context(ErrorKind::Io, || format!("byte {at}: cannot be read"))?
-        {
-            0 => break,
-            n => got += n,
-        }
-    }
-    Ok(got)
 }
 
 #[cfg(test)]

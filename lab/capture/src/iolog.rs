@@ -8,26 +8,19 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, Write};
 
-use vlane_trace::{Header, Priority, Record, RequestKind, Status};
+use vlane_trace::{Header, Record, RequestKind, SECTOR};
 
 use super::Trace;
+use super::import::{record, senseless};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 
-/// Which format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    /// Without times; fio 1.17 and later.
-    Two,
-    /// With times; fio 3.31 and later.
-    Three,
-}
-
-/// Writes a trace as an iolog on the file `file`, in the order of submission. Returns how many
+/// Writes a trace as an iolog of version 2 (without times; fio 1.17 and later) or 3 (with times;
+/// fio 3.31 and later) on the file `file`, in the order of submission. Returns how many
 /// requests have no place in it.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a file name that an iolog cannot have, [`ErrorKind::Io`].
-pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -> Result<u64> {
+pub fn write(trace: &Trace, version: u8, file: &str, to: &mut impl Write) -> Result<u64> {
     if file.is_empty() || file.len() > 255 || file.chars().any(char::is_whitespace) {
         let context = format!(
             "{file:?}: fio's iolog takes no file name with spaces, or of more than 255 bytes"
@@ -35,14 +28,10 @@ pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -
         return Err(Error::new(ErrorKind::Invalid, context));
     }
     let (begin, span) = trace.span();
-    let stamp = |ns: u64| match version {
-        Version::Two => String::new(),
-        Version::Three => format!("{} ", ns / 1000),
-    };
-    let number = if version == Version::Two { 2 } else { 3 };
+    let stamp = |ns: u64| if version < 3 { String::new() } else { format!("{} ", ns / 1000) };
     let mut left_out = 0;
     let mut body = || -> std::io::Result<()> {
-        writeln!(to, "fio version {number} iolog")?;
+        writeln!(to, "fio version {version} iolog")?;
         let at = stamp(0);
         writeln!(to, "{at}{file} add\n{at}{file} open")?;
         for place in trace.by_submission() {
@@ -57,13 +46,8 @@ pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -
                     continue;
                 }
             };
-            let at = stamp(record.submit - begin);
-            writeln!(
-                to,
-                "{at}{file} {action} {} {}",
-                u128::from(record.sector) * 512,
-                record.bytes()
-            )?;
+            let (at, offset) = (stamp(record.submit - begin), u128::from(record.sector) * 512);
+            writeln!(to, "{at}{file} {action} {offset} {}", record.bytes())?;
         }
         writeln!(to, "{}{file} close", stamp(span))
     };
@@ -77,58 +61,22 @@ pub fn write(trace: &Trace, version: Version, file: &str, to: &mut impl Write) -
 /// # Errors
 /// [`ErrorKind::Format`] with the line that makes no sense; [`ErrorKind::Io`].
 pub fn read(from: impl BufRead) -> Result<Trace> {
-    let mut records = Vec::new();
-    let mut files = BTreeSet::new();
-    let (mut version, mut pause) = (0, 0_u64);
+    let (mut records, mut files) = (Vec::new(), BTreeSet::new());
+    let (mut version, mut pause) = (0, 0);
     for (number, line) in (1_u64..).zip(from.lines()) {
         let line = line.context(ErrorKind::Io, || format!("line {number} cannot be read"))?;
-        let bad = |why: &str| {
-            Err(Error::new(ErrorKind::Format, format!("line {number}: {why}: {line:?}")))
-        };
         if number == 1 {
             version = match line.trim() {
                 "fio version 2 iolog" => 2,
                 "fio version 3 iolog" => 3,
-                _ => return bad("not an iolog of version 2 or 3"),
+                _ => return Err(senseless(1, "not an iolog of version 2 or 3", &line)),
             };
             continue;
         }
-        let mut words: Vec<&str> = line.split_whitespace().collect();
-        if words.is_empty() {
-            continue;
-        }
-        let mut at = pause;
-        if version == 3 {
-            match words.remove(0).parse() {
-                Ok(time) => at = time,
-                Err(_) => return bad("no time at its beginning"),
-            }
-        }
-        let (file, action, numbers) = match words[..] {
-            [_, "add" | "open" | "close"] => continue,
-            [file, action, offset, length] => {
-                match (offset.parse::<u64>(), length.parse::<u64>()) {
-                    (Ok(offset), Ok(length)) => (file, action, (offset, length)),
-                    _ => return bad("no offset and length"),
-                }
-            }
-            _ => return bad("neither a file's nor a request's line"),
-        };
-        let kind = match action {
-            "read" => RequestKind::Read,
-            "write" => RequestKind::Write,
-            "trim" => RequestKind::Discard,
-            "sync" | "datasync" => RequestKind::Flush,
-            "wait" if version == 2 => {
-                pause = pause.saturating_add(numbers.0);
-                continue;
-            }
-            _ => return bad("an action that is not known"),
-        };
-        files.insert(file.to_owned());
-        match request(kind, at, numbers) {
-            Ok(record) => records.push(record),
-            Err(why) => return bad(why),
+        let request = parse(&line, version, &mut pause);
+        if let Some((file, record)) = request.map_err(|why| senseless(number, why, &line))? {
+            files.insert(file.to_owned());
+            records.push(record);
         }
     }
     if files.len() > 1 {
@@ -140,34 +88,47 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
     Ok(Trace::from_records(Header { lanes: 1, name, ..Header::default() }, records))
 }
 
-/// The record of a request at a time in us, with its offset and length, or why it has none.
-fn request(
-    kind: RequestKind,
-    at: u64,
-    numbers: (u64, u64),
-) -> std::result::Result<Record, &'static str> {
-    let (offset, length) = if kind == RequestKind::Flush { (0, 0) } else { numbers };
-    let Ok(sectors) = u32::try_from(length / 512) else {
-        return Err("too long for one request");
+/// A line's file and request, if it has one; `pause` is the sum of the pauses of version 2, in us.
+fn parse<'a>(
+    line: &'a str,
+    version: u8,
+    pause: &mut u64,
+) -> std::result::Result<Option<(&'a str, Record)>, &'static str> {
+    let mut words: Vec<&str> = line.split_whitespace().collect();
+    if words.is_empty() {
+        return Ok(None);
+    }
+    let mut at = *pause;
+    if version == 3 {
+        at = words.remove(0).parse().map_err(|_| "no time at its beginning")?;
+    }
+    let (file, action, offset, length) = match words[..] {
+        [_, "add" | "open" | "close"] => return Ok(None),
+        [file, action, offset, length] => (file, action, offset.parse(), length.parse()),
+        _ => return Err("neither a file's nor a request's line"),
     };
-    if offset % 512 != 0 || length % 512 != 0 {
+    let (Ok::<u64, _>(mut offset), Ok::<u64, _>(mut length)) = (offset, length) else {
+        return Err("no offset and length");
+    };
+    let kind = match action {
+        "read" => RequestKind::Read,
+        "write" => RequestKind::Write,
+        "trim" => RequestKind::Discard,
+        "sync" | "datasync" => RequestKind::Flush,
+        "wait" if version == 2 => {
+            *pause = pause.saturating_add(offset);
+            return Ok(None);
+        }
+        _ => return Err("an action that is not known"),
+    };
+    if kind == RequestKind::Flush {
+        (offset, length) = (0, 0);
+    }
+    if offset % SECTOR != 0 || length % SECTOR != 0 {
         return Err("not in whole sectors of 512 bytes");
     }
-    Ok(Record {
-        kind,
-        status: Status::Ok,
-        lane: 0,
-        priority: Priority(0),
-        submit: at.saturating_mul(1000),
-        service: 0,
-        sector: offset / 512,
-        sectors,
-        seq: 0,
-        after: 0,
-        more: false,
-        unmap: false,
-        hash: 0,
-    })
+    let sectors = u32::try_from(length / SECTOR).map_err(|_| "too long for one request")?;
+    Ok(Some((file, record(kind, at.saturating_mul(1000), offset / SECTOR, sectors))))
 }
 
 #[cfg(test)]
@@ -184,7 +145,7 @@ mod tests {
         let trace = read(LOG.as_bytes()).unwrap();
         assert_eq!(trace.requests.len(), 4);
         let mut out = Vec::new();
-        assert_eq!(write(&trace, Version::Three, "/d", &mut out).unwrap(), 0);
+        assert_eq!(write(&trace, 3, "/d", &mut out).unwrap(), 0);
         let lines: Vec<String> =
             String::from_utf8(out).unwrap().lines().map(str::to_owned).collect();
         let wanted = [

@@ -8,11 +8,14 @@
 pub mod analyze;
 pub mod blktrace;
 pub mod detection;
+mod import;
 pub mod iolog;
 pub mod msr;
 pub mod prove;
 pub mod replay;
 mod replay_report;
+
+pub use import::Imported;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -98,51 +101,6 @@ pub struct Trace {
     pub is_complete: bool,
     /// Where and why reading ended before the end of the file.
     pub damage: Option<String>,
-}
-
-/// A trace that another program made.
-#[derive(Debug, Clone, Default)]
-pub struct Imported {
-    /// The requests.
-    pub trace: Trace,
-    /// Sentences with counts: requests that were left out, and those that are doubtful.
-    pub notes: Vec<String>,
-}
-
-/// The one device of a trace that may have several: the one that is `wanted`, or the only one.
-///
-/// `devices` are their names, each with its number of `unit`s. `None` is a trace without any.
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] with all names, if there are several or not the wanted one.
-fn choose(
-    devices: impl Iterator<Item = (String, u64)>,
-    wanted: Option<&str>,
-    unit: &str,
-) -> Result<Option<String>> {
-    let devices: Vec<(String, u64)> = devices.collect();
-    let list = || {
-        let each = |(name, count): &(String, u64)| {
-            format!("{name} ({count} {unit}{})", if *count == 1 { "" } else { "s" })
-        };
-        devices.iter().map(each).collect::<Vec<_>>().join(", ")
-    };
-    let context = match (wanted, &devices[..]) {
-        (None, []) => return Ok(None),
-        (None, [(only, _)]) => return Ok(Some(only.clone())),
-        (Some(wanted), all) if all.iter().any(|(name, _)| name == wanted) => {
-            return Ok(Some(wanted.to_owned()));
-        }
-        (None, _) => {
-            format!(
-                "it is of several devices, and a volume is one: choose with --device: {}",
-                list()
-            )
-        }
-        (Some(wanted), []) => format!("device {wanted} is not in it: it has no request"),
-        (Some(wanted), _) => format!("device {wanted} is not in it; it has {}", list()),
-    };
-    Err(Error::new(ErrorKind::Invalid, context))
 }
 
 /// An error if a file is known to be something else than a trace.

@@ -8,35 +8,24 @@
 use std::collections::BTreeMap;
 use std::io::BufRead;
 
-use vlane_trace::{Header, Priority, Record, RequestKind, Status};
+use vlane_trace::{Header, Record, RequestKind, SECTOR};
 
-use super::{Imported, Trace, choose};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use super::Trace;
+use super::import::{Imported, Notes, choose, record, senseless};
+use vlane_testbed::error::{Context, ErrorKind, Result};
 
 /// Units of 100 ns between 1601 and 1970.
 const EPOCH: u64 = 116_444_736_000_000_000;
 /// Nanoseconds of a unit of time.
 const UNIT: u64 = 100;
-const SECTOR: u64 = 512;
-
-/// A line's fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Line<'a> {
-    time: u64,
-    host: &'a str,
-    disk: &'a str,
-    kind: RequestKind,
-    offset: u64,
-    size: u64,
-    response: u64,
-}
 
 /// True for a line of these traces.
 pub fn is_line(line: &str) -> bool {
     parse(line).is_ok()
 }
 
-fn parse(line: &str) -> std::result::Result<Line<'_>, &'static str> {
+/// A line's disk, its bytes, and its request with the line's time as its submission.
+fn parse(line: &str) -> std::result::Result<(String, u64, Record), &'static str> {
     let fields: Vec<&str> = line.trim_end().split(',').collect();
     let [time, host, disk, kind, offset, size, response] = fields[..] else {
         return Err("not seven fields");
@@ -58,10 +47,14 @@ fn parse(line: &str) -> std::result::Result<Line<'_>, &'static str> {
     if host.is_empty() || disk.parse::<u32>().is_err() {
         return Err("no host and disk number");
     }
-    if size > u64::from(u32::MAX) || offset.checked_add(size).is_none() {
-        return Err("too long for one request");
-    }
-    Ok(Line { time, host, disk, kind, offset, size, response })
+    let end = offset.checked_add(size).filter(|_| size <= u64::from(u32::MAX));
+    let end = end.ok_or("too long for one request")?.div_ceil(SECTOR);
+    let first = offset / SECTOR;
+    // At most 2^32 bytes.
+    let sectors = u32::try_from(end - first).unwrap_or(u32::MAX);
+    let service = response.saturating_mul(UNIT);
+    let record = Record { service, ..record(kind, time, first, sectors) };
+    Ok((format!("{host}.{disk}"), size, record))
 }
 
 /// Reads a trace of one disk, as one lane. A file of several disks is refused unless `device`, as
@@ -75,82 +68,44 @@ fn parse(line: &str) -> std::result::Result<Line<'_>, &'static str> {
 /// that are in it; [`ErrorKind::Io`].
 pub fn read(mut from: impl BufRead, device: Option<&str>) -> Result<Imported> {
     let mut disks: BTreeMap<String, u64> = BTreeMap::new();
-    let mut records = Vec::new();
-    let (mut widened, mut empty, mut damage) = (0_u64, 0_u64, None);
+    let (mut records, mut notes, mut damage) = (Vec::new(), Notes::default(), None);
     let mut text = String::new();
     for number in 1_u64.. {
         text.clear();
-        let got = from
-            .read_line(&mut text)
-            .context(ErrorKind::Io, || format!("line {number} cannot be read"))?;
-        if got == 0 {
+        let got = from.read_line(&mut text);
+        if got.context(ErrorKind::Io, || format!("line {number} cannot be read"))? == 0 {
             break;
         }
         if text.trim().is_empty() {
             continue;
         }
-        let line = match parse(&text) {
+        let (disk, size, record) = match parse(&text) {
             Ok(line) => line,
             Err(why) if !text.ends_with('\n') && number > 1 => {
                 damage = Some(format!("line {number} is cut off: {why}"));
                 break;
             }
-            Err(why) => {
-                let context = format!("line {number}: {why}: {:?}", text.trim_end());
-                return Err(Error::new(ErrorKind::Format, context));
-            }
+            Err(why) => return Err(senseless(number, why, &text)),
         };
-        let disk = format!("{}.{}", line.host, line.disk);
         let is_wanted = device.is_none_or(|wanted| wanted == disk);
         *disks.entry(disk).or_default() += 1;
-        if !is_wanted {
-            continue;
+        if is_wanted && size == 0 {
+            notes.add(1, "request", "left out: without data");
+        } else if is_wanted {
+            let widened = u64::from(record.bytes() != size);
+            notes.add(widened, "request", "widened to whole sectors of 512 bytes");
+            records.push(record);
         }
-        if line.size == 0 {
-            empty += 1;
-            continue;
-        }
-        let record = record(&line);
-        widened += u64::from(u64::from(record.sectors) * SECTOR != line.size);
-        records.push(record);
     }
     let name = choose(disks.into_iter(), device, "request")?.unwrap_or_default();
-    let begin = records.iter().map(|record| record.submit).min().unwrap_or(0);
+    let begin = records.iter().map(|record| record.submit).min().unwrap_or(EPOCH);
     for record in &mut records {
         record.submit = (record.submit - begin).saturating_mul(UNIT);
     }
-    let started = (begin.max(EPOCH) - EPOCH).saturating_mul(UNIT);
-    let mut trace =
-        Trace::from_records(Header { started, lanes: 1, name, ..Header::default() }, records);
-    trace.damage = damage;
-    let notes =
-        [(widened, "widened to whole sectors of 512 bytes"), (empty, "left out: without data")];
-    let note = |(count, rest): (u64, &str)| {
-        (count > 0).then(|| format!("{count} request{} {rest}", if count == 1 { "" } else { "s" }))
-    };
-    Ok(Imported { trace, notes: notes.into_iter().filter_map(note).collect() })
-}
-
-/// A request, with the line's time as its submission.
-fn record(line: &Line<'_>) -> Record {
-    let first = line.offset / SECTOR;
-    let end = (line.offset + line.size).div_ceil(SECTOR);
-    Record {
-        kind: line.kind,
-        status: Status::Ok,
-        lane: 0,
-        priority: Priority(0),
-        submit: line.time,
-        service: line.response.saturating_mul(UNIT),
-        sector: first,
-        // At most 2^32 bytes.
-        sectors: u32::try_from(end - first).unwrap_or(u32::MAX),
-        seq: 0,
-        after: 0,
-        more: false,
-        unmap: false,
-        hash: 0,
-    }
+    let started = (begin - EPOCH).saturating_mul(UNIT);
+    let header = Header { started, lanes: 1, name, ..Header::default() };
+    let trace = Trace { damage, ..Trace::from_records(header, records) };
+    Ok(Imported { trace, notes: notes.told() })
 }
 
 #[cfg(test)]

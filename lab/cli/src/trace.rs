@@ -9,7 +9,6 @@ use clap::{Args, Subcommand, ValueEnum};
 use vlane_capture::{Imported, Trace, blktrace, iolog, msr};
 use vlane_error::counted;
 use vlane_testbed::Output;
-use vlane_testbed::output::Writing;
 use vlane_testbed::sniff;
 
 use crate::analyze::{self, AnalyzeArgs, whole};
@@ -94,39 +93,30 @@ fn convert(args: &ConvertArgs) -> Result<()> {
     if trace.requests.is_empty() {
         bail!("{}: there is no request in it to be converted", args.input.display());
     }
-    let count = trace.requests.len();
     let left_out = match args.to {
-        Format::Vlane => {
-            trace.save(&output)?;
-            0
+        Format::Vlane => trace.save(&output).map(|()| 0)?,
+        format => {
+            let mut file = output.begin()?;
+            let mut to = BufWriter::with_capacity(1 << 20, &mut file);
+            let left_out = match format {
+                Format::Iolog2 => iolog::write(&trace, 2, &args.file, &mut to)?,
+                Format::Blktrace => blktrace::write(&trace, &mut to)?,
+                Format::Iolog | Format::Vlane => iolog::write(&trace, 3, &args.file, &mut to)?,
+            };
+            let flushed = to.flush();
+            flushed.with_context(|| format!("{}: cannot be written", output.path().display()))?;
+            drop(to);
+            file.finish()?;
+            left_out
         }
-        Format::Iolog => {
-            write(&output, |to| iolog::write(&trace, iolog::Version::Three, &args.file, to))?
-        }
-        Format::Iolog2 => {
-            write(&output, |to| iolog::write(&trace, iolog::Version::Two, &args.file, to))?
-        }
-        Format::Blktrace => write(&output, |to| blktrace::write(&trace, to))?,
     };
-    print!("{}: {}", args.output.display(), counted(count as u64 - left_out, "request"));
+    let count = trace.requests.len() as u64 - left_out;
+    print!("{}: {}", args.output.display(), counted(count, "request"));
     match left_out {
         0 => println!(),
         n => println!("; {n} left out, of kinds that the format does not have"),
     }
     whole(&args.input, &trace)
-}
-
-fn write(
-    output: &Output,
-    body: impl FnOnce(&mut BufWriter<&mut Writing<'_>>) -> vlane_testbed::Result<u64>,
-) -> Result<u64> {
-    let mut file = output.begin()?;
-    let mut to = BufWriter::with_capacity(1 << 20, &mut file);
-    let left_out = body(&mut to)?;
-    to.flush().with_context(|| format!("{}: cannot be written", output.path().display()))?;
-    drop(to);
-    file.finish()?;
-    Ok(left_out)
 }
 
 /// Reads a trace of any of the formats.

@@ -1,27 +1,15 @@
 #![allow(clippy::unwrap_used)]
 
-use vlane_trace::{Header, Priority, Record, RequestKind, Status};
+use vlane_trace::{Header, Priority, Record, RequestKind};
 
 use super::super::Trace;
 use super::analyze;
 use vlane_report::{Block, Cell, Report};
 
 fn record(kind: RequestKind, submit: u64, service: u64, sector: u64, priority: u32) -> Record {
-    Record {
-        kind,
-        status: Status::Ok,
-        lane: 0,
-        priority: Priority(priority),
-        submit,
-        service,
-        sector,
-        sectors: if kind == RequestKind::Flush { 0 } else { 8 },
-        seq: 0,
-        after: 0,
-        more: false,
-        unmap: false,
-        hash: 0,
-    }
+    let sectors = if kind == RequestKind::Flush { 0 } else { 8 };
+    let record = crate::import::record(kind, submit, sector, sectors);
+    Record { service, priority: Priority(priority), ..record }
 }
 
 /// The cell of a table's row that begins with `row`, in the column `column` (the first of that

@@ -1,19 +1,19 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "tests")]
 
 use proptest::prelude::*;
-use vlane_trace::{Header, Priority, Record, RequestKind};
+use vlane_trace::{Header, Record, RequestKind};
 
 use super::*;
 
 /// `enum blktrace_act` and categories, by their names in blkparse.
-const D: u32 = ISSUE | category::ISSUE;
-const C: u32 = COMPLETE | category::COMPLETE;
-const Q: u32 = QUEUE | category::QUEUE;
+const D: u64 = ISSUE | category::ISSUE;
+const C: u64 = COMPLETE | category::COMPLETE;
+const Q: u64 = QUEUE | category::QUEUE;
 /// Requeue, in its category.
-const R: u32 = 5 | 1 << 21;
+const R: u64 = 5 | 1 << 21;
 
-fn event(time: u64, action: u32, sector: u64, bytes: u32) -> Event {
-    Event { time, sector, bytes, action, pid: 1, device: 8 << 20, cpu: 0, error: 0 }
+fn event(time: u64, action: u64, sector: u64, bytes: u32) -> Event {
+    Event { time, sector, bytes: bytes.into(), action, pid: 1, device: 8 << 20, cpu: 0, error: 0 }
 }
 
 fn file(events: &[Event]) -> Vec<u8> {
@@ -33,21 +33,7 @@ fn told(read: &Imported) -> Vec<(RequestKind, u64, u32, u64)> {
 
 fn record(kind: RequestKind, lane: u16, submit: u64, sector: u64) -> Record {
     let sectors = if kind == RequestKind::Flush { 0 } else { 8 };
-    Record {
-        kind,
-        status: Status::Ok,
-        lane,
-        priority: Priority(0),
-        submit,
-        service: 700,
-        sector,
-        sectors,
-        seq: 0,
-        after: 0,
-        more: false,
-        unmap: false,
-        hash: 0,
-    }
+    Record { lane, service: 700, ..crate::import::record(kind, submit, sector, sectors) }
 }
 
 #[test]
@@ -200,7 +186,7 @@ proptest! {
             }
             for (index, part) in request.parts.iter().enumerate() {
                 let mut done = event(0, C | what, sector, part * 512);
-                done.error = u16::from(request.fails && index + 1 == request.parts.len()) * 5;
+                done.error = u64::from(request.fails && index + 1 == request.parts.len()) * 5;
                 sector += u64::from(*part);
                 script.push(done);
             }
@@ -209,7 +195,7 @@ proptest! {
         }
         // Two requests at the same place at the same time cannot be distinguished: one after the
         // other.
-        let mut at_place: BTreeMap<(u64, u32), usize> = BTreeMap::new();
+        let mut at_place: BTreeMap<(u64, u64), usize> = BTreeMap::new();
         let (mut events, mut wanted) = (Vec::new(), Vec::new());
         let mut begun = vec![None; requests.len()];
         let mut picks = order.iter();
