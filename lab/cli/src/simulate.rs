@@ -22,8 +22,8 @@ pub struct SimulateArgs {
     /// Host scheduler; may be given several times
     ///
     /// [default: eevdf, credit, always-boost, loan, adaptive, paper]
-    #[arg(long = "policy", value_name = "NAME", value_parser = parse_setup)]
-    policies: Vec<String>,
+    #[arg(long = "policy", value_name = "NAME", value_parser = Setup::named)]
+    policies: Vec<Setup>,
     /// Physical CPUs, instead of the scenario's
     #[arg(long = "host-cpus", alias = "cpus", value_name = "N", value_parser = values::whole::<u32>(1..=4096))]
     cpus: Option<u32>,
@@ -43,11 +43,6 @@ pub struct SimulateArgs {
     seeds: u32,
     #[command(flatten)]
     output: OutputArgs,
-}
-
-/// Parses the name of a scheduler.
-fn parse_setup(text: &str) -> Result<String, String> {
-    Setup::named(text).map(|setup| setup.name).map_err(|error| error.to_string())
 }
 
 impl SimulateArgs {
@@ -73,7 +68,7 @@ impl SimulateArgs {
     fn options(&self) -> anyhow::Result<Options> {
         let setups = match self.policies.as_slice() {
             [] => COMPARED.iter().map(|name| Setup::named(name)).collect::<Result<_, _>>()?,
-            names => names.iter().map(|name| Setup::named(name)).collect::<Result<_, _>>()?,
+            setups => setups.to_vec(),
         };
         Ok(Options {
             command: command_line(),

@@ -135,13 +135,6 @@ impl CreditQueues {
         }
     }
 
-    fn tell_served(&mut self, vcpu: usize) {
-        let id = self.id(vcpu);
-        for response in std::mem::take(&mut self.seats[vcpu].responses) {
-            self.book.served(id, response);
-        }
-    }
-
     fn account_all(&mut self, now: u64) {
         let used = std::mem::take(&mut self.used_ns);
         let pool = match self.setup.pool {
@@ -200,7 +193,7 @@ impl Scheduler for CreditQueues {
         best
     }
 
-    fn wake(&mut self, vcpu: usize, _cpu: usize, _now: u64) {
+    fn wake(&mut self, vcpu: usize, _cpu: usize) {
         self.queue_last(vcpu);
         self.queue(vcpu);
     }
@@ -209,7 +202,7 @@ impl Scheduler for CreditQueues {
         self.seats[vcpu].queued.is_some_and(|class| class < self.running[cpu])
     }
 
-    fn pick(&mut self, cpu: usize, _now: u64) -> Option<usize> {
+    fn pick(&mut self, cpu: usize) -> Option<usize> {
         let Some((class, _, vcpu)) = self.queue.pop_first() else {
             self.running[cpu] = IDLE;
             self.on_cpu[cpu] = None;
@@ -221,11 +214,11 @@ impl Scheduler for CreditQueues {
         Some(vcpu)
     }
 
-    fn put_back(&mut self, vcpu: usize, _cpu: usize, _now: u64) {
+    fn put_back(&mut self, vcpu: usize, _cpu: usize) {
         self.queue(vcpu);
     }
 
-    fn sleep(&mut self, vcpu: usize, _cpu: usize, _now: u64) {
+    fn sleep(&mut self, vcpu: usize, _cpu: usize) {
         // In Xen, too, who sleeps is boosted no longer.
         if self.setup.ends != Ends::Served && self.own(vcpu).boosted.is_some() {
             let id = self.id(vcpu);
@@ -272,16 +265,18 @@ impl Scheduler for CreditQueues {
         if self.setup.ends != Ends::Served {
             return;
         }
+        let id = self.id(vcpu);
         if self.own(vcpu).boosted.is_some() {
             self.seats[vcpu].responses.push(response_ns);
         } else {
-            let id = self.id(vcpu);
             self.book.served(id, response_ns);
         }
         // A boost is for all events that wait; a boost that was over before does not keep the
         // others' answers either.
         if last || self.own(vcpu).boosted.is_none() {
-            self.tell_served(vcpu);
+            for response in std::mem::take(&mut self.seats[vcpu].responses) {
+                self.book.served(id, response);
+            }
         }
     }
 
@@ -317,7 +312,7 @@ impl Scheduler for CreditQueues {
         self.seats[vcpu].loans
     }
 
-    fn measure(&mut self, _now: u64) {
+    fn measure(&mut self) {
         for seat in &mut self.seats {
             seat.loans = Loans::default();
         }

@@ -11,9 +11,9 @@
 
 use std::collections::BTreeSet;
 
-use vlane_policy::loan::{Account, Claim, Doing};
+use vlane_policy::loan::Claim;
 
-use super::host::{Loans, Scheduler};
+use super::host::Scheduler;
 use super::setup;
 
 /// Virtual time passes at this rate for an entity of weight 1.
@@ -181,10 +181,6 @@ fn signed(ns: u64) -> i64 {
 }
 
 impl Scheduler for EevdfQueues {
-    fn event(&mut self, _vcpu: usize, _now: u64, _doing: Doing) -> bool {
-        false
-    }
-
     fn target(&self, _vcpu: usize, last: usize) -> usize {
         if self.queues[last].load() == 0 {
             return last;
@@ -194,7 +190,7 @@ impl Scheduler for EevdfQueues {
         idle.or_else(|| before.iter().position(|queue| queue.load() == 0)).unwrap_or(last)
     }
 
-    fn wake(&mut self, vcpu: usize, cpu: usize, _now: u64) {
+    fn wake(&mut self, vcpu: usize, cpu: usize) {
         self.join(vcpu, cpu);
         self.insert(vcpu, cpu);
     }
@@ -213,7 +209,7 @@ impl Scheduler for EevdfQueues {
         })
     }
 
-    fn pick(&mut self, cpu: usize, _now: u64) -> Option<usize> {
+    fn pick(&mut self, cpu: usize) -> Option<usize> {
         self.queues[cpu].current = None;
         if self.queues[cpu].waiting.is_empty()
             && self.waiting > 0
@@ -229,12 +225,12 @@ impl Scheduler for EevdfQueues {
         Some(vcpu)
     }
 
-    fn put_back(&mut self, vcpu: usize, cpu: usize, _now: u64) {
+    fn put_back(&mut self, vcpu: usize, cpu: usize) {
         self.queues[cpu].current = None;
         self.insert(vcpu, cpu);
     }
 
-    fn sleep(&mut self, vcpu: usize, cpu: usize, _now: u64) {
+    fn sleep(&mut self, vcpu: usize, cpu: usize) {
         self.queues[cpu].current = None;
         self.leave(vcpu, cpu);
     }
@@ -265,8 +261,6 @@ impl Scheduler for EevdfQueues {
         end.div_ceil(self.setup.tick_ns) * self.setup.tick_ns
     }
 
-    fn served(&mut self, _vcpu: usize, _response_ns: u64, _last: bool) {}
-
     fn next_periodic(&self) -> u64 {
         self.next_balance
     }
@@ -280,14 +274,4 @@ impl Scheduler for EevdfQueues {
             self.migrate(vcpu, shortest);
         }
     }
-
-    fn account(&self, _vcpu: usize) -> Option<&Account> {
-        None
-    }
-
-    fn loans(&self, _vcpu: usize) -> Loans {
-        Loans::default()
-    }
-
-    fn measure(&mut self, _now: u64) {}
 }

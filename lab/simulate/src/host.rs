@@ -8,20 +8,22 @@ use vlane_policy::loan::{Account, Doing};
 pub(super) trait Scheduler: std::fmt::Debug {
     /// An I/O of the vCPU completed. True: it is put before the others now (and was moved, if it
     /// waited).
-    fn event(&mut self, vcpu: usize, now: u64, doing: Doing) -> bool;
+    fn event(&mut self, _vcpu: usize, _now: u64, _doing: Doing) -> bool {
+        false
+    }
     /// The CPU at which a vCPU that waits, or is about to, should look: idle, or the one that it
     /// would preempt.
     fn target(&self, vcpu: usize, last: usize) -> usize;
     /// A vCPU that slept waits from now on; `cpu` is what [`Scheduler::target`] said.
-    fn wake(&mut self, vcpu: usize, cpu: usize, now: u64);
+    fn wake(&mut self, vcpu: usize, cpu: usize);
     /// True if a waiting vCPU takes the CPU from the running one.
     fn preempts(&mut self, vcpu: usize, cpu: usize) -> bool;
     /// The next vCPU to run, which waits no more. `None`: no waiting vCPU could run on this CPU.
-    fn pick(&mut self, cpu: usize, now: u64) -> Option<usize>;
+    fn pick(&mut self, cpu: usize) -> Option<usize>;
     /// The vCPU that ran waits again.
-    fn put_back(&mut self, vcpu: usize, cpu: usize, now: u64);
+    fn put_back(&mut self, vcpu: usize, cpu: usize);
     /// The vCPU that ran sleeps.
-    fn sleep(&mut self, vcpu: usize, cpu: usize, now: u64);
+    fn sleep(&mut self, vcpu: usize, cpu: usize);
     /// The running vCPU has used so much.
     fn ran(&mut self, vcpu: usize, cpu: usize, now: u64, ns: u64);
     /// True if the running vCPU has to go back to the queue (its turn or its boost is over).
@@ -29,17 +31,21 @@ pub(super) trait Scheduler: std::fmt::Debug {
     /// Latest time to look at the CPU again, if the running vCPU continues from `from`.
     fn until(&self, vcpu: usize, cpu: usize, from: u64) -> u64;
     /// An event was served; whether it was the last that the vCPU knew of.
-    fn served(&mut self, vcpu: usize, response_ns: u64, last: bool);
+    fn served(&mut self, _vcpu: usize, _response_ns: u64, _last: bool) {}
     /// When [`Scheduler::periodic`] is to be called next.
     fn next_periodic(&self) -> u64;
     /// Accounting, ticks, balancing.
     fn periodic(&mut self, now: u64);
     /// The account of a vCPU, if there are any.
-    fn account(&self, vcpu: usize) -> Option<&Account>;
+    fn account(&self, _vcpu: usize) -> Option<&Account> {
+        None
+    }
     /// Figures of the vCPU's loans.
-    fn loans(&self, vcpu: usize) -> Loans;
+    fn loans(&self, _vcpu: usize) -> Loans {
+        Loans::default()
+    }
     /// From now on is measured.
-    fn measure(&mut self, now: u64);
+    fn measure(&mut self) {}
 }
 
 /// Figures of a vCPU's loans, accounting by accounting.

@@ -1,7 +1,7 @@
 //! Results of a run.
 
 use hdrhistogram::Histogram;
-use vlane_policy::loan::units::{CREDIT_NS, credits_per_ms};
+use vlane_policy::loan::units::CREDIT_NS;
 use vlane_policy::loan::{Account, Totals};
 
 use super::host::Loans;
@@ -119,12 +119,6 @@ impl MachineOutcome {
         float(self.used_ns) / self.due_ns.max(1.0) - 1.0
     }
 
-    /// The rate at which its loans were spent, credits per millisecond; `None`: it was never known.
-    pub fn cm(&self) -> Option<f64> {
-        let samples = self.loans.samples;
-        (samples > 0).then(|| credits_per_ms(1) * float(self.loans.cm_ppm) / float(samples))
-    }
-
     /// Its next loan, credits, in the mean of accountings.
     pub fn next_loan(&self) -> Option<f64> {
         let samples = self.loans.samples;
@@ -144,7 +138,7 @@ impl LoadOutcome {
         let empty = Histogram::new(3);
         #[expect(clippy::expect_used, reason = "three digits are allowed")]
         let responses = empty.expect("a histogram");
-        let (machine, name) = (machine.to_string(), load.name().to_string());
+        let (machine, name) = (machine.to_owned(), load.common().0.to_owned());
         Self { machine, name, group, responses, sum_ns: 0, bytes: 0 }
     }
 

@@ -182,51 +182,13 @@ pub struct Via {
 }
 
 impl Load {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        match self {
-            Self::Ping { name, .. } | Self::Window { name, .. } | Self::Disk { name, .. } => name,
-        }
-    }
-
-    /// The part in which it is on.
-    pub fn phase(&self) -> Option<&str> {
-        match self {
-            Self::Ping { phase, .. } | Self::Window { phase, .. } | Self::Disk { phase, .. } => {
-                phase.as_deref()
-            }
-        }
-    }
-
-    /// CPU time of the vCPU per event.
-    pub const fn service(&self) -> Span {
-        match self {
-            Self::Ping { service, .. }
-            | Self::Window { service, .. }
-            | Self::Disk { service, .. } => *service,
-        }
-    }
-
-    /// The machine between.
-    pub const fn via(&self) -> Option<&Via> {
-        match self {
-            Self::Ping { via, .. } | Self::Window { via, .. } | Self::Disk { via, .. } => {
-                via.as_ref()
-            }
-        }
-    }
-
-    fn spans(&self) -> Vec<(&'static str, Span)> {
-        let mut spans = vec![("service", self.service())];
-        match self {
-            Self::Ping { every, .. } => spans.push(("every", *every)),
-            Self::Window { rtt, .. } => spans.push(("rtt", *rtt)),
-            Self::Disk { device, think, .. } => {
-                spans.extend([("device", *device), ("think", *think)])
-            }
-        }
-        spans.extend(self.via().map(|via| ("via.service", via.service)));
-        spans
+    /// The parts that each kind has: name, part in which it is on, CPU time of the vCPU per event,
+    /// machine between.
+    pub(super) fn common(&self) -> (&str, Option<&str>, Span, Option<&Via>) {
+        let (Self::Ping { name, phase, service, via, .. }
+        | Self::Window { name, phase, service, via, .. }
+        | Self::Disk { name, phase, service, via, .. }) = self;
+        (name, phase.as_deref(), *service, via.as_ref())
     }
 }
 
@@ -315,35 +277,38 @@ impl Scenario {
                 check(&of("compute.off.us"), off.us, 1.0, 1e8)?;
             }
             for load in &vm.load {
-                let of = |what: &str| format!("{}: load {}: {what}", vm.name, load.name());
-                if let Some(phase) =
-                    load.phase().filter(|phase| !self.phases.iter().any(|p| p == phase))
-                {
-                    return Err(invalid(format!(
-                        "{} is none of `phases`",
-                        of(&format!("phase {phase:?}"))
-                    )));
+                let (name, phase, service, via) = load.common();
+                let of = |what: &str| format!("{}: load {name}: {what}", vm.name);
+                if let Some(phase) = phase.filter(|phase| !self.phases.iter().any(|p| p == phase)) {
+                    let phase = of(&format!("phase {phase:?}"));
+                    return Err(invalid(format!("{phase} is none of `phases`")));
                 }
-                if let Some(via) = load.via()
-                    && !self.vm.iter().any(|other| other.name == via.vm && other.count == 1)
-                {
-                    return Err(invalid(format!(
-                        "{} is not a single [[vm]]",
-                        of(&format!("via {:?}", via.vm))
-                    )));
+                let is_single = |via: &Via| {
+                    self.vm.iter().any(|other| other.name == via.vm && other.count == 1)
+                };
+                if let Some(via) = via.filter(|via| !is_single(via)) {
+                    let via = of(&format!("via {:?}", via.vm));
+                    return Err(invalid(format!("{via} is not a single [[vm]]")));
                 }
-                for (name, span) in load.spans() {
-                    // A source without any time would go round for ever in the same moment.
-                    let least = if matches!(name, "service" | "every") { 0.1 } else { 0.0 };
-                    check(&of(&format!("{name}.us")), span.us, least, 1e9)?;
-                }
-                if let Load::Window { segments, segment_bytes, link_mbit, .. } = load {
-                    check(&of("segments"), f64::from(*segments), 1.0, 65_536.0)?;
-                    check(&of("segment_bytes"), f64::from(*segment_bytes), 1.0, 1e8)?;
-                    check(&of("link_mbit"), *link_mbit, 0.001, 1e6)?;
-                }
-                if let Load::Disk { depth, .. } = load {
-                    check(&of("depth"), f64::from(*depth), 1.0, 65_536.0)?;
+                // A source without any time would go round for ever in the same moment.
+                let time = |name: &str, span: Span, least: f64| {
+                    check(&of(&format!("{name}.us")), span.us, least, 1e9)
+                };
+                time("service", service, 0.1)?;
+                via.map_or(Ok(()), |via| time("via.service", via.service, 0.0))?;
+                match load {
+                    Load::Ping { every, .. } => time("every", *every, 0.1)?,
+                    Load::Window { segments, segment_bytes, link_mbit, rtt, .. } => {
+                        time("rtt", *rtt, 0.0)?;
+                        check(&of("segments"), f64::from(*segments), 1.0, 65_536.0)?;
+                        check(&of("segment_bytes"), f64::from(*segment_bytes), 1.0, 1e8)?;
+                        check(&of("link_mbit"), *link_mbit, 0.001, 1e6)?;
+                    }
+                    Load::Disk { depth, device, think, .. } => {
+                        time("device", *device, 0.0)?;
+                        time("think", *think, 0.0)?;
+                        check(&of("depth"), f64::from(*depth), 1.0, 65_536.0)?;
+                    }
                 }
             }
         }
@@ -393,7 +358,7 @@ impl Scenario {
         let part = |phase: &String| {
             let mut part = self.clone();
             for vm in &mut part.vm {
-                vm.load.retain(|load| load.phase().is_none_or(|of| of == phase));
+                vm.load.retain(|load| load.common().1.is_none_or(|of| of == phase));
             }
             (phase.clone(), part)
         };

@@ -56,12 +56,6 @@ pub struct Eevdf {
     pub balance_ns: u64,
 }
 
-impl Default for Eevdf {
-    fn default() -> Self {
-        Self { base_slice_ns: 750_000, tick_ns: 4 * MS, run_to_parity: true, balance_ns: 16 * MS }
-    }
-}
-
 /// A host scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
@@ -85,23 +79,31 @@ const SLICE_NS: u64 = 30 * MS;
 /// Xen's tick.
 const TICK_NS: u64 = 10 * MS;
 
-/// Names of all that can be asked for, in the order in which they are compared.
-pub const NAMES: [&str; 14] = [
-    "eevdf",
-    "credit",
-    "always-boost",
-    "loan",
-    "adaptive",
-    "paper",
-    "xen",
-    "paper+small",
-    "paper+served",
-    "paper+always",
-    "paper+share",
-    "paper+all",
-    "loan-unlevelled",
-    "loan-inflated",
+/// All that can be asked for, in the order in which they are compared, and the difference of each in
+/// a few words.
+const SETUPS: [(&str, &str); 14] = [
+    ("eevdf", "Linux' EEVDF"),
+    ("credit", "vlane's credit: boosts vCPUs that were blocked and have credits"),
+    ("always-boost", "every event boosts, without a charge"),
+    ("loan", "vlane's loans"),
+    ("adaptive", "vlane's loans; their terms find themselves"),
+    (
+        "paper",
+        "the paper's loans: 1000 credits, 20 % redeemed once all is spent, boosts until a 10 ms \
+         tick",
+    ),
+    ("xen", "Xen's Credit scheduler: the paper's base line"),
+    ("paper+small", "paper, with loans of 5 to 100 credits, 20 to begin with"),
+    ("paper+served", "paper, with boosts that end when served, 1 ms at most"),
+    ("paper+always", "paper, with redemption at every accounting"),
+    ("paper+share", "paper, with boosts charged to the own share too"),
+    ("paper+all", "paper, with all four changes (and its 20 % redemption)"),
+    ("loan-unlevelled", "loan, but sleepers' savings are the contenders' debts"),
+    ("loan-inflated", "loan, but credits are given out for switches' time too, as in Xen"),
 ];
+
+const EEVDF: Eevdf =
+    Eevdf { base_slice_ns: 750_000, tick_ns: 4 * MS, run_to_parity: true, balance_ns: 16 * MS };
 
 /// Setups that are compared by default.
 pub const COMPARED: [&str; 6] = ["eevdf", "credit", "always-boost", "loan", "adaptive", "paper"];
@@ -121,6 +123,11 @@ pub const ABLATION: [&str; 11] = [
     "loan",
 ];
 
+/// Names of all that can be asked for, in the order in which they are compared.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SETUPS.into_iter().map(|(name, _)| name)
+}
+
 impl Setup {
     /// The one of that name.
     ///
@@ -128,27 +135,29 @@ impl Setup {
     ///
     /// There is none; the message names those that there are.
     pub fn named(name: &str) -> Result<Self> {
+        let paper = Params::paper();
+        let unlevelled = Params { level_permille: 0, ..Params::sound(Policy::Loan) };
         let host = match name {
-            "eevdf" => Host::Eevdf(Eevdf::default()),
+            "eevdf" => Host::Eevdf(EEVDF),
             "credit" => sound(Policy::Credit),
             "always-boost" => sound(Policy::AlwaysBoost),
             "loan" => sound(Policy::Loan),
             "adaptive" => sound(Policy::Adaptive),
-            "paper" => ticking(Params::paper()),
-            "xen" => ticking(Params { policy: Policy::Credit, ..Params::paper() }),
-            "paper+small" => ticking(small(Params::paper())),
-            "paper+served" => served(short(Params::paper())),
-            "paper+always" => ticking(Params { redemption: Redemption::Always, ..Params::paper() }),
-            "paper+share" => ticking(Params { payment: Payment::Share, ..Params::paper() }),
-            "paper+all" => served(short(small(Params {
-                redemption: Redemption::Always,
-                payment: Payment::Share,
-                ..Params::paper()
-            }))),
-            "loan-unlevelled" => credit(unlevelled(), Ends::Served, Pool::Used),
-            "loan-inflated" => credit(unlevelled(), Ends::Served, Pool::Whole),
+            "paper" => ticking(paper),
+            "xen" => ticking(Params { policy: Policy::Credit, ..paper }),
+            "paper+small" => ticking(small(paper)),
+            "paper+served" => served(short(paper)),
+            "paper+always" => ticking(Params { redemption: Redemption::Always, ..paper }),
+            "paper+share" => ticking(Params { payment: Payment::Share, ..paper }),
+            "paper+all" => {
+                let (redemption, payment) = (Redemption::Always, Payment::Share);
+                served(short(small(Params { redemption, payment, ..paper })))
+            }
+            "loan-unlevelled" => credit(unlevelled, Ends::Served, Pool::Used),
+            "loan-inflated" => credit(unlevelled, Ends::Served, Pool::Whole),
             _ => {
-                let context = format!("no scheduler {name:?}: there are {}", NAMES.join(", "));
+                let names = names().collect::<Vec<_>>().join(", ");
+                let context = format!("no scheduler {name:?}: there are {names}");
                 return Err(Error::new(ErrorKind::Invalid, context));
             }
         };
@@ -157,52 +166,29 @@ impl Setup {
 
     /// Its difference, in a few words.
     pub fn about(&self) -> &'static str {
-        match self.name.as_str() {
-            "eevdf" => "Linux' EEVDF",
-            "credit" => "vlane's credit: boosts vCPUs that were blocked and have credits",
-            "always-boost" => "every event boosts, without a charge",
-            "loan" => "vlane's loans",
-            "adaptive" => "vlane's loans; their terms find themselves",
-            "paper" => {
-                "the paper's loans: 1000 credits, 20 % redeemed once all is spent, boosts until a \
-                 10 ms tick"
-            }
-            "xen" => "Xen's Credit scheduler: the paper's base line",
-            "paper+small" => "paper, with loans of 5 to 100 credits, 20 to begin with",
-            "paper+served" => "paper, with boosts that end when served, 1 ms at most",
-            "paper+always" => "paper, with redemption at every accounting",
-            "paper+share" => "paper, with boosts charged to the own share too",
-            "paper+all" => "paper, with all four changes (and its 20 % redemption)",
-            "loan-unlevelled" => "loan, but sleepers' savings are the contenders' debts",
-            "loan-inflated" => "loan, but credits are given out for switches' time too, as in Xen",
-            _ => "",
-        }
+        SETUPS.iter().find(|(name, _)| *name == self.name).map_or("", |(_, about)| about)
     }
 }
 
-const fn credit(params: Params, ends: Ends, pool: Pool) -> Host {
+fn credit(params: Params, ends: Ends, pool: Pool) -> Host {
     let goal = Goal { response_ns: 2 * MS, tolerance_permille: 20 };
     Host::Credit(Credit { params, goal, slice_ns: SLICE_NS, ends, pool })
 }
 
-const fn sound(policy: Policy) -> Host {
+fn sound(policy: Policy) -> Host {
     credit(Params::sound(policy), Ends::Served, Pool::Used)
 }
 
-const fn ticking(params: Params) -> Host {
+fn ticking(params: Params) -> Host {
     credit(params, Ends::Tick(TICK_NS), Pool::Whole)
 }
 
-const fn served(params: Params) -> Host {
+fn served(params: Params) -> Host {
     credit(params, Ends::Served, Pool::Whole)
 }
 
-const fn unlevelled() -> Params {
-    Params { level_permille: 0, ..Params::sound(Policy::Loan) }
-}
-
 /// Loans of vlane's size, by cm.
-const fn small(params: Params) -> Params {
+fn small(params: Params) -> Params {
     let own = Params::sound(Policy::Loan);
     Params {
         line_ns: own.line_ns,
@@ -214,7 +200,7 @@ const fn small(params: Params) -> Params {
 }
 
 /// Boosts of vlane's length.
-const fn short(params: Params) -> Params {
+fn short(params: Params) -> Params {
     let own = Params::sound(Policy::Loan);
     Params { boost_max_ns: own.boost_max_ns, ..params }
 }
@@ -226,14 +212,14 @@ mod tests {
 
     #[test]
     fn every_name_is_a_valid_scheduler() {
-        for name in NAMES {
+        for name in names() {
             let setup = Setup::named(name).unwrap();
             assert!(!setup.about().is_empty(), "{name}");
             if let Host::Credit(credit) = setup.host {
                 credit.params.checked().unwrap();
             }
         }
-        assert!(ABLATION.iter().all(|name| NAMES.contains(name)));
+        assert!(ABLATION.iter().all(|name| names().any(|known| known == *name)));
         assert!(Setup::named("cfs").unwrap_err().to_string().contains("always-boost"));
     }
 }

@@ -22,28 +22,25 @@ use super::setup::{Host, Setup};
 /// Runs a scenario with a host scheduler: the same scenario, the same outcome. Loads of all parts
 /// are on: give [`Scenario::parts`] one by one.
 pub fn run(scenario: &Scenario, setup: &Setup) -> Outcome {
-    let mut world = World::new(scenario, setup);
-    world.run(&AtomicBool::new(false));
-    world.outcome(scenario, setup)
+    World::new(scenario, setup).run(&AtomicBool::new(false))
 }
 
 /// The same, unless `stop` becomes true before the end: then there is no outcome.
 pub fn run_unless(stop: &AtomicBool, scenario: &Scenario, setup: &Setup) -> Option<Outcome> {
-    let mut world = World::new(scenario, setup);
-    world.run(stop);
-    (!stop.load(Relaxed)).then(|| world.outcome(scenario, setup))
+    let outcome = World::new(scenario, setup).run(stop);
+    (!stop.load(Relaxed)).then_some(outcome)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
     /// The next request of an open load.
-    Next(u32),
+    Next(usize),
     /// An event of a load comes to a stage of its way, on its way since `began`.
-    Arrive { load: u32, stage: u8, began: u64 },
+    Arrive { load: usize, stage: usize, began: u64 },
     /// A CPU has to be looked at, unless something happened there since.
-    Look { cpu: u32, turn: u64 },
+    Look { cpu: usize, turn: u64 },
     /// A vCPU begins to compute.
-    Burst(u32),
+    Burst(usize),
     /// The host scheduler's own.
     Periodic,
     /// The warm-up is over.
@@ -73,8 +70,8 @@ impl PartialOrd for Due {
 
 #[derive(Debug, Clone, Copy)]
 struct Job {
-    load: u32,
-    stage: u8,
+    load: usize,
+    stage: usize,
     began: u64,
     arrived: u64,
     left_ns: u64,
@@ -140,32 +137,37 @@ struct World {
     vcpus: Vec<Vcpu>,
     cpus: Vec<Cpu>,
     sources: Vec<Source>,
-    figures: Vec<LoadOutcome>,
     host: Box<dyn Scheduler>,
     switch_ns: u64,
     boost_ns: u64,
     idle: usize,
     waiting: usize,
-    wasted_ns: u64,
-    events: u64,
     measured_since: u64,
+    /// By vCPU, when the warm-up ended.
     totals: Vec<Totals>,
+    /// What is known of it.
+    outcome: Outcome,
 }
 
 impl World {
     fn new(scenario: &Scenario, setup: &Setup) -> Self {
         let cpus = scenario.cpus as usize;
-        let (mut vcpus, mut claims, mut sources, mut figures) =
+        let (mut vcpus, mut claims, mut sources, mut loads) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut machine = 0;
-        let mut loads = Vec::new();
+        let (mut machines, mut figures) = (Vec::new(), Vec::new());
         let mut first_of = std::collections::HashMap::new();
         for (group, vm) in scenario.vm.iter().enumerate() {
             let first_figures = figures.len();
             for load in &vm.load {
                 figures.push(LoadOutcome::new(&vm.name, group, load));
             }
-            for _ in 0..vm.count {
+            for n in 0..vm.count {
+                let machine = machines.len();
+                let name = match vm.count {
+                    1 => vm.name.clone(),
+                    _ => format!("{}-{}", vm.name, vm.first + n),
+                };
+                machines.push(MachineOutcome::new(name, group, vm));
                 first_of.entry(vm.name.as_str()).or_insert(vcpus.len());
                 for number in 0..vm.vcpus + vm.inactive_vcpus {
                     let place = vcpus.len();
@@ -186,13 +188,12 @@ impl World {
                         used_ns: 0,
                     });
                 }
-                machine += 1;
             }
         }
         for (stream, (vcpu, figures, load)) in loads.into_iter().enumerate() {
-            let via =
-                load.via().and_then(|via| Some((*first_of.get(via.vm.as_str())?, via.service)));
-            let mut way: Vec<_> = via.into_iter().chain([(vcpu, load.service())]).collect();
+            let (_, _, service, via) = load.common();
+            let via = via.and_then(|via| Some((*first_of.get(via.vm.as_str())?, via.service)));
+            let mut way: Vec<_> = via.into_iter().chain([(vcpu, service)]).collect();
             // An answer passes the machine between again.
             way.extend(via.filter(|_| matches!(load, Load::Ping { .. })));
             let random = Random::new(scenario.seed, stream as u64 * 2 + 1);
@@ -203,24 +204,34 @@ impl World {
             Host::Credit(setup) => Box::new(CreditQueues::new(setup, cpus, &claims)),
         };
         let warmup = nanoseconds(scenario.warmup_seconds * 1e6);
+        let outcome = Outcome {
+            setup: setup.name.clone(),
+            cpus: scenario.cpus,
+            time_ns: nanoseconds(scenario.seconds * 1e6),
+            machines,
+            loads: figures,
+            idle_ns: 0,
+            overhead_ns: 0,
+            switches: 0,
+            wasted_ns: 0,
+            events: 0,
+        };
         Self {
             now: 0,
-            end: warmup + nanoseconds(scenario.seconds * 1e6),
+            end: warmup + outcome.time_ns,
             heap: BinaryHeap::new(),
             order: 0,
             totals: vec![Totals::default(); vcpus.len()],
             vcpus,
             cpus: vec![Cpu::default(); cpus],
             sources,
-            figures,
             host,
             switch_ns: nanoseconds(scenario.costs.switch_us),
             boost_ns: nanoseconds(scenario.costs.boost_us),
             idle: cpus,
             waiting: 0,
-            wasted_ns: 0,
-            events: 0,
             measured_since: warmup,
+            outcome,
         }
     }
 
@@ -230,7 +241,7 @@ impl World {
     }
 
     /// Runs to the end, or until `stop` says so.
-    fn run(&mut self, stop: &AtomicBool) {
+    fn run(mut self, stop: &AtomicBool) -> Outcome {
         self.plan(self.measured_since, What::Measure);
         self.plan(self.host.next_periodic(), What::Periodic);
         for source in 0..self.sources.len() {
@@ -239,7 +250,7 @@ impl World {
         for vcpu in 0..self.vcpus.len() {
             match self.vcpus[vcpu].compute {
                 Compute::Never => {}
-                Compute::Always => self.wake(vcpu),
+                Compute::Always => self.look_for_cpu(vcpu),
                 Compute::Mixed { .. } => self.plan_burst(vcpu),
             }
         }
@@ -249,7 +260,7 @@ impl World {
             }
             if due.at > self.now {
                 if self.idle > 0 && self.waiting > 0 {
-                    self.wasted_ns += due.at - self.now;
+                    self.outcome.wasted_ns += due.at - self.now;
                 }
                 self.now = due.at;
             }
@@ -259,38 +270,42 @@ impl World {
         for cpu in 0..self.cpus.len() {
             self.settle(cpu);
             self.count_idle(cpu);
+            let own = &self.cpus[cpu];
+            self.outcome.idle_ns += own.idle_ns;
+            self.outcome.overhead_ns += own.overhead_ns;
+            self.outcome.switches += own.switches;
         }
+        for (vcpu, own) in self.vcpus.iter().enumerate() {
+            let machine = &mut self.outcome.machines[own.machine];
+            machine.used_ns += own.used_ns;
+            if let Some(account) = self.host.account(vcpu) {
+                machine.add(account, &self.totals[vcpu], &self.host.loans(vcpu));
+            }
+        }
+        due_shares(&mut self.outcome.machines, self.outcome.time_ns);
+        self.outcome
     }
 
     fn happen(&mut self, what: What) {
+        self.outcome.events += u64::from(!matches!(what, What::Look { .. } | What::Measure));
         match what {
             What::Next(source) => {
-                self.events += 1;
-                let at = source as usize;
-                self.arrive(at, 0, self.now);
-                if let Load::Ping { every, .. } = self.sources[at].load {
-                    let next = self.now + every.draw(&mut self.sources[at].random).max(1);
+                self.arrive(source, 0, self.now);
+                if let Load::Ping { every, .. } = self.sources[source].load {
+                    let next = self.now + every.draw(&mut self.sources[source].random).max(1);
                     self.plan(next, What::Next(source));
                 }
             }
-            What::Arrive { load, stage, began } => {
-                self.events += 1;
-                self.arrive(load as usize, stage, began);
-            }
+            What::Arrive { load, stage, began } => self.arrive(load, stage, began),
             What::Look { cpu, turn } => {
-                let cpu = cpu as usize;
                 if self.cpus[cpu].turn == turn {
-                    self.events += 1;
+                    self.outcome.events += 1;
                     self.settle(cpu);
                     self.go_on(cpu);
                 }
             }
-            What::Burst(vcpu) => {
-                self.events += 1;
-                self.burst(vcpu as usize);
-            }
+            What::Burst(vcpu) => self.burst(vcpu),
             What::Periodic => {
-                self.events += 1;
                 for cpu in 0..self.cpus.len() {
                     self.settle(cpu);
                 }
@@ -308,13 +323,12 @@ impl World {
 
     /// The first requests of a load; open loads begin at different moments.
     fn start(&mut self, at: usize) {
-        let load = u32::try_from(at).unwrap_or(u32::MAX);
         let source = &mut self.sources[at];
         match source.load {
             Load::Ping { every, .. } => {
                 let first = Span { law: super::random::Law::Uniform, us: every.us / 2.0 };
                 let first = first.draw(&mut source.random);
-                self.plan(first, What::Next(load));
+                self.plan(first, What::Next(at));
             }
             Load::Window { segments: number, .. } | Load::Disk { depth: number, .. } => {
                 for _ in 0..number {
@@ -341,49 +355,46 @@ impl World {
                 (done, done)
             }
         };
-        let load = u32::try_from(at).unwrap_or(u32::MAX);
-        self.plan(at_time, What::Arrive { load, stage: 0, began });
+        self.plan(at_time, What::Arrive { load: at, stage: 0, began });
     }
 
     /// An event comes to a vCPU.
-    fn arrive(&mut self, source: usize, stage: u8, began: u64) {
-        let (vcpu, service) = self.sources[source].way[usize::from(stage)];
-        let left_ns = service.draw(&mut self.sources[source].random).max(1);
-        let load = u32::try_from(source).unwrap_or(u32::MAX);
+    fn arrive(&mut self, load: usize, stage: usize, began: u64) {
+        let (vcpu, service) = self.sources[load].way[stage];
+        let left_ns = service.draw(&mut self.sources[load].random).max(1);
         let job = Job { load, stage, began, arrived: self.now, left_ns };
-        if let State::Runs(cpu) = self.vcpus[vcpu].state {
-            self.settle(cpu);
-        }
         let doing = match self.vcpus[vcpu].state {
             State::Sleeps => Doing::Blocked,
             State::Waits => Doing::Waiting,
-            State::Runs(_) => Doing::Running,
+            State::Runs(cpu) => {
+                self.settle(cpu);
+                Doing::Running
+            }
         };
         let is_boosted = self.host.event(vcpu, self.now, doing);
         self.vcpus[vcpu].jobs.push_back(job);
         self.vcpus[vcpu].boost_cost |= is_boosted;
+        self.has_news(vcpu, is_boosted);
+    }
+
+    /// A vCPU has more work; if it is boosted, it does not wait for its turn.
+    fn has_news(&mut self, vcpu: usize, is_boosted: bool) {
         match self.vcpus[vcpu].state {
-            State::Sleeps => self.wake(vcpu),
-            State::Waits if is_boosted => self.look_for_cpu(vcpu),
-            State::Waits => {}
+            State::Waits if !is_boosted => {}
+            State::Sleeps | State::Waits => self.look_for_cpu(vcpu),
             State::Runs(cpu) => self.go_on(cpu),
         }
     }
 
-    fn wake(&mut self, vcpu: usize) {
-        let cpu = self.host.target(vcpu, self.vcpus[vcpu].last_cpu);
-        self.settle(cpu);
-        self.vcpus[vcpu].state = State::Waits;
-        self.waiting += 1;
-        self.host.wake(vcpu, cpu, self.now);
-        if self.host.preempts(vcpu, cpu) {
-            self.reschedule(cpu);
-        }
-    }
-
+    /// A vCPU that waits, or slept until now, runs at once if it may.
     fn look_for_cpu(&mut self, vcpu: usize) {
         let cpu = self.host.target(vcpu, self.vcpus[vcpu].last_cpu);
         self.settle(cpu);
+        if self.vcpus[vcpu].state == State::Sleeps {
+            self.vcpus[vcpu].state = State::Waits;
+            self.waiting += 1;
+            self.host.wake(vcpu, cpu);
+        }
         if self.host.preempts(vcpu, cpu) {
             self.reschedule(cpu);
         }
@@ -393,7 +404,7 @@ impl World {
         let own = &mut self.vcpus[vcpu];
         if let Compute::Mixed { off, .. } = own.compute {
             let at = self.now + off.draw(&mut own.random).max(1);
-            self.plan(at, What::Burst(u32::try_from(vcpu).unwrap_or(u32::MAX)));
+            self.plan(at, What::Burst(vcpu));
         }
     }
 
@@ -405,11 +416,7 @@ impl World {
         if let Compute::Mixed { on, .. } = own.compute {
             own.burst_ns = on.draw(&mut own.random).max(1);
         }
-        match own.state {
-            State::Sleeps => self.wake(vcpu),
-            State::Waits => {}
-            State::Runs(cpu) => self.go_on(cpu),
-        }
+        self.has_news(vcpu, false);
     }
 
     /// Counts what who runs has used until now.
@@ -444,15 +451,15 @@ impl World {
     fn finish(&mut self, vcpu: usize, job: &Job) {
         let last = self.vcpus[vcpu].jobs.is_empty();
         self.host.served(vcpu, self.now - job.arrived, last);
-        let source = job.load as usize;
+        let source = job.load;
         let next = job.stage + 1;
-        if usize::from(next) < self.sources[source].way.len() {
+        if next < self.sources[source].way.len() {
             self.plan(self.now, What::Arrive { load: job.load, stage: next, began: job.began });
             return;
         }
         if self.now >= self.measured_since {
             let figures = self.sources[source].figures;
-            self.figures[figures].count(&self.sources[source].load, self.now - job.began);
+            self.outcome.loads[figures].count(&self.sources[source].load, self.now - job.began);
         }
         self.follow(source);
     }
@@ -480,7 +487,7 @@ impl World {
         }
         let own = &mut self.cpus[cpu];
         own.turn += 1;
-        let what = What::Look { cpu: u32::try_from(cpu).unwrap_or(u32::MAX), turn: own.turn };
+        let what = What::Look { cpu, turn: own.turn };
         self.plan(at, what);
     }
 
@@ -494,17 +501,17 @@ impl World {
             if self.has_work(vcpu) {
                 self.vcpus[vcpu].state = State::Waits;
                 self.waiting += 1;
-                self.host.put_back(vcpu, cpu, self.now);
+                self.host.put_back(vcpu, cpu);
             } else {
                 self.vcpus[vcpu].state = State::Sleeps;
-                self.host.sleep(vcpu, cpu, self.now);
+                self.host.sleep(vcpu, cpu);
                 self.plan_burst(vcpu);
             }
         } else {
             self.count_idle(cpu);
             self.idle -= 1;
         }
-        let next = self.host.pick(cpu, self.now);
+        let next = self.host.pick(cpu);
         let own = &mut self.cpus[cpu];
         own.current = next;
         own.turn += 1;
@@ -557,44 +564,7 @@ impl World {
             self.totals[vcpu] =
                 self.host.account(vcpu).map_or_else(Totals::default, |account| account.totals);
         }
-        self.host.measure(self.now);
-        self.wasted_ns = 0;
-        self.events = 0;
-    }
-
-    fn outcome(self, scenario: &Scenario, setup: &Setup) -> Outcome {
-        let mut machines = Vec::new();
-        for (group, vm) in scenario.vm.iter().enumerate() {
-            for n in 0..vm.count {
-                let name = if vm.count > 1 {
-                    format!("{}-{}", vm.name, vm.first + n)
-                } else {
-                    vm.name.clone()
-                };
-                machines.push(MachineOutcome::new(name, group, vm));
-            }
-        }
-        for (vcpu, own) in self.vcpus.iter().enumerate() {
-            let machine = &mut machines[own.machine];
-            machine.used_ns += own.used_ns;
-            if let Some(account) = self.host.account(vcpu) {
-                machine.add(account, &self.totals[vcpu], &self.host.loans(vcpu));
-            }
-        }
-        let time = self.end - self.measured_since;
-        due_shares(&mut machines, time);
-        let sum = |pick: fn(&Cpu) -> u64| self.cpus.iter().map(pick).sum::<u64>();
-        Outcome {
-            setup: setup.name.clone(),
-            cpus: scenario.cpus,
-            time_ns: time,
-            machines,
-            loads: self.figures,
-            idle_ns: sum(|cpu| cpu.idle_ns),
-            overhead_ns: sum(|cpu| cpu.overhead_ns),
-            switches: sum(|cpu| cpu.switches),
-            wasted_ns: self.wasted_ns,
-            events: self.events,
-        }
+        self.host.measure();
+        (self.outcome.wasted_ns, self.outcome.events) = (0, 0);
     }
 }

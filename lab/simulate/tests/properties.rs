@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use vlane_simulate::{COMPARED, NAMES, Outcome, Scenario, Setup, run};
+use vlane_simulate::{COMPARED, Outcome, Scenario, Setup, names, run};
 
 fn part(scenario: &str, phase: &str, seconds: f64) -> Scenario {
     let scenario = Scenario { seconds, ..Scenario::named(scenario).unwrap() };
@@ -36,7 +36,7 @@ fn seed_determines_the_outcome() {
 #[test]
 fn cpus_work_and_time_adds_up() {
     for scenario in [small(), part("paper", "iperf", 5.0), part("table-7", "", 5.0)] {
-        for name in NAMES {
+        for name in names() {
             let outcome = outcome(&scenario, name);
             assert_eq!(outcome.wasted_ns, 0, "{name}");
             let used: u64 = outcome.machines.iter().map(|machine| machine.used_ns).sum();
