@@ -17,7 +17,7 @@ mod replay_report;
 
 pub use import::Imported;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read};
 use std::path::Path;
@@ -103,21 +103,6 @@ pub struct Trace {
     pub damage: Option<String>,
 }
 
-/// An error if a file is known to be something else than a trace.
-fn refuse_mistaken(path: &Path) -> Result<()> {
-    match mistaken(path, Wanted::Trace) {
-        Some(words) => Err(Error::new(ErrorKind::Format, words)),
-        None => Ok(()),
-    }
-}
-
-/// Where a lane is while its entries are read.
-#[derive(Debug, Clone, Copy, Default)]
-struct Position {
-    starts: u32,
-    completions: u32,
-}
-
 impl Trace {
     /// Reads a file. One that is damaged or cut off gives what is before the damage, and
     /// [`Trace::damage`].
@@ -125,15 +110,13 @@ impl Trace {
     /// # Errors
     /// [`ErrorKind::Io`]; [`ErrorKind::Format`] if it is no trace of a version that is known.
     pub fn load(path: &Path) -> Result<Self> {
-        refuse_mistaken(path)?;
+        if let Some(words) = mistaken(path, Wanted::Trace) {
+            return Err(Error::new(ErrorKind::Format, words));
+        }
         let file = File::open(path)
             .context(ErrorKind::Io, || format!("{}: cannot be opened", path.display()))?;
-        Self::read(BufReader::with_capacity(1 << 20, file)).map_err(|error| match error.kind() {
-            ErrorKind::Format => {
-                Error::new(ErrorKind::Format, format!("{}: {error}", path.display()))
-            }
-            _ => error,
-        })
+        Self::read(BufReader::with_capacity(1 << 20, file))
+            .map_err(|error| Error::new(error.kind(), format!("{}: {error}", path.display())))
     }
 
     /// Reads from anywhere; as [`Trace::load`].
@@ -144,7 +127,7 @@ impl Trace {
         let mut reader =
             Reader::new(from).map_err(|error| Error::new(ErrorKind::Format, error.to_string()))?;
         let mut trace = Self { header: reader.header().clone(), ..Self::default() };
-        let mut lanes: Vec<Position> = Vec::new();
+        let mut lanes = BTreeMap::new();
         for entry in &mut reader {
             match entry {
                 Ok(entry) => trace.take(&mut lanes, entry),
@@ -155,7 +138,8 @@ impl Trace {
         Ok(trace)
     }
 
-    fn take(&mut self, lanes: &mut Vec<Position>, entry: Entry) {
+    /// `lanes` has how often each was started, and its completions since then.
+    fn take(&mut self, lanes: &mut BTreeMap<u16, (u32, u32)>, entry: Entry) {
         let lane = match entry {
             Entry::Record(Record { lane, .. })
             | Entry::Start { lane, .. }
@@ -164,26 +148,20 @@ impl Trace {
             Entry::Layout(piece) => return self.layouts.push(piece),
             Entry::End { .. } => return,
         };
-        let index = usize::from(lane);
-        if lanes.len() <= index {
-            lanes.resize(index + 1, Position::default());
-        }
-        let at = &mut lanes[index];
+        let (starts, completions) = lanes.entry(lane).or_default();
+        let run = starts.saturating_sub(1);
         match entry {
             Entry::Record(record) => {
-                let run = at.starts.saturating_sub(1);
-                self.requests.push(Request { record, run, completion: at.completions });
-                if !record.more {
-                    at.completions = at.completions.wrapping_add(1);
-                }
+                self.requests.push(Request { record, run, completion: *completions });
+                *completions = completions.wrapping_add(u32::from(!record.more));
             }
-            Entry::Head(block) => self.heads.push(Head { block, run: at.starts.saturating_sub(1) }),
-            Entry::Start { .. } => *at = Position { starts: at.starts + 1, completions: 0 },
+            Entry::Head(block) => self.heads.push(Head { block, run }),
+            Entry::Start { .. } => (*starts, *completions) = (*starts + 1, 0),
             Entry::Lost { time, count, .. } => {
                 // Numbers of requests are modulo 2^32, and so is this.
                 #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
                 {
-                    at.completions = at.completions.wrapping_add(count as u32);
+                    *completions = completions.wrapping_add(count as u32);
                 }
                 self.gaps.push(Gap { lane, time, count, place: self.requests.len() });
             }
@@ -195,28 +173,21 @@ impl Trace {
     /// They get numbers by lane.
     pub fn from_records(header: Header, mut records: Vec<Record>) -> Self {
         records.sort_by_key(|record| (record.submit, record.lane));
-        let mut next: Vec<u32> = Vec::new();
+        // When those of each lane were completed.
+        let mut done: BTreeMap<u16, Vec<u64>> = BTreeMap::new();
         for record in &mut records {
-            let lane = usize::from(record.lane);
-            if next.len() <= lane {
-                next.resize(lane + 1, 0);
-            }
-            record.seq = next[lane];
-            next[lane] += 1;
+            let lane = done.entry(record.lane).or_default();
+            record.seq = u32::try_from(lane.len()).unwrap_or(u32::MAX);
+            lane.push(record.completed());
         }
-        // How many of the lane had been completed when each was submitted.
-        let mut done: Vec<Vec<u64>> = vec![Vec::new(); next.len()];
-        for record in &records {
-            done[usize::from(record.lane)].push(record.completed());
-        }
-        done.iter_mut().for_each(|lane| lane.sort_unstable());
+        done.values_mut().for_each(|lane| lane.sort_unstable());
         for record in &mut records {
-            let before = done[usize::from(record.lane)].partition_point(|at| *at <= record.submit);
+            let before = done[&record.lane].partition_point(|at| *at <= record.submit);
             record.after = u32::try_from(before).unwrap_or(u32::MAX).min(record.seq);
         }
         records.sort_by_key(|record| (record.completed(), record.lane, record.seq));
         let mut trace = Self { header, is_complete: true, ..Self::default() };
-        let mut lanes = Vec::new();
+        let mut lanes = BTreeMap::new();
         for record in records {
             trace.take(&mut lanes, Entry::Record(record));
         }
@@ -233,7 +204,7 @@ impl Trace {
         let mut write = || -> std::result::Result<(), vlane_trace::Error> {
             let mut writer =
                 Writer::new(BufWriter::with_capacity(1 << 20, &mut file), self.header.clone())?;
-            let mut runs: Vec<Option<u32>> = Vec::new();
+            let mut runs = BTreeMap::new();
             let mut gaps = self.gaps.iter().peekable();
             for piece in &self.layouts {
                 writer.write(&Entry::Layout(*piece))?;
@@ -245,11 +216,7 @@ impl Trace {
                 {
                     writer.write(&Entry::Lost { lane, time, count })?;
                 }
-                let lane = usize::from(record.lane);
-                if runs.len() <= lane {
-                    runs.resize(lane + 1, None);
-                }
-                if runs[lane].replace(*run) != Some(*run) {
+                if runs.insert(record.lane, *run) != Some(*run) {
                     let time = if *run == 0 { 0 } else { record.submit };
                     writer.write(&Entry::Start { lane: record.lane, time, in_flight: 0 })?;
                 }

@@ -31,53 +31,6 @@ use super::detection::{evaluate, layout_journal};
 const LIMIT: Duration = Duration::from_secs(120);
 const MIB: u64 = 1 << 20;
 
-/// Layer between the disk and the file system.
-#[derive(Debug, PartialEq, Eq)]
-struct Layer {
-    /// The end of a guest's name, and of its title.
-    suffix: &'static str,
-    words: &'static str,
-    /// Where the file system begins on the disk.
-    begin: u64,
-    device: &'static str,
-    modules: &'static [&'static str],
-    /// Makes the device.
-    script: &'static str,
-}
-
-const NONE: Layer =
-    Layer { suffix: "", words: "", begin: 0, device: "/dev/vda", modules: &[], script: "" };
-const PARTITION: Layer = Layer {
-    suffix: "-gpt",
-    words: ", in a partition",
-    begin: MIB,
-    device: "/dev/vda1",
-    modules: &[],
-    script: "echo 'label: gpt\nstart=2048' | sfdisk -q /dev/vda\nsleep 1; mdev -s\n",
-};
-const LVM: Layer = Layer {
-    suffix: "-lvm",
-    words: ", in LVM",
-    begin: MIB,
-    device: "/dev/mapper/vg-lv",
-    modules: &["dm_mod"],
-    script: "mkdir -p /etc/lvm /run/lvm; C='activation{udev_sync=0 udev_rules=0 \
-             verify_udev_operations=1} devices{use_devicesfile=0} global{event_activation=0}'\nlvm \
-             pvcreate -q --config \"$C\" /dev/vda; lvm vgcreate -q --config \"$C\" vg \
-             /dev/vda\nlvm lvcreate -q -y -Wn -Zn --config \"$C\" -l 100%FREE -n lv vg; lvm \
-             vgmknodes --config \"$C\"\n",
-};
-const ENCRYPTED: Layer = Layer {
-    suffix: "-crypt",
-    words: ", encrypted",
-    begin: MIB,
-    device: "/dev/mapper/crypt",
-    modules: &["cbc", "ecb", "xts", "dm_crypt"],
-    script: "S=$(($(cat /sys/block/vda/size) - 2048)); K=0123456789abcdef\ndmsetup create \
-             --noudevsync crypt --table \"0 $S crypt aes-xts-plain64 $K$K$K$K 0 /dev/vda \
-             2048\"; dmsetup mknodes\n",
-};
-
 /// One guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Guest {
@@ -85,20 +38,25 @@ struct Guest {
     mode: &'static str,
     journal_mib: u64,
     seconds: u64,
-    layer: &'static Layer,
+    /// Between the disk and the file system.
+    layer: &'static str,
+}
+
+const fn guest(mode: &'static str, journal_mib: u64, layer: &'static str, seconds: u64) -> Guest {
+    Guest { mode, journal_mib, seconds, layer }
 }
 
 /// The guests of the proof.
 const GUESTS: [Guest; 9] = [
-    Guest { mode: "ordered", journal_mib: 64, seconds: 25, layer: &NONE },
-    Guest { mode: "journal", journal_mib: 64, seconds: 25, layer: &NONE },
-    Guest { mode: "ordered", journal_mib: 64, seconds: 25, layer: &PARTITION },
-    Guest { mode: "journal", journal_mib: 1024, seconds: 45, layer: &NONE },
-    Guest { mode: "journal", journal_mib: 1024, seconds: 45, layer: &PARTITION },
-    Guest { mode: "ordered", journal_mib: 64, seconds: 25, layer: &LVM },
-    Guest { mode: "ordered", journal_mib: 64, seconds: 25, layer: &ENCRYPTED },
-    Guest { mode: "ordered", journal_mib: 4, seconds: 2, layer: &NONE },
-    Guest { mode: "xfs", journal_mib: 64, seconds: 45, layer: &NONE },
+    guest("ordered", 64, "", 25),
+    guest("journal", 64, "", 25),
+    guest("ordered", 64, "-gpt", 25),
+    guest("journal", 1024, "", 45),
+    guest("journal", 1024, "-gpt", 45),
+    guest("ordered", 64, "-lvm", 25),
+    guest("ordered", 64, "-crypt", 25),
+    guest("ordered", 4, "", 2),
+    guest("xfs", 64, "", 45),
 ];
 
 /// Which guests, and what is kept of them.
@@ -200,14 +158,20 @@ impl Guest {
     }
 
     fn name(self) -> String {
-        format!("{}-{}{}", self.mode, self.journal_mib, self.layer.suffix)
+        format!("{}-{}{}", self.mode, self.journal_mib, self.layer)
     }
 
     fn title(self) -> String {
         let journal = vlane_units::show_size(self.journal_mib * MIB);
+        let layer = match self.layer {
+            "-gpt" => ", in a partition",
+            "-lvm" => ", in LVM",
+            "-crypt" => ", encrypted",
+            _ => "",
+        };
         match self.is_xfs() {
             true => format!("XFS, a log of {journal}"),
-            false => format!("ext4, data={}, {journal}{}", self.mode, self.layer.words),
+            false => format!("ext4, data={}, {journal}{layer}", self.mode),
         }
     }
 
@@ -262,9 +226,14 @@ impl Guest {
 
     /// Runs it on the disk at a socket until its work is done; returns its words on the journal.
     fn work(self, maker: &Maker, socket: &Path, interrupt: &Interrupt) -> Result<String> {
+        let modules: &[&str] = match self.layer {
+            "-lvm" => &["dm_mod"],
+            "-crypt" => &["cbc", "ecb", "xts", "dm_crypt"],
+            _ => &[],
+        };
         let initramfs = Initramfs::new(self.script())
             .programs(self.programs())
-            .modules(self.layer.modules.iter().copied());
+            .modules(modules.iter().copied());
         let limit = LIMIT + Duration::from_secs(self.seconds);
         let mut machine = maker.start(vec![socket.to_path_buf()], &initramfs, limit)?;
         let places = wait(&mut machine, "journal", LIMIT, interrupt)?;
@@ -279,7 +248,8 @@ impl Guest {
             false => (FileSystem::Ext4, ext4_extents(places)),
         };
         let ranges = ranges.filter(|ranges| !ranges.is_empty())?.into_iter();
-        let begin = self.layer.begin;
+        // A partition, a logical volume or an encrypted device begins there.
+        let begin = if self.layer.is_empty() { 0 } else { MIB };
         let ranges = ranges.map(|range| range.start + begin..range.end + begin).collect();
         Some(layout_journal(filesystem, ranges))
     }
@@ -293,7 +263,27 @@ impl Guest {
 
     fn script(self) -> String {
         let Self { mode, journal_mib: journal, seconds, layer } = self;
-        let device = layer.device;
+        let (device, under) = match layer {
+            "-gpt" => (
+                "/dev/vda1",
+                "echo 'label: gpt\nstart=2048' | sfdisk -q /dev/vda\nsleep 1; mdev -s\n",
+            ),
+            "-lvm" => (
+                "/dev/mapper/vg-lv",
+                "mkdir -p /etc/lvm /run/lvm; C='activation{udev_sync=0 udev_rules=0 \
+                 verify_udev_operations=1} devices{use_devicesfile=0} \
+                 global{event_activation=0}'\nlvm pvcreate -q --config \"$C\" /dev/vda; lvm \
+                 vgcreate -q --config \"$C\" vg /dev/vda\nlvm lvcreate -q -y -Wn -Zn --config \
+                 \"$C\" -l 100%FREE -n lv vg; lvm vgmknodes --config \"$C\"\n",
+            ),
+            "-crypt" => (
+                "/dev/mapper/crypt",
+                "S=$(($(cat /sys/block/vda/size) - 2048)); K=0123456789abcdef\ndmsetup create \
+                 --noudevsync crypt --table \"0 $S crypt aes-xts-plain64 $K$K$K$K 0 /dev/vda \
+                 2048\"; dmsetup mknodes\n",
+            ),
+            _ => ("/dev/vda", ""),
+        };
         let make = match self.is_xfs() {
             true => format!(
                 "mkfs.xfs -q -f -l size={journal}m {device}\nW=$(xfs_db -r -c 'sb 0' -c 'p \
@@ -309,12 +299,11 @@ impl Guest {
         // Bytes of a mail, and mails that are there at the same time.
         let (mail, mails) = if journal > 64 { (256 << 10, 600) } else { (16 << 10, 2000) };
         format!(
-            "set -e\nmkdir -p /mnt /dev/mapper\n{}{make}fio --name=mail --directory=/mnt \
+            "set -e\nmkdir -p /mnt /dev/mapper\n{under}{make}fio --name=mail --directory=/mnt \
              --ioengine=psync --rw=write --bs={mail} --filesize={mail} --nrfiles={mails} \
              --openfiles=1 --file_service_type=sequential --create_on_open=1 --fsync_on_close=1 \
              --unlink=1 --unlink_each_loop=1 --loops=1000000 --time_based --runtime={seconds} > \
-             /tmp/fio 2>&1 || cat /tmp/fio\numount /mnt\necho RESULT done=1\n",
-            layer.script
+             /tmp/fio 2>&1 || cat /tmp/fio\numount /mnt\necho RESULT done=1\n"
         )
     }
 }

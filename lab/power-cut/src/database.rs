@@ -44,18 +44,13 @@ pub(super) fn told_in(bytes: &[u8]) -> impl Iterator<Item = (u32, u64)> + '_ {
 ///
 /// # Errors
 /// When sqlite3 cannot be started, or does not end.
-pub(super) fn wrong(
-    sqlite3: &Path,
-    directory: &Path,
-    worker: u32,
-    told: u64,
-) -> Result<Vec<String>> {
+pub(super) fn wrong(directory: &Path, worker: u32, told: u64) -> Result<Vec<String>> {
     let database = directory.join("db");
     if !database.is_file() {
         return Ok(if told == 0 { Vec::new() } else { vec!["there is no database".to_owned()] });
     }
     let ask = |question: &str| {
-        let mut command = Command::new(sqlite3);
+        let mut command = Command::new("sqlite3");
         command
             .args(["-bail", "-batch", "-noheader", "-separator", " "])
             .arg(&database)

@@ -27,7 +27,7 @@ use vlane_trace::storage::{Action, Findings, History, Purpose, Reader};
 use self::file_system::Bench;
 pub use self::file_system::FileSystem;
 pub use self::load::Load;
-use self::load::{Judge, Told};
+use self::load::Told;
 pub use self::options::{Arm, Options};
 pub use self::report::report;
 use self::states::{STRATEGIES, chooser};
@@ -35,6 +35,7 @@ use self::storage::Storage;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{Medium, Place};
 use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::rounds::missing;
 
 /// Number of states whose faults are printed.
 const TOLD: usize = 5;
@@ -151,25 +152,12 @@ pub fn run(
     match ended {
         Err(error) if outcomes.is_empty() => Err(error),
         ended => {
-            let partial = ended.err().map(|error| missing(options, &outcomes, &error));
+            let whole = outcomes.iter().filter(|outcome| outcome.is_whole).count();
+            let wanted = options.file_system.len() * options.volumes().len();
+            let partial = ended.err().map(|error| missing("volume", whole, wanted, &error));
             Ok((outcomes, partial))
         }
     }
-}
-
-/// The sentence on what is missing.
-fn missing(options: &Options, outcomes: &[Outcome], error: &Error) -> String {
-    let wanted = options.file_system.len() * options.volumes().len();
-    let whole = outcomes.iter().filter(|outcome| outcome.is_whole).count();
-    let were = if whole == 1 { "volume was" } else { "volumes were" };
-    let begun = match outcomes.len() - whole {
-        0 => String::new(),
-        n => format!(", {n} in part"),
-    };
-    format!(
-        "PARTIAL: {whole} of {wanted} {were} looked at as a whole{begun}; then it broke off: \
-         {error}"
-    )
 }
 
 /// Looks at the volumes of a file system; `outcomes` has what came until an error.
@@ -191,30 +179,31 @@ fn run_one(
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
     // Requirements are checked before a guest is started.
     Bench::new(host, file_system, bench_dir)?;
-    let judges: Result<Vec<Judge>> =
-        options.loads().into_iter().map(|load| Judge::new(host, load)).collect();
-    let judges = judges?;
+    let loads = options.loads();
+    if loads.contains(&Load::Sqlite) {
+        host.program("sqlite3")?;
+    }
     let base = dir.path().join("base");
     file_system.make(host, &base)?;
     guest::record(options, vlane, file_system, host, interrupt, dir.path())?;
     let base =
         std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
-    let volume = |judge: &Judge, arm: &Arm, outcome: &mut Option<Outcome>| -> Result<()> {
-        let history = read(&guest::file(dir.path(), arm, judge.load, "record"))?;
+    let volume = |load: Load, arm: &Arm, outcome: &mut Option<Outcome>| -> Result<()> {
+        let history = read(&guest::file(dir.path(), arm, load, "record"))?;
         let bench = &Bench::new(host, file_system, bench_dir)?;
-        let told = &Told::new(&history, judge.load);
-        let looker = Looker { bench, judge, told, base: &base, seed: options.seed, interrupt };
-        looker.volume(history, file_system, arm, options, outcome)
+        let told = &Told::new(&history, load);
+        let looker = Looker { bench, load, told, base: &base, options, interrupt };
+        looker.volume(history, file_system, arm, outcome)
     };
     let arms = options.arms();
     // One load after the other, for the memory that states take.
-    for judge in &judges {
+    for load in loads {
         // Mostly they wait for tools.
         let looked: Vec<(Option<Outcome>, Result<()>)> = std::thread::scope(|scope| {
             let one = |arm| {
                 let mut outcome = None;
-                let ended = volume(judge, arm, &mut outcome);
+                let ended = volume(load, arm, &mut outcome);
                 (outcome, ended)
             };
             let all: Vec<_> = arms.iter().map(|arm| scope.spawn(move || one(arm))).collect();
@@ -287,11 +276,11 @@ fn cuts(history: &History, states: usize, base: &[u8], chance: &mut Rng) -> Vec<
 /// Tools and data for looking at states of a volume.
 struct Looker<'a> {
     bench: &'a Bench,
-    judge: &'a Judge,
+    load: Load,
     told: &'a Told,
     /// The image from which it all began.
     base: &'a [u8],
-    seed: u64,
+    options: &'a Options,
     interrupt: &'a Interrupt,
 }
 
@@ -302,11 +291,10 @@ impl Looker<'_> {
         history: History,
         file_system: FileSystem,
         arm: &Arm,
-        options: &Options,
         found: &mut Option<Outcome>,
     ) -> Result<()> {
         let mut states = Checked::default();
-        let mut looked = self.look(&history, options.states, &mut states);
+        let mut looked = self.look(&history, self.options.states, &mut states);
         if states.states == 0 {
             looked?;
             looked = Ok(());
@@ -319,7 +307,7 @@ impl Looker<'_> {
         };
         let outcome = found.insert(Outcome {
             file_system,
-            load: self.judge.load,
+            load: self.load,
             arm: arm.clone(),
             broken_promises: words.collect(),
             writes: [writes(|_, durable| durable), writes(|_, durable| !durable)],
@@ -331,9 +319,10 @@ impl Looker<'_> {
             broken: None,
             is_whole: false,
         });
-        if looked.is_ok() && options.broken_states > 0 {
+        if looked.is_ok() && self.options.broken_states > 0 {
             let mut broken = Checked::default();
-            looked = self.look(&history.with_nothing_durable(), options.broken_states, &mut broken);
+            looked =
+                self.look(&history.with_nothing_durable(), self.options.broken_states, &mut broken);
             outcome.broken = (broken.states > 0).then_some(broken);
         }
         outcome.is_whole = looked.is_ok();
@@ -343,7 +332,7 @@ impl Looker<'_> {
     /// Looks at as many states; with each cut, at one for each strategy. Those until an error
     /// count, too.
     fn look(&self, history: &History, states: usize, checked: &mut Checked) -> Result<()> {
-        let Self { bench, judge, told, base, seed, .. } = *self;
+        let Self { bench, load, told, base, options: &Options { seed, .. }, .. } = *self;
         let begin = Instant::now();
         let mut chance = Rng::with_seed(seed);
         let mut storage = Storage::new(history, base.to_vec());
@@ -361,7 +350,7 @@ impl Looker<'_> {
                     storage.state(choose, |pieces| write_image(&image, base.len(), pieces));
                 written.context(ErrorKind::Io, || format!("{}", image.display()))?;
                 let mut lost = Ok(Vec::new());
-                let unsound = bench.check(|files| lost = losses(judge, files, &expected))?;
+                let unsound = bench.check(|files| lost = losses(load, files, &expected))?;
                 let lost = lost?;
                 checked.add(at, is_open, unsound.is_some(), !lost.is_empty());
                 checked.took = begin.elapsed();
@@ -382,10 +371,10 @@ impl Looker<'_> {
 }
 
 /// Faults of the files of all workers.
-fn losses(judge: &Judge, files: &Path, expected: &BTreeMap<u32, u64>) -> Result<Vec<String>> {
+fn losses(load: Load, files: &Path, expected: &BTreeMap<u32, u64>) -> Result<Vec<String>> {
     let mut losses = Vec::new();
     for (worker, told) in expected {
-        losses.extend(judge.wrong(&files.join(format!("w{worker}")), *worker, *told)?);
+        losses.extend(load.wrong(&files.join(format!("w{worker}")), *worker, *told)?);
     }
     Ok(losses)
 }

@@ -7,10 +7,9 @@
 //! rest of step n.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::ValueEnum;
-use vlane_guest::Host;
 use vlane_testbed::error::Result;
 use vlane_trace::storage::{Action, Data, History};
 
@@ -52,36 +51,15 @@ impl Load {
             }
         }
     }
-}
-
-/// Judges the files of a load.
-#[derive(Debug)]
-pub(super) struct Judge {
-    pub(super) load: Load,
-    sqlite3: PathBuf,
-}
-
-impl Judge {
-    /// Finds what it needs.
-    ///
-    /// # Errors
-    /// When sqlite3 is missing and wanted.
-    pub(super) fn new(host: &Host, load: Load) -> Result<Judge> {
-        let sqlite3 = match load {
-            Load::Sqlite => host.program("sqlite3")?,
-            Load::Files | Load::Mail => PathBuf::new(),
-        };
-        Ok(Judge { load, sqlite3 })
-    }
 
     /// Faults of a worker's files, which lie in `directory`, when `told` is the last step that it
     /// knew to be durable.
     ///
     /// # Errors
     /// When a tool cannot be started, or does not end.
-    pub(super) fn wrong(&self, directory: &Path, worker: u32, told: u64) -> Result<Vec<String>> {
-        let wrong = match self.load {
-            Load::Sqlite => database::wrong(&self.sqlite3, directory, worker, told)?,
+    pub(super) fn wrong(self, directory: &Path, worker: u32, told: u64) -> Result<Vec<String>> {
+        let wrong = match self {
+            Load::Sqlite => database::wrong(directory, worker, told)?,
             load => wrong(load, directory, worker, told),
         };
         let told = |what| format!("worker {worker}, which was told of step {told}: {what}");
@@ -278,7 +256,7 @@ mod tests {
                 .arg(worker.to_string());
             let output = command.output().unwrap();
             assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
-            let wrong = |told| database::wrong(&sqlite3, dir.path(), worker, told).unwrap();
+            let wrong = |told| database::wrong(dir.path(), worker, told).unwrap();
             assert_eq!(wrong(21), Vec::<String>::new());
             assert_eq!(wrong(23), ["the last transaction is 22"]);
             let told: Vec<(u32, u64)> =

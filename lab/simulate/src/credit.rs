@@ -12,22 +12,21 @@
 
 use std::collections::BTreeSet;
 
-use vlane_policy::loan::{Account, Book, Boosted, Claim, Decision, Doing, Priority, VcpuId};
+use vlane_policy::loan::units::MS;
+use vlane_policy::loan::{Account, Book, Boosted, Claim, Decision, Doing, Goal, Priority, VcpuId};
 
 use super::host::{Loans, Scheduler};
 use super::setup::{self, Ends, Pool};
 
-const BOOST: u8 = 0;
+/// Classes are priorities' numbers, the highest first.
+const BOOST: u8 = Priority::Boost as u8;
 /// Below all classes of who runs.
 const IDLE: u8 = 255;
 
-const fn class(priority: Priority) -> u8 {
-    match priority {
-        Priority::Boost => BOOST,
-        Priority::Under => 1,
-        Priority::Over => 2,
-    }
-}
+/// The goal of the adaptive policy.
+const GOAL: Goal = Goal { response_ns: 2 * MS, tolerance_permille: 20 };
+/// A turn in Xen's Credit scheduler.
+const SLICE_NS: u64 = 30 * MS;
 
 #[derive(Debug, Clone, Default)]
 struct Seat {
@@ -62,7 +61,7 @@ pub(super) struct CreditQueues {
 
 impl CreditQueues {
     pub(super) fn new(setup: &setup::Credit, cpus: usize, claims: &[Claim]) -> Self {
-        let mut book = Book::new(setup.params.clone(), setup.goal);
+        let mut book = Book::new(setup.params.clone(), GOAL);
         let seat = |claim: &Claim| Seat { id: book.open(*claim).0, ..Seat::default() };
         let seats = claims.iter().map(seat).collect();
         let tick = match setup.ends {
@@ -97,7 +96,7 @@ impl CreditQueues {
     }
 
     fn class(&self, vcpu: usize) -> u8 {
-        class(self.own(vcpu).priority())
+        self.own(vcpu).priority() as u8
     }
 
     fn queue(&mut self, vcpu: usize) {
@@ -117,7 +116,14 @@ impl CreditQueues {
         self.tickets += 1;
         let seat = &mut self.seats[vcpu];
         seat.ticket = self.tickets;
-        seat.slice_ns = self.setup.slice_ns;
+        seat.slice_ns = SLICE_NS;
+    }
+
+    fn end_boost(&mut self, vcpu: usize) {
+        if self.own(vcpu).boosted.is_some() {
+            let id = self.id(vcpu);
+            self.book.served(id, 0);
+        }
     }
 
     /// Keeps the times at which the loan is barred.
@@ -203,15 +209,13 @@ impl Scheduler for CreditQueues {
     }
 
     fn pick(&mut self, cpu: usize) -> Option<usize> {
-        let Some((class, _, vcpu)) = self.queue.pop_first() else {
-            self.running[cpu] = IDLE;
-            self.on_cpu[cpu] = None;
-            return None;
-        };
-        self.seats[vcpu].queued = None;
-        self.running[cpu] = class;
-        self.on_cpu[cpu] = Some(vcpu);
-        Some(vcpu)
+        let next = self.queue.pop_first();
+        self.running[cpu] = next.map_or(IDLE, |(class, ..)| class);
+        self.on_cpu[cpu] = next.map(|(.., vcpu)| vcpu);
+        if let Some(vcpu) = self.on_cpu[cpu] {
+            self.seats[vcpu].queued = None;
+        }
+        self.on_cpu[cpu]
     }
 
     fn put_back(&mut self, vcpu: usize, _cpu: usize) {
@@ -220,9 +224,8 @@ impl Scheduler for CreditQueues {
 
     fn sleep(&mut self, vcpu: usize, _cpu: usize) {
         // In Xen, too, who sleeps is boosted no longer.
-        if self.setup.ends != Ends::Served && self.own(vcpu).boosted.is_some() {
-            let id = self.id(vcpu);
-            self.book.served(id, 0);
+        if self.setup.ends != Ends::Served {
+            self.end_boost(vcpu);
         }
     }
 
@@ -289,13 +292,8 @@ impl Scheduler for CreditQueues {
             && now >= self.next_tick
         {
             self.next_tick += every;
-            for cpu in 0..self.on_cpu.len() {
-                if let Some(vcpu) =
-                    self.on_cpu[cpu].filter(|&vcpu| self.own(vcpu).boosted.is_some())
-                {
-                    let id = self.id(vcpu);
-                    self.book.served(id, 0);
-                }
+            for vcpu in self.on_cpu.clone().into_iter().flatten() {
+                self.end_boost(vcpu);
             }
         }
         if now >= self.next_accounting {

@@ -12,10 +12,17 @@
 use std::collections::BTreeSet;
 
 use vlane_policy::loan::Claim;
+use vlane_policy::loan::units::MS;
 
 use super::host::Scheduler;
-use super::setup;
 
+/// The slice on one CPU, nanoseconds. More CPUs scale it up (`base_slice_ns`: 0.75 ms times 1 + log2
+/// of the CPUs, 8 at most: 3 ms).
+const BASE_SLICE_NS: u64 = 750_000;
+/// The tick at which a used-up slice is seen, nanoseconds (HZ = 250).
+const TICK_NS: u64 = 4 * MS;
+/// Time between two balancings of the CPUs' queues, nanoseconds.
+const BALANCE_NS: u64 = 16 * MS;
 /// Virtual time passes at this rate for an entity of weight 1.
 const SCALE: i64 = 1 << 16;
 /// Weights are finer than machines' weights, to be divided among vCPUs.
@@ -67,7 +74,6 @@ impl Queue {
 
 #[derive(Debug)]
 pub(super) struct EevdfQueues {
-    setup: setup::Eevdf,
     slice_ns: i64,
     entities: Vec<Entity>,
     queues: Vec<Queue>,
@@ -76,7 +82,7 @@ pub(super) struct EevdfQueues {
 }
 
 impl EevdfQueues {
-    pub(super) fn new(setup: &setup::Eevdf, cpus: usize, claims: &[Claim]) -> Self {
+    pub(super) fn new(cpus: usize, claims: &[Claim]) -> Self {
         let scaled = u64::from(1 + cpus.min(8).ilog2());
         let mut members = std::collections::HashMap::new();
         for claim in claims {
@@ -88,12 +94,11 @@ impl EevdfQueues {
             Entity { weight: signed(weight.max(1)), cpu: n % cpus, ..Entity::default() }
         };
         Self {
-            setup: setup.clone(),
-            slice_ns: signed(setup.base_slice_ns * scaled),
+            slice_ns: signed(BASE_SLICE_NS * scaled),
             entities: claims.iter().enumerate().map(entity).collect(),
             queues: vec![Queue::default(); cpus],
             waiting: 0,
-            next_balance: setup.balance_ns,
+            next_balance: BALANCE_NS,
         }
     }
 
@@ -139,7 +144,7 @@ impl EevdfQueues {
     /// Takes a leaving vCPU out of a queue's virtual time.
     fn leave(&mut self, vcpu: usize, cpu: usize) {
         let slice = self.virtually(vcpu, self.slice_ns);
-        let tick = self.virtually(vcpu, signed(self.setup.tick_ns));
+        let tick = self.virtually(vcpu, signed(TICK_NS));
         let queue = &mut self.queues[cpu];
         let entity = &mut self.entities[vcpu];
         let average = queue.average();
@@ -200,7 +205,8 @@ impl Scheduler for EevdfQueues {
         let Some(current) = queue.current else { return true };
         let running = &self.entities[current];
         let eligible = queue.is_eligible(running.v);
-        if eligible && queue.in_slice && self.setup.run_to_parity {
+        // RUN_TO_PARITY, Linux' default: who is eligible finishes the slice.
+        if eligible && queue.in_slice {
             return false;
         }
         let best = self.best(cpu);
@@ -245,7 +251,7 @@ impl Scheduler for EevdfQueues {
     fn yields(&mut self, vcpu: usize, cpu: usize, now: u64) -> bool {
         let slice = self.virtually(vcpu, self.slice_ns);
         let entity = &mut self.entities[vcpu];
-        if entity.v < entity.deadline || !now.is_multiple_of(self.setup.tick_ns) {
+        if entity.v < entity.deadline || !now.is_multiple_of(TICK_NS) {
             return false;
         }
         entity.deadline = entity.v + slice;
@@ -258,7 +264,7 @@ impl Scheduler for EevdfQueues {
         let left =
             i128::from(entity.deadline - entity.v) * i128::from(entity.weight) / i128::from(SCALE);
         let end = from + u64::try_from(left + 1).unwrap_or(1);
-        end.div_ceil(self.setup.tick_ns) * self.setup.tick_ns
+        end.div_ceil(TICK_NS) * TICK_NS
     }
 
     fn next_periodic(&self) -> u64 {
@@ -266,7 +272,7 @@ impl Scheduler for EevdfQueues {
     }
 
     fn periodic(&mut self, now: u64) {
-        self.next_balance = now + self.setup.balance_ns;
+        self.next_balance = now + BALANCE_NS;
         for _ in 0..self.queues.len() {
             let shortest = (0..self.queues.len()).min_by_key(|&cpu| self.queues[cpu].load());
             let Some(shortest) = shortest else { return };

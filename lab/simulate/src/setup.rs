@@ -1,7 +1,7 @@
 //! Host schedulers to simulate, by name.
 
 use vlane_policy::loan::units::MS;
-use vlane_policy::loan::{Goal, Params, Payment, Policy, Redemption};
+use vlane_policy::loan::{Params, Payment, Policy, Redemption};
 
 use crate::{Error, ErrorKind, Result};
 
@@ -20,10 +20,6 @@ pub enum Ends {
 pub struct Credit {
     /// The policy's parameters.
     pub params: Params,
-    /// The goal of [`Policy::Adaptive`].
-    pub goal: Goal,
-    /// A turn, nanoseconds (Xen: 30 ms).
-    pub slice_ns: u64,
     /// When a boost ends.
     pub ends: Ends,
     /// The CPU time that an accounting gives out.
@@ -41,26 +37,11 @@ pub enum Pool {
     Used,
 }
 
-/// Linux' EEVDF.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Eevdf {
-    /// The slice on one CPU, nanoseconds. More CPUs scale it up (`base_slice_ns`: 0.75 ms times 1 +
-    /// log2 of the CPUs, 8 at most: 3 ms).
-    pub base_slice_ns: u64,
-    /// The tick at which a used-up slice is seen, nanoseconds (HZ = 250).
-    pub tick_ns: u64,
-    /// True if a wake-up lets the running one finish its slice while it is eligible (RUN_TO_PARITY,
-    /// Linux' default).
-    pub run_to_parity: bool,
-    /// Time between two balancings of the CPUs' queues, nanoseconds.
-    pub balance_ns: u64,
-}
-
 /// A host scheduler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
     /// Linux' EEVDF, which is unaware of vCPUs.
-    Eevdf(Eevdf),
+    Eevdf,
     /// Xen's queues.
     Credit(Credit),
 }
@@ -74,8 +55,6 @@ pub struct Setup {
     pub host: Host,
 }
 
-/// A turn in Xen's Credit scheduler.
-const SLICE_NS: u64 = 30 * MS;
 /// Xen's tick.
 const TICK_NS: u64 = 10 * MS;
 
@@ -101,9 +80,6 @@ const SETUPS: [(&str, &str); 14] = [
     ("loan-unlevelled", "loan, but sleepers' savings are the contenders' debts"),
     ("loan-inflated", "loan, but credits are given out for switches' time too, as in Xen"),
 ];
-
-const EEVDF: Eevdf =
-    Eevdf { base_slice_ns: 750_000, tick_ns: 4 * MS, run_to_parity: true, balance_ns: 16 * MS };
 
 /// Setups that are compared by default.
 pub const COMPARED: [&str; 6] = ["eevdf", "credit", "always-boost", "loan", "adaptive", "paper"];
@@ -138,7 +114,7 @@ impl Setup {
         let paper = Params::paper();
         let unlevelled = Params { level_permille: 0, ..Params::sound(Policy::Loan) };
         let host = match name {
-            "eevdf" => Host::Eevdf(EEVDF),
+            "eevdf" => Host::Eevdf,
             "credit" => sound(Policy::Credit),
             "always-boost" => sound(Policy::AlwaysBoost),
             "loan" => sound(Policy::Loan),
@@ -171,8 +147,7 @@ impl Setup {
 }
 
 fn credit(params: Params, ends: Ends, pool: Pool) -> Host {
-    let goal = Goal { response_ns: 2 * MS, tolerance_permille: 20 };
-    Host::Credit(Credit { params, goal, slice_ns: SLICE_NS, ends, pool })
+    Host::Credit(Credit { params, ends, pool })
 }
 
 fn sound(policy: Policy) -> Host {

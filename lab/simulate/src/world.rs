@@ -33,8 +33,6 @@ pub fn run_unless(stop: &AtomicBool, scenario: &Scenario, setup: &Setup) -> Opti
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// The next request of an open load.
-    Next(usize),
     /// An event of a load comes to a stage of its way, on its way since `began`.
     Arrive { load: usize, stage: usize, began: u64 },
     /// A CPU has to be looked at, unless something happened there since.
@@ -200,7 +198,7 @@ impl World {
             sources.push(Source { load: load.clone(), figures, way, random, link_free: 0 });
         }
         let host: Box<dyn Scheduler> = match &setup.host {
-            Host::Eevdf(setup) => Box::new(EevdfQueues::new(setup, cpus, &claims)),
+            Host::Eevdf => Box::new(EevdfQueues::new(cpus, &claims)),
             Host::Credit(setup) => Box::new(CreditQueues::new(setup, cpus, &claims)),
         };
         let warmup = nanoseconds(scenario.warmup_seconds * 1e6);
@@ -289,14 +287,15 @@ impl World {
     fn happen(&mut self, what: What) {
         self.outcome.events += u64::from(!matches!(what, What::Look { .. } | What::Measure));
         match what {
-            What::Next(source) => {
-                self.arrive(source, 0, self.now);
-                if let Load::Ping { every, .. } = self.sources[source].load {
-                    let next = self.now + every.draw(&mut self.sources[source].random).max(1);
-                    self.plan(next, What::Next(source));
+            What::Arrive { load, stage, began } => {
+                self.arrive(load, stage, began);
+                let source = &mut self.sources[load];
+                // The next request of an open load.
+                if let (Load::Ping { every, .. }, 0) = (&source.load, stage) {
+                    let next = self.now + every.draw(&mut source.random).max(1);
+                    self.plan_request(load, next);
                 }
             }
-            What::Arrive { load, stage, began } => self.arrive(load, stage, began),
             What::Look { cpu, turn } => {
                 if self.cpus[cpu].turn == turn {
                     self.outcome.events += 1;
@@ -321,6 +320,10 @@ impl World {
         }
     }
 
+    fn plan_request(&mut self, load: usize, at: u64) {
+        self.plan(at, What::Arrive { load, stage: 0, began: at });
+    }
+
     /// The first requests of a load; open loads begin at different moments.
     fn start(&mut self, at: usize) {
         let source = &mut self.sources[at];
@@ -328,7 +331,7 @@ impl World {
             Load::Ping { every, .. } => {
                 let first = Span { law: super::random::Law::Uniform, us: every.us / 2.0 };
                 let first = first.draw(&mut source.random);
-                self.plan(first, What::Next(at));
+                self.plan_request(at, first);
             }
             Load::Window { segments: number, .. } | Load::Disk { depth: number, .. } => {
                 for _ in 0..number {
@@ -341,21 +344,20 @@ impl World {
     /// Plans the next event of a closed loop, whose last one was served now.
     fn follow(&mut self, at: usize) {
         let source = &mut self.sources[at];
-        let (at_time, began) = match &source.load {
+        let next = match &source.load {
             Load::Ping { .. } => return,
             Load::Window { segment_bytes, link_mbit, rtt, .. } => {
                 let back = self.now + rtt.draw(&mut source.random);
                 let on_link = nanoseconds(f64::from(*segment_bytes) * 8.0 / link_mbit);
                 source.link_free = back.max(source.link_free) + on_link;
-                (source.link_free, source.link_free)
+                source.link_free
             }
             Load::Disk { device, think, .. } => {
                 let thought = self.now + think.draw(&mut source.random);
-                let done = thought + device.draw(&mut source.random);
-                (done, done)
+                thought + device.draw(&mut source.random)
             }
         };
-        self.plan(at_time, What::Arrive { load: at, stage: 0, began });
+        self.plan_request(at, next);
     }
 
     /// An event comes to a vCPU.

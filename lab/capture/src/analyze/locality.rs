@@ -1,13 +1,13 @@
-//! Where requests go: sequential runs, footprint, what is used again, and when.
+//! Where requests go: sequential runs, footprint, what is used again.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use vlane_trace::{Record, RequestKind};
 
 use super::super::Trace;
-use super::build::{lines, number, share};
+use super::build::{number, share};
 use vlane_report::build::table;
-use vlane_report::{Block, Cell, Section};
+use vlane_report::{Cell, Section};
 
 /// Sectors of the blocks that the footprint is counted in: 4 KiB.
 const BLOCK: u64 = 8;
@@ -17,9 +17,6 @@ const MOST_BLOCKS: u64 = 1 << 18;
 /// Recent requests of a lane that the next may continue: the number of streams that are
 /// distinguished.
 const STREAMS: usize = 16;
-/// Slices of time, and of the volume, in the picture.
-const SLICES: usize = 6;
-const PLACES: usize = 64;
 
 /// What some requests do.
 #[derive(Default)]
@@ -30,7 +27,7 @@ struct Of {
     blocks: HashSet<u64>,
 }
 
-pub(super) fn section(trace: &Trace, first: u64, span: u64) -> (Section, String) {
+pub(super) fn section(trace: &Trace) -> (Section, String) {
     let [mut reads, mut writes, mut both]: [Of; 3] = Default::default();
     let mut ends: HashMap<(u16, RequestKind), VecDeque<u64>> = HashMap::new();
     for at in trace.by_submission() {
@@ -81,8 +78,7 @@ pub(super) fn section(trace: &Trace, first: u64, span: u64) -> (Section, String)
     let rows = rows.into_iter().filter(|(name, of)| of.requests > 0 || *name == "both").map(row);
     let columns = " | sequential [%] | footprint [MiB] | of the volume [%] | used again [%]";
     let kinds = table("Where reads and writes go", columns, rows.collect());
-    let blocks = vec![kinds, heat(trace, first, span)];
-    (Section::new("locality", "Locality", vec![explained], blocks), words)
+    (Section::new("locality", "Locality", vec![explained], vec![kinds]), words)
 }
 
 fn mib(of: &Of) -> f64 {
@@ -93,38 +89,4 @@ fn blocks(record: &Record) -> impl Iterator<Item = u64> + use<> {
     let first = record.sector / BLOCK;
     let end = record.sector.saturating_add(record.sectors.into()).div_ceil(BLOCK);
     first..end.min(first + MOST_BLOCKS)
-}
-
-/// How much of the data of each slice of time went to which part of the volume: a line for each
-/// slice.
-fn heat(trace: &Trace, first: u64, span: u64) -> Block {
-    let moved = |record: &&Record| {
-        matches!(record.kind, RequestKind::Read | RequestKind::Write) && record.sectors > 0
-    };
-    let records = || trace.requests.iter().map(|request| &request.record).filter(moved);
-    let reach = records().map(|r| r.sector.saturating_add(r.sectors.into())).max().unwrap_or(1);
-    let sectors = trace.header.sectors.max(reach).max(1);
-    let part = |value: u64, all: u64, parts: usize| -> usize {
-        let place = u128::from(value) * parts as u128 / u128::from(all.max(1));
-        usize::try_from(place).unwrap_or(usize::MAX).min(parts - 1)
-    };
-    let mut bytes = [[0_u64; PLACES]; SLICES];
-    for record in records() {
-        let slice = part(record.submit - first, span + 1, SLICES);
-        bytes[slice][part(record.sector, sectors, PLACES)] += record.bytes();
-    }
-    let seconds = |slice: usize| number(span) / 1e9 * slice as f64 / SLICES as f64;
-    let gib = number(sectors) * 512.0 / f64::from(1 << 30);
-    let series = bytes.iter().enumerate().map(|(slice, places)| {
-        let points = places.iter().enumerate().map(|(place, bytes)| {
-            (gib * (place as f64 + 0.5) / PLACES as f64, number(*bytes) / 1e6)
-        });
-        (format!("{:.1} to {:.1} s", seconds(slice), seconds(slice + 1)), points.collect())
-    });
-    lines(
-        "Where data were read and written, by slice of time",
-        ("place in the volume", "GiB"),
-        ("data per 64th of the volume", "MB"),
-        series.collect(),
-    )
 }

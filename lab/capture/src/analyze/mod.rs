@@ -29,7 +29,7 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
     let mut summary = vec![headline(trace, span)];
     let mut sections = vec![overview(trace, span, date::rfc3339(started))];
     if !records.is_empty() {
-        let (locality, words) = locality::section(trace, first, span);
+        let (locality, words) = locality::section(trace);
         summary.push(words);
         sections.extend([
             kinds(&records),
@@ -56,11 +56,7 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
 pub(super) fn notes(trace: &Trace) -> Vec<Note> {
     let mut notes = Vec::new();
     let mut warn = |text: String| notes.push(Note::warning(text));
-    if let Some(damage) = &trace.damage {
-        warn(format!("The trace is damaged, only the part before the damage is used: {damage}."));
-    } else if !trace.is_complete {
-        warn("The trace has no end: it was cut off, or the recording broke off.".to_owned());
-    }
+    trace.what_is_missing().into_iter().for_each(&mut warn);
     let lost = trace.lost();
     if lost > 0 {
         warn(format!(
