@@ -72,17 +72,19 @@ pub(crate) fn choose(
     let devices: Vec<(String, u64)> = devices.collect();
     let each = |(name, count): &(String, u64)| format!("{name} ({})", counted(count, unit));
     let list = devices.iter().map(each).collect::<Vec<_>>().join(", ");
-    let context = match (wanted, &devices[..]) {
-        (None, []) => return Ok(None),
-        (None, [(only, _)]) => return Ok(Some(only.clone())),
-        (Some(wanted), all) if all.iter().any(|(name, _)| name == wanted) => {
-            return Ok(Some(wanted.to_owned()));
-        }
-        (None, _) => {
+    let is_chosen = |name: &str| wanted.map_or(devices.len() == 1, |wanted| wanted == name);
+    if let Some((name, _)) = devices.iter().find(|(name, _)| is_chosen(name)) {
+        return Ok(Some(name.clone()));
+    }
+    let context = match wanted {
+        None if devices.is_empty() => return Ok(None),
+        None => {
             format!("it is of several devices, and a volume is one: choose with --device: {list}")
         }
-        (Some(wanted), []) => format!("device {wanted} is not in it: it has no request"),
-        (Some(wanted), _) => format!("device {wanted} is not in it; it has {list}"),
+        Some(wanted) if devices.is_empty() => {
+            format!("device {wanted} is not in it: it has no request")
+        }
+        Some(wanted) => format!("device {wanted} is not in it; it has {list}"),
     };
     Err(Error::new(ErrorKind::Invalid, context))
 }

@@ -7,7 +7,6 @@
 #[macro_use]
 extern crate vlane;
 
-mod analyze;
 mod bench;
 mod caches;
 mod compare;
@@ -20,7 +19,6 @@ mod manual;
 mod output;
 mod peers;
 mod power_cut;
-mod replay;
 mod report;
 mod sched_ext;
 mod simulate;

@@ -1,4 +1,4 @@
-//! `vlane-lab trace`: traces of other programs, and back.
+//! `vlane-lab trace`: describes, replays and converts recorded traces.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -6,14 +6,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use vlane_capture::{Imported, Trace, blktrace, iolog, msr};
+use vlane_capture::replay::Settings;
+use vlane_capture::{Imported, Trace, analyze, blktrace, iolog, msr, replay};
+use vlane_client::Progress;
 use vlane_error::counted;
-use vlane_testbed::Output;
+use vlane_report::build::Begun;
 use vlane_testbed::sniff;
+use vlane_testbed::{Interrupt, Output};
 
-use crate::analyze::{self, AnalyzeArgs, whole};
-use crate::output::Overwrite;
-use crate::replay::{self, ReplayArgs};
+use crate::exit::Partial;
+use crate::explain;
+use crate::output::{OutputArgs, Overwrite, command_line};
 
 /// Convert traces from and to other programs' formats
 #[derive(Debug, Args)]
@@ -30,6 +33,36 @@ enum TraceCommand {
     Replay(ReplayArgs),
     /// Convert a trace between vlane's format, fio's iolog and blktrace
     Convert(ConvertArgs),
+}
+
+/// Show a trace's sizes, locality, queue depth, latency, priorities and flushes
+#[derive(Debug, Args)]
+struct AnalyzeArgs {
+    /// Trace file
+    trace: PathBuf,
+
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Send a recorded trace to a vhost-user-blk back end
+///
+/// Each lane of the trace becomes a queue with the same requests in the same order. A flush is sent
+/// after the writes that it made durable. A request that came after a flush is sent after the flush
+/// is answered.
+#[derive(Debug, Args)]
+struct ReplayArgs {
+    /// Trace file
+    trace: PathBuf,
+
+    /// Socket of the back end
+    socket: PathBuf,
+
+    #[command(flatten)]
+    settings: Settings,
+
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 /// Convert a trace between vlane's format, fio's iolog and blktrace
@@ -77,10 +110,40 @@ enum Format {
 /// Converts.
 pub fn run(args: &TraceArgs) -> Result<()> {
     match &args.command {
-        TraceCommand::Analyze(args) => analyze::run(args),
-        TraceCommand::Replay(args) => replay::run(args),
+        TraceCommand::Analyze(args) => analyze(args),
+        TraceCommand::Replay(args) => replay(args),
         TraceCommand::Convert(args) => convert(args),
     }
+}
+
+fn analyze(args: &AnalyzeArgs) -> Result<()> {
+    args.output.check()?;
+    let trace = Trace::load(&args.trace)?;
+    args.output.show(&analyze::analyze(&trace, &command_line()))?;
+    whole(&args.trace, &trace)
+}
+
+fn replay(args: &ReplayArgs) -> Result<()> {
+    args.output.check()?;
+    let interrupt = Interrupt::listen()?;
+    let trace = Trace::load(&args.trace)?;
+    if trace.changes_data() && !args.settings.yes_overwrite {
+        bail!(
+            "{}: the trace writes, and a replay destroys the content of {}; give --yes-overwrite \
+             to allow this",
+            args.trace.display(),
+            args.socket.display()
+        );
+    }
+    let begun = Begun::now(command_line());
+    let mut progress = Progress::new(1);
+    progress.step(format!("replaying {}", args.trace.display()));
+    let told = |done: u64, all: u64| progress.detail(&format!("{done} of {all} requests"));
+    let replayed = replay::replay(&trace, &args.socket, &args.settings, &begun, &interrupt, told);
+    let report = explain::connecting(&args.socket, replayed)?;
+    drop(progress);
+    args.output.show(&report)?;
+    whole(&args.trace, &trace)
 }
 
 fn convert(args: &ConvertArgs) -> Result<()> {
@@ -145,4 +208,13 @@ fn load(path: &Path, device: Option<&str>) -> Result<Imported> {
         Trace::load(path)?
     };
     Ok(Imported { trace, notes: Vec::new() })
+}
+
+/// An error, at the end, if a trace is not all of what was recorded: there is a result, of what
+/// could be read.
+fn whole(path: &Path, trace: &Trace) -> Result<()> {
+    match trace.what_is_missing() {
+        Some(missing) => Err(Partial(format!("{}: {missing}", path.display())).into()),
+        None => Ok(()),
+    }
 }

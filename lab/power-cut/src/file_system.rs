@@ -38,6 +38,8 @@ pub struct Facts {
     /// Its smallest useful volume, bytes: the smaller, the sooner the journal comes round, and the
     /// quicker the check.
     pub size: u64,
+    /// The program that makes it, with its options.
+    pub make: &'static str,
     /// A guest that has it: User-Mode Linux has no XFS.
     pub machines: Machines,
 }
@@ -50,6 +52,8 @@ impl FileSystem {
             kind: "ext4",
             mount_options: "noatime",
             size: 64 << 20,
+            make: "mkfs.ext4 -q -F -b 4096 -N 1024 -m 0 -J size=4 -E \
+                   lazy_itable_init=0,lazy_journal_init=0",
             machines: Machines::Uml,
         };
         match self {
@@ -64,6 +68,7 @@ impl FileSystem {
                 mount_options: "noatime,nouuid",
                 // xfsprogs makes none below this.
                 size: 304 << 20,
+                make: "mkfs.xfs -q -f",
                 machines: Machines::Qemu,
             },
         }
@@ -77,20 +82,9 @@ impl FileSystem {
         let file =
             std::fs::File::create_new(image).and_then(|file| file.set_len(self.facts().size));
         file.context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
-        let mut make = match self {
-            FileSystem::Ext4 | FileSystem::Ext4Journal => {
-                let mut make = Command::new(host.program("mkfs.ext4")?);
-                make.args(["-q", "-F", "-b", "4096", "-N", "1024", "-m", "0", "-J", "size=4"]);
-                make.args(["-E", "lazy_itable_init=0,lazy_journal_init=0"]);
-                make
-            }
-            FileSystem::Xfs => {
-                let mut make = Command::new(host.program("mkfs.xfs")?);
-                make.args(["-q", "-f"]);
-                make
-            }
-        };
-        let said = run(make.arg(image))?;
+        let mut words = self.facts().make.split(' ');
+        let mut make = Command::new(host.program(words.next().unwrap_or_default())?);
+        let said = run(make.args(words).arg(image))?;
         if !said.status.success() {
             let context = format!("{}: {}", image.display(), said.text);
             return Err(Error::new(ErrorKind::Process, context));

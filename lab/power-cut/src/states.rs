@@ -3,7 +3,7 @@
 
 use fastrand::Rng;
 
-use super::storage::{Choice, Sector, Storage};
+use super::storage::{Sector, Storage};
 
 /// The sectors of ext4's superblock, in a file system that begins with the volume. It has one
 /// checksum, is written in place, and is not repaired without a user's consent. So ext4 assumes
@@ -45,7 +45,7 @@ pub fn chooser(
     strategy: Strategy,
     storage: &Storage<'_>,
     chance: &mut Rng,
-) -> impl FnMut(usize, &Sector) -> Choice + use<> {
+) -> impl FnMut(usize, &Sector) -> Option<usize> + use<> {
     let unsure = storage.unsure();
     let one = chance.choice(unsure).unwrap_or(0);
     let mut chance = chance.fork();
@@ -62,21 +62,15 @@ pub fn chooser(
             Strategy::Operations => Rng::with_seed(coin ^ operation as u64).bool(),
         };
         if strategy == Strategy::Sectors {
-            let drawn = chance.choice(sector.choices().collect::<Vec<_>>());
-            let drawn = drawn.unwrap_or(Choice::Old);
+            let drawn = *chance.choice(sector).unwrap_or(&None);
             if number == SUPERBLOCK[0] {
                 superblock = Some(drawn);
             }
-            let whole = superblock.filter(|first| {
-                number == SUPERBLOCK[1] && sector.choices().any(|possible| possible == *first)
-            });
-            return whole.unwrap_or(drawn);
+            let is_second = number == SUPERBLOCK[1];
+            return superblock.filter(|first| is_second && sector.contains(first)).unwrap_or(drawn);
         }
-        let newest = sector.by.iter().rev().find(|operation| is_there(**operation));
+        let newest = sector.iter().rev().find(|choice| choice.is_some_and(is_there));
         // Something must be there; the oldest that may be.
-        newest.map_or_else(
-            || sector.choices().next().unwrap_or(Choice::Old),
-            |found| Choice::By(*found),
-        )
+        *newest.or(sector.first()).unwrap_or(&None)
     }
 }

@@ -36,31 +36,10 @@ enum Event {
     Durable(usize),
 }
 
-/// A sector that may hold one of several things.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sector {
-    /// True if it may have the content from before any of the operations.
-    pub old: bool,
-    /// Operations whose data it may have, by their beginning: indices into [`History::operations`].
-    /// Not empty.
-    pub by: Vec<usize>,
-}
-
-/// Content of a sector.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// Content from before the operations.
-    Old,
-    /// Data of an operation.
-    By(usize),
-}
-
-impl Sector {
-    /// Its possible contents, from the oldest to the newest.
-    pub fn choices(&self) -> impl DoubleEndedIterator<Item = Choice> + '_ {
-        self.old.then_some(Choice::Old).into_iter().chain(self.by.iter().copied().map(Choice::By))
-    }
-}
+/// The possible contents of a sector, from the oldest to the newest; not empty. None: the content
+/// from before the operations. Else the data of an operation, an index into
+/// [`History::operations`].
+pub type Sector = Vec<Option<usize>>;
 
 impl<'a> Storage<'a> {
     /// Before the record's first entry: what the image held.
@@ -102,9 +81,7 @@ impl<'a> Storage<'a> {
 
     fn begin(&mut self, operation: usize) {
         for sector in self.sectors(operation, None) {
-            let open =
-                self.open.entry(sector).or_insert_with(|| Sector { old: true, by: Vec::new() });
-            open.by.push(operation);
+            self.open.entry(sector).or_insert_with(|| vec![None]).push(Some(operation));
             self.used[sector * SECTOR / CHUNK] = true;
         }
     }
@@ -117,13 +94,12 @@ impl<'a> Storage<'a> {
         for sector in self.sectors(operation, Some(done)) {
             let Some(open) = self.open.get_mut(&sector) else { continue };
             // Something newer may be durable already.
-            if !open.by.contains(&operation) {
+            if !open.contains(&Some(operation)) {
                 continue;
             }
             let is_older = |other: usize| operations[other].end.is_some_and(|(end, _)| end < begin);
-            open.old = false;
-            open.by.retain(|other| *other == operation || !is_older(*other));
-            if open.by == [operation] {
+            open.retain(|other| other.is_some_and(|other| other == operation || !is_older(other)));
+            if open[..] == [Some(operation)] {
                 self.open.remove(&sector);
                 let at = sector * SECTOR;
                 copy(self.history, operation, sector, &mut self.image[at..at + SECTOR]);
@@ -138,8 +114,7 @@ impl<'a> Storage<'a> {
 
     /// Operations that may have left something, or not: by their beginning.
     pub fn unsure(&self) -> Vec<usize> {
-        let mut all: Vec<usize> =
-            self.open.values().flat_map(|sector| sector.by.iter().copied()).collect();
+        let mut all: Vec<usize> = self.open.values().flatten().flatten().copied().collect();
         all.sort_unstable();
         all.dedup();
         all
@@ -149,17 +124,14 @@ impl<'a> Storage<'a> {
     /// between them there are zeroes.
     pub fn state<T>(
         &mut self,
-        mut choose: impl FnMut(usize, &Sector) -> Choice,
+        mut choose: impl FnMut(usize, &Sector) -> Option<usize>,
         write: impl FnOnce(&mut dyn Iterator<Item = (usize, &[u8])>) -> T,
     ) -> T {
         let mut undo = Vec::new();
         for (sector, open) in &self.open {
             let choice = choose(*sector, open);
-            debug_assert!(
-                open.choices().any(|possible| possible == choice),
-                "{choice:?} of {open:?}"
-            );
-            if let Choice::By(operation) = choice {
+            debug_assert!(open.contains(&choice), "{choice:?} of {open:?}");
+            if let Some(operation) = choice {
                 let bytes = &mut self.image[sector * SECTOR..][..SECTOR];
                 undo.push((*sector, bytes.to_vec()));
                 copy(self.history, operation, *sector, bytes);
@@ -225,17 +197,10 @@ mod tests {
         storage.advance(usize::MAX);
         let mut all = vec![Vec::new(); n];
         for (sector, found) in all.iter_mut().enumerate() {
-            let count = storage.open().get(&sector).map_or(1, |open| open.choices().count());
+            let count = storage.open().get(&sector).map_or(1, Vec::len);
             for choice in 0..count {
                 let mut image = vec![0; IMAGE];
-                let choose = |at: usize, open: &Sector| {
-                    let mut choices = open.choices();
-                    if at == sector {
-                        choices.nth(choice).unwrap()
-                    } else {
-                        choices.next().unwrap()
-                    }
-                };
+                let choose = |at: usize, open: &Sector| open[if at == sector { choice } else { 0 }];
                 storage.state(choose, |pieces| {
                     pieces
                         .for_each(|(at, bytes)| image[at..at + bytes.len()].copy_from_slice(bytes));

@@ -338,15 +338,10 @@ impl Scenario {
             return Err(invalid(format!("{name}: no [[vm]] has a `count` that could be changed")));
         };
         let others = all - u64::from(last.count);
-        match u64::from(vms).checked_sub(others).and_then(|count| u32::try_from(count).ok()) {
-            Some(count) if count > 0 => last.count = count,
-            _ => {
-                return Err(invalid(format!(
-                    "{vms} machines: {name} has {others} besides `{}`",
-                    last.name
-                )));
-            }
-        }
+        let count = u64::from(vms).checked_sub(others).and_then(|count| u32::try_from(count).ok());
+        last.count = count.filter(|count| *count > 0).ok_or_else(|| {
+            invalid(format!("{vms} machines: {name} has {others} besides `{}`", last.name))
+        })?;
         self.checked()
     }
 

@@ -81,8 +81,8 @@ pub(crate) fn lines(
     Block::Chart(Chart::lines(caption, x, y, series.collect()))
 }
 
-/// Cumulative distributions of microseconds, on a logarithmic axis.
-pub(crate) fn cdf(caption: &str, x: &str, of: &[(String, Vec<f64>)]) -> Block {
+/// Cumulative distributions, on a logarithmic axis.
+pub(crate) fn cdf(caption: &str, x: (&str, &str), of: &[(String, Vec<f64>)]) -> Block {
     let curve = |values: &[f64]| -> Vec<Point> {
         let (sorted, n) = (sorted(values), values.len());
         let steps = CURVE.min(n);
@@ -101,5 +101,5 @@ pub(crate) fn cdf(caption: &str, x: &str, of: &[(String, Vec<f64>)]) -> Block {
     };
     let of = of.iter().filter(|(_, values)| !values.is_empty());
     let series = of.map(|(name, values)| Series::measured(name, curve(values))).collect();
-    Block::Chart(Chart::steps(caption, Axis::log(x, "us"), Axis::new("not longer", "%"), series))
+    Block::Chart(Chart::steps(caption, Axis::log(x.0, x.1), Axis::new("not longer", "%"), series))
 }

@@ -13,10 +13,8 @@ use vlane_error::counted;
 use vlane_trace::{PriorityClass, Record, RequestKind, Status};
 
 use super::{Request, Trace};
-use build::{
-    cdf, count, exact, number, percentile_columns, percentile_table, percentiles, share, us,
-};
-use vlane_report::build::{Begun, bars, table};
+use build::{cdf, count, number, percentile_columns, percentile_table, percentiles, share, us};
+use vlane_report::build::{Begun, table};
 use vlane_report::date;
 use vlane_report::{Cell, Note, Report, Section};
 
@@ -70,11 +68,6 @@ pub(super) fn notes(trace: &Trace) -> Vec<Note> {
 
 pub(super) fn name(trace: &Trace) -> &str {
     if trace.header.name.is_empty() { "a volume" } else { &trace.header.name }
-}
-
-/// Requests of a kind, of which those with several ranges have a record for each.
-fn of_kind<'a>(records: &'a [&Record], kind: RequestKind) -> impl Iterator<Item = &'a Record> {
-    records.iter().copied().filter(move |record| record.kind == kind)
 }
 
 /// Values of the records of each kind, in the order of the kinds.
@@ -146,32 +139,13 @@ fn kinds(records: &[&Record]) -> Section {
 }
 
 fn sizes(records: &[&Record]) -> Section {
-    // By power of two, in sectors; 513 sectors are among those up to 1024.
-    let class = |record: &Record| u64::from(record.sectors).next_power_of_two().ilog2() as usize;
     let kinds =
         [RequestKind::Read, RequestKind::Write, RequestKind::Discard, RequestKind::WriteZeroes];
-    let sized: Vec<&Record> = records
-        .iter()
-        .copied()
-        .filter(|record| record.sectors > 0 && kinds.contains(&record.kind))
-        .collect();
-    let low = sized.iter().map(|record| class(record)).min().unwrap_or(0);
-    let high = sized.iter().map(|record| class(record)).max().unwrap_or(0);
-    let bar = |kind: RequestKind| {
-        let mut counts = vec![0.0; high + 1 - low];
-        of_kind(&sized, kind).for_each(|record| counts[class(record) - low] += 1.0);
-        (kind.name().to_owned(), exact(counts))
-    };
-    let shown = kinds.into_iter().filter(|kind| of_kind(&sized, *kind).next().is_some());
-    let series = shown.map(bar).collect();
-    let categories = (low..=high).map(|class| vlane_units::show_size(512_u64 << class)).collect();
-    let of = by_kind(records.iter().filter(|record| kinds.contains(&record.kind)), |record| {
-        number(record.bytes()) / 1024.0
-    });
-    let blocks = vec![
-        bars("Requests by size (up to)", ("requests", ""), categories, series),
-        percentile_table("Size of a request", "kind", "KiB", &of),
-    ];
+    let sized = records.iter().filter(|record| kinds.contains(&record.kind));
+    let of = by_kind(sized, |record| number(record.bytes()) / 1024.0);
+    let caption = "Size of a request";
+    let blocks =
+        vec![percentile_table(caption, "kind", "KiB", &of), cdf(caption, ("size", "KiB"), &of)];
     Section::new("sizes", "Sizes", Vec::new(), blocks)
 }
 
@@ -183,7 +157,7 @@ fn latency(records: &[&Record]) -> Section {
                 it.";
     let blocks = vec![
         percentile_table("Service time by kind", "kind", "us", &of),
-        cdf("Service time", "service time", &of),
+        cdf("Service time", ("service time", "us"), &of),
     ];
     Section::new("latency", "Service time", vec![text.to_owned()], blocks)
 }

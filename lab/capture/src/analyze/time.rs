@@ -74,6 +74,6 @@ pub(super) fn arrivals(trace: &Trace) -> Section {
     let of = [("all lanes".to_owned(), gaps)];
     let caption = "Time from one request to the next";
     let text = "Requests that a lane finds together come at the same moment.";
-    let blocks = vec![percentile_table(caption, "", "us", &of), cdf(caption, "time", &of)];
+    let blocks = vec![percentile_table(caption, "", "us", &of), cdf(caption, ("time", "us"), &of)];
     Section::new("arrivals", "Inter-arrival times", vec![text.to_owned()], blocks)
 }
