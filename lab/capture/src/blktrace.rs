@@ -21,10 +21,9 @@ mod pair;
 
 /// Bytes of `struct blk_io_trace`.
 const EVENT: usize = 48;
-/// Its fields behind the magic number, each with its place and its bytes: number, time, sector,
-/// bytes, action, process, device, CPU, error, bytes of the payload.
-const FIELDS: [(usize, usize); 10] =
-    [(4, 4), (8, 8), (16, 8), (24, 4), (28, 4), (32, 4), (36, 4), (40, 4), (44, 2), (46, 2)];
+/// The bytes of its fields behind the magic number: number, time, sector, bytes, action, process,
+/// device, CPU, error, bytes of the payload.
+const FIELDS: [usize; 10] = [4, 8, 8, 4, 4, 4, 4, 4, 2, 2];
 /// Categories (`enum blktrace_cat`), shifted by 16 in an action.
 mod category {
     pub(super) const READ: u64 = 1 << 16;
@@ -122,13 +121,12 @@ pub fn write(trace: &Trace, to: &mut impl Write) -> Result<u64> {
     Ok(left_out)
 }
 
-fn encode(event: &Event, number: u64, payload: u64) -> [u8; EVENT] {
+fn encode(event: &Event, number: u64, payload: u64) -> Vec<u8> {
     let Event { time, sector, bytes, action, pid, device, cpu, error } = *event;
     let values = [number, time, sector, bytes, action, pid, device, cpu, error, payload];
-    let mut encoded = [0; EVENT];
-    encoded[..4].copy_from_slice(&BLKTRACE.to_le_bytes());
-    for ((at, len), value) in FIELDS.into_iter().zip(values) {
-        encoded[at..at + len].copy_from_slice(&value.to_le_bytes()[..len]);
+    let mut encoded = BLKTRACE.to_le_bytes().to_vec();
+    for (len, value) in FIELDS.into_iter().zip(values) {
+        encoded.extend_from_slice(&value.to_le_bytes()[..len]);
     }
     encoded
 }
@@ -204,12 +202,14 @@ impl Events {
         }
         let order = sniff::blktrace(&event);
         let order = order.ok_or_else(|| damaged("not an event of blktrace's version 7"))?;
-        let field = |(at, len): (usize, usize)| {
+        let mut rest = &event[4..];
+        let field = |len| {
             let add = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
-            let bytes = event[at..at + len].iter();
+            let bytes;
+            (bytes, rest) = rest.split_at(len);
             match order {
-                ByteOrder::Big => bytes.fold(0, add),
-                ByteOrder::Little => bytes.rev().fold(0, add),
+                ByteOrder::Big => bytes.iter().fold(0, add),
+                ByteOrder::Little => bytes.iter().rev().fold(0, add),
             }
         };
         let [_, time, sector, bytes, action, pid, device, cpu, error, payload] = FIELDS.map(field);

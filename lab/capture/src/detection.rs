@@ -136,10 +136,15 @@ impl Found {
 
     /// The largest journal, from its first byte to its last.
     fn ends(&self) -> Option<Range<u64>> {
-        let ranges = &self.called_journals().max_by_key(|journal| journal.len())?.ranges;
-        let start = ranges.iter().map(|range| range.start).min()?;
-        Some(start..ranges.iter().map(|range| range.end).max()?)
+        self.called_journals().max_by_key(|journal| journal.len()).map(ends)
     }
+}
+
+/// A journal from its first byte to its last.
+pub(crate) fn ends(journal: &Journal) -> Range<u64> {
+    let (starts, ends): (Vec<u64>, Vec<u64>) =
+        journal.ranges.iter().map(|range| (range.start, range.end)).unzip();
+    starts.into_iter().min().unwrap_or(0)..ends.into_iter().max().unwrap_or(0)
 }
 
 /// Lets each way look at the trace, and compares it with where the journals are.

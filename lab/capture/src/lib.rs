@@ -210,12 +210,12 @@ impl Trace {
                 writer.write(&Entry::Layout(*piece))?;
             }
             let heads = self.heads_by_write();
-            for (place, Request { record, run, .. }) in self.requests.iter().enumerate() {
-                while let Some(Gap { lane, time, count, .. }) =
-                    gaps.next_if(|gap| gap.place <= place).copied()
-                {
+            for (place, request) in self.requests.iter().map(Some).chain([None]).enumerate() {
+                while let Some(gap) = gaps.next_if(|gap| gap.place <= place || request.is_none()) {
+                    let Gap { lane, time, count, .. } = *gap;
                     writer.write(&Entry::Lost { lane, time, count })?;
                 }
+                let Some(Request { record, run, .. }) = request else { break };
                 if runs.insert(record.lane, *run) != Some(*run) {
                     let time = if *run == 0 { 0 } else { record.submit };
                     writer.write(&Entry::Start { lane: record.lane, time, in_flight: 0 })?;
@@ -224,9 +224,6 @@ impl Trace {
                     writer.write(&Entry::Head(head.block))?;
                 }
                 writer.write(&Entry::Record(*record))?;
-            }
-            for Gap { lane, time, count, .. } in gaps.copied() {
-                writer.write(&Entry::Lost { lane, time, count })?;
             }
             writer.finish().map(drop)
         };

@@ -187,8 +187,9 @@ impl Guest {
         let dir = tempfile::Builder::new().prefix("vlane-prove-").tempdir();
         let dir = dir.context(ErrorKind::Io, || failed("no temporary directory"))?;
         vlane_report::machine::images_in(dir.path());
-        let [image, control, file] =
-            ["disk.raw", "control.sock", "disk.trc"].map(|name| dir.path().join(name));
+        let [image, control] = ["disk.raw", "control.sock"].map(|name| dir.path().join(name));
+        let file = options.keep.as_deref().unwrap_or(dir.path());
+        let file = file.join(format!("{}.trc", self.name()));
         let size = 2048 * MIB + 2 * self.journal_mib * MIB;
         File::create(&image)
             .and_then(|file| file.set_len(size))
@@ -196,8 +197,12 @@ impl Guest {
         let words = [Path::new("--control"), &control];
         let storage = Storage::File { path: &image, direct: false };
         let server = Server::vlane(vlane, dir.path(), storage, &[], &words)?;
-        let recording =
-            RecordOptions { output: Output::new(&file), time: None, count: None, hashes: false };
+        let recording = RecordOptions {
+            output: Output::new(&file).force(true),
+            time: None,
+            count: None,
+            hashes: false,
+        };
         let (places, recorded) = std::thread::scope(|scope| -> Result<_> {
             let recorder =
                 scope.spawn(|| record(&Control::new(&control), &recording, interrupt, &mut |_| ()));
@@ -211,11 +216,6 @@ impl Guest {
             let lost = vlane_error::counted(recorded.lost, "request");
             let lost = format!("the recording lost {lost}; try again on a quieter machine");
             return Err(Error::new(ErrorKind::Io, failed(&lost)));
-        }
-        if let Some(keep) = &options.keep {
-            let kept = keep.join(format!("{}.trc", self.name()));
-            std::fs::copy(&file, &kept)
-                .context(ErrorKind::Io, || failed(&format!("{}", kept.display())))?;
         }
         let journal = self.true_journal(&places).ok_or_else(|| {
             let what = format!("it is not understood where the journal is: {places}");
@@ -243,15 +243,15 @@ impl Guest {
 
     /// The journal on the disk, by the guest's words on it; none if they are not understood.
     fn true_journal(self, places: &str) -> Option<Journal> {
-        let (filesystem, ranges) = match self.is_xfs() {
-            true => (FileSystem::Xfs, xfs(places)),
-            false => (FileSystem::Ext4, ext4_extents(places)),
+        let (filesystem, ranges): (_, Vec<Range<u64>>) = match self.is_xfs() {
+            true => (FileSystem::Xfs, xfs_log(places).into_iter().collect()),
+            false => (FileSystem::Ext4, places.split(';').filter_map(ext4_extent).collect()),
         };
-        let ranges = ranges.filter(|ranges| !ranges.is_empty())?.into_iter();
         // A partition, a logical volume or an encrypted device begins there.
         let begin = if self.layer.is_empty() { 0 } else { MIB };
-        let ranges = ranges.map(|range| range.start + begin..range.end + begin).collect();
-        Some(layout_journal(filesystem, ranges))
+        let moved = |range: Range<u64>| range.start + begin..range.end + begin;
+        let ranges: Vec<_> = ranges.into_iter().map(moved).collect();
+        (!ranges.is_empty()).then(|| layout_journal(filesystem, ranges))
     }
 
     /// The host's programs that it takes with it.
@@ -308,37 +308,28 @@ impl Guest {
     }
 }
 
-/// The leaves of debugfs' `ex <8>`, of blocks of 4 KiB: `Level Entries Logical Physical Length`,
-/// lines apart by `;`.
-fn ext4_extents(text: &str) -> Option<Vec<Range<u64>>> {
-    let mut ranges = Vec::new();
-    for line in text.split(';') {
-        let words: Vec<&str> =
-            line.split(['/', ' ', '-']).filter(|word| !word.is_empty()).collect();
-        // level depth entry entries logical logical physical physical length
-        let numbers: Option<Vec<u64>> =
-            words.iter().take(9).map(|word| word.parse().ok()).collect();
-        match numbers.as_deref() {
-            Some([level, depth, .., first, last, _]) if level == depth => {
-                ranges.push(first * 4096..(last.checked_add(1)?) * 4096);
-            }
-            _ => {}
+/// A leaf of debugfs' `ex <8>`, of blocks of 4 KiB: `Level Entries Logical Physical Length`.
+fn ext4_extent(line: &str) -> Option<Range<u64>> {
+    // level depth entry entries logical logical physical physical length
+    let words = line.split(['/', ' ', '-']).filter(|word| !word.is_empty()).take(9);
+    match words.map(|word| word.parse().ok()).collect::<Option<Vec<u64>>>()?[..] {
+        [level, depth, .., first, last, _] if level == depth => {
+            Some(first * 4096..last.checked_add(1)? * 4096)
         }
+        _ => None,
     }
-    Some(ranges)
 }
 
-/// xfs_db's values of the superblock: `name = number`, separated by `;`.
-fn xfs(text: &str) -> Option<Vec<Range<u64>>> {
+/// The log, by xfs_db's values of the superblock: `name = number`, separated by `;`.
+fn xfs_log(text: &str) -> Option<Range<u64>> {
     let fields = text.split(';').filter_map(|line| line.split_once('='));
-    let fields: HashMap<&str, u64> = fields
-        .filter_map(|(name, value)| Some((name.trim(), value.trim().parse().ok()?)))
-        .collect();
-    let field = |name: &str| fields.get(name).copied();
+    let fields: HashMap<&str, &str> =
+        fields.map(|(name, value)| (name.trim(), value.trim())).collect();
+    let field = |name: &str| fields.get(name)?.parse::<u64>().ok();
     let (start, blocks, block) = (field("logstart")?, field("logblocks")?, field("blocksize")?);
     let (per_group, bits) = (field("agblocks")?, field("agblklog")?);
     let first = (start >> bits) * per_group + (start & ((1 << bits) - 1));
-    Some(std::iter::once(first * block..(first + blocks) * block).collect())
+    Some(first * block..(first + blocks) * block)
 }
 
 #[cfg(test)]

@@ -302,7 +302,10 @@ impl Looker<'_> {
         let flushes = history.flushes();
         let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
         let writes = |of: fn(u8, bool) -> bool| {
-            let is = |what: &Action| matches!(what, Action::Write { file, durable, .. } if of(*file, *durable));
+            let is = |what: &Action| match what {
+                Action::Write { file, durable, .. } => of(*file, *durable),
+                _ => false,
+            };
             history.operations.iter().filter(|operation| is(&operation.what)).count()
         };
         let outcome = found.insert(Outcome {

@@ -49,7 +49,6 @@ pub(super) struct CreditQueues {
     queue: BTreeSet<(u8, u64, usize)>,
     /// Class of who runs, by CPU.
     running: Vec<u8>,
-    on_cpu: Vec<Option<usize>>,
     tickets: u64,
     next_accounting: u64,
     next_tick: u64,
@@ -74,7 +73,6 @@ impl CreditQueues {
             seats,
             queue: BTreeSet::new(),
             running: vec![IDLE; cpus],
-            on_cpu: vec![None; cpus],
             tickets: 0,
             next_accounting: 0,
             next_tick: tick,
@@ -211,11 +209,9 @@ impl Scheduler for CreditQueues {
     fn pick(&mut self, cpu: usize) -> Option<usize> {
         let next = self.queue.pop_first();
         self.running[cpu] = next.map_or(IDLE, |(class, ..)| class);
-        self.on_cpu[cpu] = next.map(|(.., vcpu)| vcpu);
-        if let Some(vcpu) = self.on_cpu[cpu] {
-            self.seats[vcpu].queued = None;
-        }
-        self.on_cpu[cpu]
+        let (.., vcpu) = next?;
+        self.seats[vcpu].queued = None;
+        Some(vcpu)
     }
 
     fn put_back(&mut self, vcpu: usize, _cpu: usize) {
@@ -292,8 +288,10 @@ impl Scheduler for CreditQueues {
             && now >= self.next_tick
         {
             self.next_tick += every;
-            for vcpu in self.on_cpu.clone().into_iter().flatten() {
-                self.end_boost(vcpu);
+            for vcpu in 0..self.seats.len() {
+                if self.seats[vcpu].queued.is_none() {
+                    self.end_boost(vcpu);
+                }
             }
         }
         if now >= self.next_accounting {

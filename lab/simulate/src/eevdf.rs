@@ -77,7 +77,6 @@ pub(super) struct EevdfQueues {
     slice_ns: i64,
     entities: Vec<Entity>,
     queues: Vec<Queue>,
-    waiting: usize,
     next_balance: u64,
 }
 
@@ -97,7 +96,6 @@ impl EevdfQueues {
             slice_ns: signed(BASE_SLICE_NS * scaled),
             entities: claims.iter().enumerate().map(entity).collect(),
             queues: vec![Queue::default(); cpus],
-            waiting: 0,
             next_balance: BALANCE_NS,
         }
     }
@@ -113,14 +111,12 @@ impl EevdfQueues {
         entity.cpu = cpu;
         let queue = &mut self.queues[cpu];
         queue.waiting.insert((entity.deadline, vcpu));
-        self.waiting += 1;
     }
 
     fn remove(&mut self, vcpu: usize) {
         let entity = &mut self.entities[vcpu];
         entity.waits = false;
         self.queues[entity.cpu].waiting.remove(&(entity.deadline, vcpu));
-        self.waiting -= 1;
     }
 
     /// Puts an arriving vCPU into a queue's virtual time, with the lag that it brings.
@@ -218,7 +214,6 @@ impl Scheduler for EevdfQueues {
     fn pick(&mut self, cpu: usize) -> Option<usize> {
         self.queues[cpu].current = None;
         if self.queues[cpu].waiting.is_empty()
-            && self.waiting > 0
             && let Some(vcpu) = self.steal(1)
         {
             self.migrate(vcpu, cpu);

@@ -8,7 +8,7 @@ use super::host::Loans;
 use super::scenario::{Compute, Load, Machine};
 
 /// A run's outcome.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
     /// The host scheduler's name.
     pub setup: String,
@@ -34,7 +34,7 @@ pub struct Outcome {
 }
 
 /// Result of a machine.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct MachineOutcome {
     /// Its name.
     pub name: String,
@@ -82,10 +82,7 @@ impl MachineOutcome {
             weight: vm.weight,
             vcpus: vm.vcpus,
             is_hog: vm.compute == Compute::Always,
-            used_ns: 0,
-            due_ns: 0.0,
-            totals: Totals::default(),
-            loans: Loans::default(),
+            ..Self::default()
         }
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// A stream of pseudo-random numbers (SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom
 /// number generators", 2014).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Random(u64);
 
 impl Random {

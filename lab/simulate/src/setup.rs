@@ -111,8 +111,22 @@ impl Setup {
     ///
     /// There is none; the message names those that there are.
     pub fn named(name: &str) -> Result<Self> {
-        let paper = Params::paper();
-        let unlevelled = Params { level_permille: 0, ..Params::sound(Policy::Loan) };
+        let credit = |params, ends, pool| Host::Credit(Credit { params, ends, pool });
+        let sound = |policy| credit(Params::sound(policy), Ends::Served, Pool::Used);
+        let ticking = |params| credit(params, Ends::Tick(TICK_NS), Pool::Whole);
+        let served = |params| credit(params, Ends::Served, Pool::Whole);
+        let (paper, own) = (Params::paper(), Params::sound(Policy::Loan));
+        let unlevelled = Params { level_permille: 0, ..own };
+        // Boosts of vlane's length.
+        let short = |params| Params { boost_max_ns: own.boost_max_ns, ..params };
+        // Loans of vlane's size, by cm.
+        let small = |params| Params {
+            line_ns: own.line_ns,
+            line_min_ns: own.line_min_ns,
+            line_max_ns: own.line_max_ns,
+            cm_ref_ppm: own.cm_ref_ppm,
+            ..params
+        };
         let host = match name {
             "eevdf" => Host::Eevdf,
             "credit" => sound(Policy::Credit),
@@ -144,40 +158,6 @@ impl Setup {
     pub fn about(&self) -> &'static str {
         SETUPS.iter().find(|(name, _)| *name == self.name).map_or("", |(_, about)| about)
     }
-}
-
-fn credit(params: Params, ends: Ends, pool: Pool) -> Host {
-    Host::Credit(Credit { params, ends, pool })
-}
-
-fn sound(policy: Policy) -> Host {
-    credit(Params::sound(policy), Ends::Served, Pool::Used)
-}
-
-fn ticking(params: Params) -> Host {
-    credit(params, Ends::Tick(TICK_NS), Pool::Whole)
-}
-
-fn served(params: Params) -> Host {
-    credit(params, Ends::Served, Pool::Whole)
-}
-
-/// Loans of vlane's size, by cm.
-fn small(params: Params) -> Params {
-    let own = Params::sound(Policy::Loan);
-    Params {
-        line_ns: own.line_ns,
-        line_min_ns: own.line_min_ns,
-        line_max_ns: own.line_max_ns,
-        cm_ref_ppm: own.cm_ref_ppm,
-        ..params
-    }
-}
-
-/// Boosts of vlane's length.
-fn short(params: Params) -> Params {
-    let own = Params::sound(Policy::Loan);
-    Params { boost_max_ns: own.boost_max_ns, ..params }
 }
 
 #[cfg(test)]

@@ -75,14 +75,15 @@ struct Job {
     left_ns: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum State {
+    #[default]
     Sleeps,
     Waits,
     Runs(usize),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Vcpu {
     machine: usize,
     compute: Compute,
@@ -107,10 +108,9 @@ impl Vcpu {
 struct Cpu {
     current: Option<usize>,
     last: Option<usize>,
-    /// CPU time is counted up to here; later than now while it switches.
+    /// Time is counted up to here; later than now while it switches.
     since: u64,
     turn: u64,
-    idle_since: u64,
     idle_ns: u64,
     overhead_ns: u64,
     switches: u64,
@@ -178,12 +178,8 @@ impl World {
                         machine,
                         compute: if is_active { vm.compute } else { Compute::Never },
                         random: Random::new(scenario.seed, place as u64 * 2),
-                        burst_ns: 0,
-                        jobs: VecDeque::new(),
-                        state: State::Sleeps,
                         last_cpu: place % cpus,
-                        boost_cost: false,
-                        used_ns: 0,
+                        ..Vcpu::default()
                     });
                 }
             }
@@ -208,11 +204,7 @@ impl World {
             time_ns: nanoseconds(scenario.seconds * 1e6),
             machines,
             loads: figures,
-            idle_ns: 0,
-            overhead_ns: 0,
-            switches: 0,
-            wasted_ns: 0,
-            events: 0,
+            ..Outcome::default()
         };
         Self {
             now: 0,
@@ -267,10 +259,10 @@ impl World {
         self.now = self.end;
         for cpu in 0..self.cpus.len() {
             self.settle(cpu);
-            self.count_idle(cpu);
             let own = &self.cpus[cpu];
             self.outcome.idle_ns += own.idle_ns;
-            self.outcome.overhead_ns += own.overhead_ns;
+            // The rest of a switch belongs to the time after now.
+            self.outcome.overhead_ns += own.overhead_ns - own.since.saturating_sub(self.now);
             self.outcome.switches += own.switches;
         }
         for (vcpu, own) in self.vcpus.iter().enumerate() {
@@ -421,15 +413,18 @@ impl World {
         self.has_news(vcpu, false);
     }
 
-    /// Counts what who runs has used until now.
+    /// Counts what who runs has used until now, or that the CPU was idle.
     fn settle(&mut self, cpu: usize) {
         let own = &mut self.cpus[cpu];
-        let Some(vcpu) = own.current else { return };
         if self.now <= own.since {
             return;
         }
         let ns = self.now - own.since;
         own.since = self.now;
+        let Some(vcpu) = own.current else {
+            own.idle_ns += ns;
+            return;
+        };
         let running = &mut self.vcpus[vcpu];
         running.used_ns += ns;
         match running.jobs.front_mut() {
@@ -510,7 +505,6 @@ impl World {
                 self.plan_burst(vcpu);
             }
         } else {
-            self.count_idle(cpu);
             self.idle -= 1;
         }
         let next = self.host.pick(cpu);
@@ -519,7 +513,7 @@ impl World {
         own.turn += 1;
         let Some(vcpu) = next else {
             self.idle += 1;
-            own.idle_since = self.now;
+            own.since = self.now;
             return;
         };
         let mut cost = 0;
@@ -538,28 +532,14 @@ impl World {
         self.plan_look(cpu, vcpu);
     }
 
-    fn count_idle(&mut self, cpu: usize) {
-        let now = self.now;
-        let own = &mut self.cpus[cpu];
-        if own.current.is_none() {
-            own.idle_ns += now - own.idle_since;
-            own.idle_since = now;
-        } else {
-            // The rest of a switch belongs to the time after now.
-            own.overhead_ns -= own.since.saturating_sub(now).min(own.overhead_ns);
-        }
-    }
-
     /// Forgets what was counted in the warm-up.
     fn measure(&mut self) {
         for cpu in 0..self.cpus.len() {
             self.settle(cpu);
             let now = self.now;
             let own = &mut self.cpus[cpu];
-            own.idle_since = now;
-            own.idle_ns = 0;
-            own.overhead_ns = if own.current.is_some() { own.since.saturating_sub(now) } else { 0 };
-            own.switches = 0;
+            own.overhead_ns = own.since.saturating_sub(now);
+            (own.idle_ns, own.switches) = (0, 0);
         }
         for (vcpu, own) in self.vcpus.iter_mut().enumerate() {
             own.used_ns = 0;

@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::fmt::Debug;
+use std::ops::Range;
 
 use vlane_policy::journal::{Evidence, Journal, Map};
 use vlane_trace::{Record, RequestKind};
 
 use super::super::Trace;
-use super::super::detection::{Found, bytes_of, evaluate, layout_of, overlap};
+use super::super::detection::{Found, bytes_of, ends, evaluate, layout_of, overlap};
 use super::build::{count, lines, number, share};
 use vlane_report::build::table;
 use vlane_report::{Block, Cell, Section};
@@ -102,8 +103,7 @@ pub(super) fn section(trace: &Trace, begin: u64) -> Section {
 
 fn ranges(found: &[Found]) -> Block {
     let row = |journal: &Journal| {
-        let start = journal.ranges.iter().map(|range| range.start).min().unwrap_or(0);
-        let end = journal.ranges.iter().map(|range| range.end).max().unwrap_or(0);
+        let Range { start, end } = ends(journal);
         let words = [word(journal.way), word(journal.filesystem), word(journal.kind)];
         let numbers = [start, end, journal.len(), journal.ranges.len() as u64];
         words.map(Cell::from).into_iter().chain(numbers.map(count)).collect()

@@ -27,7 +27,7 @@ struct Of {
     blocks: HashSet<u64>,
 }
 
-pub(super) fn section(trace: &Trace) -> (Section, String) {
+pub(super) fn section(trace: &Trace) -> Section {
     let [mut reads, mut writes, mut both]: [Of; 3] = Default::default();
     let mut ends: HashMap<(u16, RequestKind), VecDeque<u64>> = HashMap::new();
     for at in trace.by_submission() {
@@ -52,12 +52,6 @@ pub(super) fn section(trace: &Trace) -> (Section, String) {
             of.blocks.extend(blocks(record));
         }
     }
-    let words = format!(
-        "{:.0} % of reads and writes continue where one of the lane's last {STREAMS} of the kind \
-         ended; they touch {:.1} MiB.",
-        number(both.sequential) * 100.0 / number(both.requests.max(1)),
-        mib(&both)
-    );
     let explained = format!(
         "Sequential: begins where one of the last {STREAMS} requests of the same lane and kind \
          ended. Footprint: different blocks of 4 KiB. Used again: accesses to blocks that were \
@@ -69,7 +63,7 @@ pub(super) fn section(trace: &Trace) -> (Section, String) {
         vec![
             name.into(),
             share(of.sequential, of.requests),
-            Cell::Number(mib(of)),
+            Cell::Number(number(blocks * BLOCK * 512) / f64::from(1 << 20)),
             share(blocks, all),
             share(of.accesses - blocks, of.accesses),
         ]
@@ -78,11 +72,7 @@ pub(super) fn section(trace: &Trace) -> (Section, String) {
     let rows = rows.into_iter().filter(|(name, of)| of.requests > 0 || *name == "both").map(row);
     let columns = " | sequential [%] | footprint [MiB] | of the volume [%] | used again [%]";
     let kinds = table("Where reads and writes go", columns, rows.collect());
-    (Section::new("locality", "Locality", vec![explained], vec![kinds]), words)
-}
-
-fn mib(of: &Of) -> f64 {
-    number(of.blocks.len() as u64 * BLOCK * 512) / f64::from(1 << 20)
+    Section::new("locality", "Locality", vec![explained], vec![kinds])
 }
 
 fn blocks(record: &Record) -> impl Iterator<Item = u64> + use<> {

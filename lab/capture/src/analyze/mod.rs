@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use vlane_error::counted;
-use vlane_trace::{PriorityClass, Record, RequestKind, Status};
+use vlane_trace::{Header, PriorityClass, Record, RequestKind, SECTOR, Status};
 
 use super::{Request, Trace};
 use build::{cdf, count, number, percentile_columns, percentile_table, percentiles, share, us};
@@ -23,16 +23,13 @@ pub fn analyze(trace: &Trace, command: &str) -> Report {
     let begun = Begun::now(command);
     let (first, span) = trace.span();
     let records: Vec<&Record> = trace.requests.iter().map(|request| &request.record).collect();
-    let started = SystemTime::UNIX_EPOCH + Duration::from_nanos(trace.header.started);
-    let mut summary = vec![headline(trace, span)];
-    let mut sections = vec![overview(trace, span, date::rfc3339(started))];
+    let summary = vec![headline(trace, span), origin(trace)];
+    let mut sections = Vec::new();
     if !records.is_empty() {
-        let (locality, words) = locality::section(trace);
-        summary.push(words);
         sections.extend([
             kinds(&records),
             sizes(&records),
-            locality,
+            locality::section(trace),
             time::queue_depth(trace, first, span),
             time::arrivals(trace),
             latency(&records),
@@ -94,24 +91,18 @@ fn headline(trace: &Trace, span: u64) -> String {
     )
 }
 
-fn overview(trace: &Trace, span: u64, started: String) -> Section {
-    let header = &trace.header;
-    let known = |value: u64, unit: &str| match value {
-        0 => "not known".to_owned(),
-        value => format!("{value} {unit}"),
-    };
-    let rows = [
-        ("volume", name(trace).to_owned()),
-        ("size", known(header.sectors * 512, "bytes")),
-        ("logical block", known(header.block_size.into(), "bytes")),
-        ("lanes", known(header.lanes.into(), "")),
-        ("recorded from", started),
-        ("length", format!("{:.3} s", number(span) / 1e9)),
-        ("missing requests", trace.lost().to_string()),
-        ("data hashes", if header.hashes { "yes" } else { "no" }.to_owned()),
-    ];
-    let rows = rows.map(|(what, value)| vec![what.into(), value.into()]).into();
-    Section::new("overview", "The trace", Vec::new(), vec![table("Header", " | ", rows)])
+/// The volume and the recording.
+fn origin(trace: &Trace) -> String {
+    let Header { sectors, block_size, lanes, hashes, started, .. } = trace.header;
+    let known = |value: u64| if value == 0 { "unknown".to_owned() } else { value.to_string() };
+    format!(
+        "Bytes of the volume: {}, of a logical block: {}. Lanes: {}. Recorded from {}, {} hashes.",
+        known(sectors * SECTOR),
+        known(block_size.into()),
+        known(lanes.into()),
+        date::rfc3339(SystemTime::UNIX_EPOCH + Duration::from_nanos(started)),
+        if hashes { "with" } else { "without" }
+    )
 }
 
 fn kinds(records: &[&Record]) -> Section {
