@@ -140,24 +140,23 @@ impl Trace {
 
     /// `lanes` has how often each was started, and its completions since then.
     fn take(&mut self, lanes: &mut BTreeMap<u16, (u32, u32)>, entry: Entry) {
-        let lane = match entry {
-            Entry::Record(Record { lane, .. })
-            | Entry::Start { lane, .. }
-            | Entry::Lost { lane, .. }
-            | Entry::Head(BlockHead { lane, .. }) => lane,
-            Entry::Layout(piece) => return self.layouts.push(piece),
-            Entry::End { .. } => return,
-        };
-        let (starts, completions) = lanes.entry(lane).or_default();
-        let run = starts.saturating_sub(1);
         match entry {
             Entry::Record(record) => {
-                self.requests.push(Request { record, run, completion: *completions });
-                *completions = completions.wrapping_add(u32::from(!record.more));
+                let (starts, completions) = lanes.entry(record.lane).or_default();
+                let (run, completion) = (starts.saturating_sub(1), *completions);
+                self.requests.push(Request { record, run, completion });
+                *completions = completion.wrapping_add(u32::from(!record.more));
             }
-            Entry::Head(block) => self.heads.push(Head { block, run }),
-            Entry::Start { .. } => (*starts, *completions) = (*starts + 1, 0),
-            Entry::Lost { time, count, .. } => {
+            Entry::Head(block) => {
+                let run = lanes.entry(block.lane).or_default().0.saturating_sub(1);
+                self.heads.push(Head { block, run });
+            }
+            Entry::Start { lane, .. } => {
+                let at = lanes.entry(lane).or_default();
+                *at = (at.0 + 1, 0);
+            }
+            Entry::Lost { lane, time, count } => {
+                let (_, completions) = lanes.entry(lane).or_default();
                 // Numbers of requests are modulo 2^32, and so is this.
                 #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32")]
                 {
@@ -165,7 +164,8 @@ impl Trace {
                 }
                 self.gaps.push(Gap { lane, time, count, place: self.requests.len() });
             }
-            Entry::Layout(_) | Entry::End { .. } => {}
+            Entry::Layout(piece) => self.layouts.push(piece),
+            Entry::End { .. } => {}
         }
     }
 

@@ -88,8 +88,7 @@ impl EevdfQueues {
             *members.entry(claim.vm).or_insert(0u64) += 1;
         }
         let entity = |(n, claim): (usize, &Claim)| {
-            let weight =
-                u64::from(claim.weight) * FINER / members.get(&claim.vm).copied().unwrap_or(1);
+            let weight = u64::from(claim.weight) * FINER / members[&claim.vm];
             Entity { weight: signed(weight.max(1)), cpu: n % cpus, ..Entity::default() }
         };
         Self {

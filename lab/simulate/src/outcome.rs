@@ -1,11 +1,10 @@
 //! Results of a run.
 
 use hdrhistogram::Histogram;
-use vlane_policy::loan::units::CREDIT_NS;
 use vlane_policy::loan::{Account, Totals};
 
 use super::host::Loans;
-use super::scenario::{Compute, Load, Machine};
+use super::scenario::Load;
 
 /// A run's outcome.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -75,17 +74,6 @@ pub struct LoadOutcome {
 }
 
 impl MachineOutcome {
-    pub(super) fn new(name: String, group: usize, vm: &Machine) -> Self {
-        Self {
-            name,
-            group,
-            weight: vm.weight,
-            vcpus: vm.vcpus,
-            is_hog: vm.compute == Compute::Always,
-            ..Self::default()
-        }
-    }
-
     pub(super) fn add(&mut self, account: &Account, before: &Totals, loans: &Loans) {
         let (all, now) = (&mut self.totals, &account.totals);
         all.allotted_ns += now.allotted_ns - before.allotted_ns;
@@ -114,19 +102,6 @@ impl MachineOutcome {
     /// How far its CPU time is from what is its due: 0.02 is 2 % more.
     pub fn off(&self) -> f64 {
         float(self.used_ns) / self.due_ns.max(1.0) - 1.0
-    }
-
-    /// Its next loan, credits, in the mean of accountings.
-    pub fn next_loan(&self) -> Option<f64> {
-        let samples = self.loans.samples;
-        (samples > 0).then(|| float(self.loans.next_ns) / float(samples) / float(CREDIT_NS))
-    }
-
-    /// Of events that needed a boost (the vCPU neither ran nor was boosted), how many were denied
-    /// it; `None`: there were none.
-    pub fn denied(&self) -> Option<f64> {
-        let all = self.totals.boosts + self.totals.wake_boosts + self.totals.denied;
-        (all > 0).then(|| float(self.totals.denied) / float(all))
     }
 }
 

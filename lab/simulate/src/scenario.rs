@@ -37,12 +37,8 @@ pub struct Scenario {
     pub vm: Vec<Machine>,
 }
 
-const fn one() -> u64 {
-    1
-}
-
-const fn one_vcpu() -> u32 {
-    1
+fn one<T: From<u8>>() -> T {
+    1.into()
 }
 
 const fn default_weight() -> u32 {
@@ -73,16 +69,16 @@ pub struct Machine {
     /// The name; with several, a number follows it.
     pub name: String,
     /// How many of them.
-    #[serde(default = "one_vcpu")]
+    #[serde(default = "one")]
     pub count: u32,
     /// The number of the first, if there are several.
-    #[serde(default = "one_vcpu")]
+    #[serde(default = "one")]
     pub first: u32,
     /// The weight of each against other machines.
     #[serde(default = "default_weight")]
     pub weight: u32,
     /// vCPUs of each.
-    #[serde(default = "one_vcpu")]
+    #[serde(default = "one")]
     pub vcpus: u32,
     /// Idle vCPUs of each, besides those.
     #[serde(default)]
@@ -158,7 +154,7 @@ pub enum Load {
         /// The part in which it is on; all of them without.
         phase: Option<String>,
         /// Requests under way at once.
-        #[serde(default = "one_vcpu")]
+        #[serde(default = "one")]
         depth: u32,
         /// Time of the device.
         device: Span,

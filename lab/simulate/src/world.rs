@@ -5,7 +5,7 @@
 //! It knows of an event as soon as its vCPU runs. A vCPU does only one thing between two events of
 //! the simulation, so CPU time is counted exactly.
 
-use std::cmp::Ordering;
+use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -31,7 +31,7 @@ pub fn run_unless(stop: &AtomicBool, scenario: &Scenario, setup: &Setup) -> Opti
     (!stop.load(Relaxed)).then_some(outcome)
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     /// An event of a load comes to a stage of its way, on its way since `began`.
     Arrive { load: usize, stage: usize, began: u64 },
@@ -43,27 +43,6 @@ enum What {
     Periodic,
     /// The warm-up is over.
     Measure,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Due {
-    at: u64,
-    /// In the order in which they were planned, when they are due at once.
-    order: u64,
-    what: What,
-}
-
-impl Ord for Due {
-    fn cmp(&self, other: &Self) -> Ordering {
-        // The heap has its largest first.
-        (other.at, other.order).cmp(&(self.at, self.order))
-    }
-}
-
-impl PartialOrd for Due {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +109,8 @@ struct Source {
 struct World {
     now: u64,
     end: u64,
-    heap: BinaryHeap<Due>,
+    /// What is due, when; in the order in which it was planned, if it is due at once.
+    heap: BinaryHeap<Reverse<(u64, u64, What)>>,
     order: u64,
     vcpus: Vec<Vcpu>,
     cpus: Vec<Cpu>,
@@ -165,7 +145,14 @@ impl World {
                     1 => vm.name.clone(),
                     _ => format!("{}-{}", vm.name, vm.first + n),
                 };
-                machines.push(MachineOutcome::new(name, group, vm));
+                machines.push(MachineOutcome {
+                    name,
+                    group,
+                    weight: vm.weight,
+                    vcpus: vm.vcpus,
+                    is_hog: vm.compute == Compute::Always,
+                    ..MachineOutcome::default()
+                });
                 first_of.entry(vm.name.as_str()).or_insert(vcpus.len());
                 for number in 0..vm.vcpus + vm.inactive_vcpus {
                     let place = vcpus.len();
@@ -227,7 +214,7 @@ impl World {
 
     fn plan(&mut self, at: u64, what: What) {
         self.order += 1;
-        self.heap.push(Due { at, order: self.order, what });
+        self.heap.push(Reverse((at, self.order, what)));
     }
 
     /// Runs to the end, or until `stop` says so.
@@ -244,17 +231,17 @@ impl World {
                 Compute::Mixed { .. } => self.plan_burst(vcpu),
             }
         }
-        while let Some(due) = self.heap.pop() {
-            if due.at > self.end || stop.load(Relaxed) {
+        while let Some(Reverse((at, _, what))) = self.heap.pop() {
+            if at > self.end || stop.load(Relaxed) {
                 break;
             }
-            if due.at > self.now {
+            if at > self.now {
                 if self.idle > 0 && self.waiting > 0 {
-                    self.outcome.wasted_ns += due.at - self.now;
+                    self.outcome.wasted_ns += at - self.now;
                 }
-                self.now = due.at;
+                self.now = at;
             }
-            self.happen(due.what);
+            self.happen(what);
         }
         self.now = self.end;
         for cpu in 0..self.cpus.len() {
@@ -516,14 +503,10 @@ impl World {
             own.since = self.now;
             return;
         };
-        let mut cost = 0;
-        if own.last != next {
-            cost += self.switch_ns;
-            own.switches += 1;
-        }
-        if std::mem::take(&mut self.vcpus[vcpu].boost_cost) {
-            cost += self.boost_ns;
-        }
+        let is_other = u64::from(own.last != next);
+        let is_boosted = u64::from(std::mem::take(&mut self.vcpus[vcpu].boost_cost));
+        let cost = is_other * self.switch_ns + is_boosted * self.boost_ns;
+        own.switches += is_other;
         own.last = next;
         own.overhead_ns += cost;
         own.since = self.now + cost;
