@@ -14,9 +14,9 @@ use super::Trace;
 use super::import::{record, senseless};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 
-/// Writes a trace as an iolog of version 2 (without times; fio 1.17 and later) or 3 (with times;
-/// fio 3.31 and later) on the file `file`, in the order of submission. Returns how many
-/// requests have no place in it.
+/// Writes a trace as an iolog on the file `file`, in the order of submission. Version 2 has no
+/// times (fio 1.17 and later), version 3 has them (fio 3.31 and later). Returns how many requests
+/// have no place in it.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] for a file name that an iolog cannot have, [`ErrorKind::Io`].

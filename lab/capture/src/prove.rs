@@ -59,7 +59,7 @@ const GUESTS: [Guest; 9] = [
     guest("xfs", 64, "", 45),
 ];
 
-/// Which guests, and what is kept of them.
+/// The choice of guests, and a place for their traces.
 #[derive(Debug, Args)]
 pub struct ProveOptions {
     /// Run only these guests

@@ -32,7 +32,8 @@ pub const SLACK_NS: u64 = 20_000;
 #[derive(Debug, Args)]
 pub struct Settings {
     /// Speed relative to the recording
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = values::factor, conflicts_with = "as_fast_as_possible")]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = values::factor)]
+    #[arg(conflicts_with = "as_fast_as_possible")]
     pub speed: f64,
 
     /// Send requests as soon as the order allows, not at their recorded times

@@ -10,7 +10,7 @@ use super::Trace;
 use super::analyze::build::{count, percentile_columns, percentiles, us};
 use super::analyze::{name, notes};
 
-/// The report without what the preparation left out.
+/// The report without notes on the preparation.
 pub(super) fn report(trace: &Trace, result: &ReplayReport, begun: &Begun) -> Report {
     let how = match result.speed {
         Some(speed) => format!("at {speed} times the recorded speed"),

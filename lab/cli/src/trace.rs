@@ -210,8 +210,7 @@ fn load(path: &Path, device: Option<&str>) -> Result<Imported> {
     Ok(Imported { trace, notes: Vec::new() })
 }
 
-/// An error, at the end, if a trace is not all of what was recorded: there is a result, of what
-/// could be read.
+/// An error, at the end, if a part of the recording is missing: there is a result, of the rest.
 fn whole(path: &Path, trace: &Trace) -> Result<()> {
     match trace.what_is_missing() {
         Some(missing) => Err(Partial(format!("{}: {missing}", path.display())).into()),

@@ -26,7 +26,7 @@ pub enum FileSystem {
     Xfs,
 }
 
-/// What a file system is called, and what it needs.
+/// Names and needs of a file system.
 #[derive(Debug)]
 pub struct Facts {
     /// Its name for people.
@@ -45,7 +45,7 @@ pub struct Facts {
 }
 
 impl FileSystem {
-    /// What it is called, and what it needs.
+    /// Its names and needs.
     pub fn facts(self) -> Facts {
         let ext4 = Facts {
             name: "ext4",
@@ -114,7 +114,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Finds what it needs. `dir` is best in memory.
+    /// Finds its tools. `dir` is best in memory.
     ///
     /// # Errors
     /// [`ErrorKind::Missing`].

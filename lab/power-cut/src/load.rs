@@ -75,7 +75,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// Finds what shows it in what was written.
+    /// Finds it in the written data.
     pub fn new(history: &History, load: Load) -> Self {
         let mut told = Self::default();
         let mut now: BTreeMap<u32, u64> = BTreeMap::new();

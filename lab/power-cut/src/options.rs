@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vlane::serve::CacheArg;
-use vlane::values;
+use vlane::values::whole;
 use vlane_testbed::guests::Machines;
 
 use super::{FileSystem, Load, name_of};
 
-/// What is recorded, and which states are checked.
+/// Most steps and states.
+const MOST: u64 = 1_000_000;
+
+/// The recorded volumes, and the states of each.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Cache modes, each with its own volume [default: all but auto]
@@ -28,24 +31,24 @@ pub struct Options {
     #[arg(long, value_name = "uml|qemu", value_parser = guests())]
     pub guest: Option<Machines>,
     /// Programs that write to each volume in parallel
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u32>(1..=99))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole::<u32>(1..=99))]
     pub workers: u32,
     /// Steps of each program
     ///
     /// With files, a step is a mail that comes and one that goes, a row of a table, and a record of
     /// a log. With mail, a step is three mails. With sqlite, it is a transaction.
-    #[arg(long, value_name = "N", default_value_t = 150, value_parser = values::whole::<u64>(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 150, value_parser = whole::<u64>(1..=MOST))]
     pub steps: u64,
     /// States to check of each volume
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = values::whole::<usize>(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<usize>(1..=MOST))]
     pub states: usize,
     /// States of each volume to check with all flushes ignored, or 0 for none
     ///
     /// They test that the check finds broken states.
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = values::whole::<usize>(0..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = whole::<usize>(0..=MOST))]
     pub broken_states: usize,
     /// Seed for the choice of states
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = values::whole::<u64>(0..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u64>(0..))]
     pub seed: u64,
     /// Directory on a disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]

@@ -21,7 +21,7 @@ pub struct Storage<'a> {
     history: &'a History,
     /// The certain content. Open sectors have their earlier content.
     image: Vec<u8>,
-    /// By chunk, whether anything was ever there.
+    /// By chunk, true if data were ever there.
     used: Vec<bool>,
     /// Sectors of which it is not known what they hold.
     open: BTreeMap<usize, Sector>,

@@ -20,7 +20,7 @@ use super::setup::{self, Ends, Pool};
 
 /// Classes are priorities' numbers, the highest first.
 const BOOST: u8 = Priority::Boost as u8;
-/// Below all classes of who runs.
+/// Below all classes of running vCPUs.
 const IDLE: u8 = 255;
 
 /// The goal of the adaptive policy.
@@ -47,7 +47,7 @@ pub(super) struct CreditQueues {
     book: Book,
     seats: Vec<Seat>,
     queue: BTreeSet<(u8, u64, usize)>,
-    /// Class of who runs, by CPU.
+    /// Class of the running vCPU, by CPU.
     running: Vec<u8>,
     tickets: u64,
     next_accounting: u64,

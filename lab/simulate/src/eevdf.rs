@@ -16,8 +16,8 @@ use vlane_policy::loan::units::MS;
 
 use super::host::Scheduler;
 
-/// The slice on one CPU, nanoseconds. More CPUs scale it up (`base_slice_ns`: 0.75 ms times 1 + log2
-/// of the CPUs, 8 at most: 3 ms).
+/// The slice on one CPU, nanoseconds. More CPUs scale it up (`base_slice_ns`: 0.75 ms times 1 +
+/// log2 of the CPUs, 8 at most: 3 ms).
 const BASE_SLICE_NS: u64 = 750_000;
 /// The tick at which a used-up slice is seen, nanoseconds (HZ = 250).
 const TICK_NS: u64 = 4 * MS;
@@ -46,7 +46,7 @@ struct Queue {
     /// Waiting vCPUs, by deadline.
     waiting: BTreeSet<(i64, usize)>,
     current: Option<usize>,
-    /// Of who waits and who runs.
+    /// Of waiting and running vCPUs.
     weights: i128,
     weighted: i128,
     /// The average when the queue last had a vCPU.
@@ -200,7 +200,7 @@ impl Scheduler for EevdfQueues {
         let Some(current) = queue.current else { return true };
         let running = &self.entities[current];
         let eligible = queue.is_eligible(running.v);
-        // RUN_TO_PARITY, Linux' default: who is eligible finishes the slice.
+        // RUN_TO_PARITY, Linux' default: an eligible vCPU finishes its slice.
         if eligible && queue.in_slice {
             return false;
         }

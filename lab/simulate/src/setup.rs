@@ -58,8 +58,8 @@ pub struct Setup {
 /// Xen's tick.
 const TICK_NS: u64 = 10 * MS;
 
-/// All that can be asked for, in the order in which they are compared, and the difference of each in
-/// a few words.
+/// All that can be asked for, in the order in which they are compared, with their differences in a
+/// few words.
 const SETUPS: [(&str, &str); 14] = [
     ("eevdf", "Linux' EEVDF"),
     ("credit", "vlane's credit: boosts vCPUs that were blocked and have credits"),

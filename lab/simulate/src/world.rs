@@ -1,4 +1,4 @@
-//! The machine: physical CPUs, vCPUs with what their guests do, and time, which jumps from event to
+//! The machine: physical CPUs, vCPUs with their guests' work, and time, which jumps from event to
 //! event.
 //!
 //! A guest serves events before it computes, in the order in which they came, as an interrupt does.
@@ -6,7 +6,7 @@
 //! the simulation, so CPU time is counted exactly.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use vlane_policy::loan::{Claim, Doing, Totals};
@@ -35,7 +35,7 @@ pub fn run_unless(stop: &AtomicBool, scenario: &Scenario, setup: &Setup) -> Opti
 enum What {
     /// An event of a load comes to a stage of its way, on its way since `began`.
     Arrive { load: usize, stage: usize, began: u64 },
-    /// A CPU has to be looked at, unless something happened there since.
+    /// A CPU has to be looked at, unless it had another event since.
     Look { cpu: usize, turn: u64 },
     /// A vCPU begins to compute.
     Burst(usize),
@@ -105,11 +105,23 @@ struct Source {
     link_free: u64,
 }
 
+impl Source {
+    /// Of a vCPU; `first_of` has the first vCPU of each machine.
+    fn new(load: &Load, vcpu: usize, first_of: &HashMap<&str, usize>, random: Random) -> Self {
+        let (_, _, service, via) = load.common();
+        let via = via.and_then(|via| Some((*first_of.get(via.vm.as_str())?, via.service)));
+        let mut way: Vec<_> = via.into_iter().chain([(vcpu, service)]).collect();
+        // An answer passes the machine between again.
+        way.extend(via.filter(|_| matches!(load, Load::Ping { .. })));
+        Self { load: load.clone(), figures: 0, way, random, link_free: 0 }
+    }
+}
+
 #[derive(Debug)]
 struct World {
     now: u64,
     end: u64,
-    /// What is due, when; in the order in which it was planned, if it is due at once.
+    /// Due events: time, and order of planning for those of one time.
     heap: BinaryHeap<Reverse<(u64, u64, What)>>,
     order: u64,
     vcpus: Vec<Vcpu>,
@@ -123,7 +135,7 @@ struct World {
     measured_since: u64,
     /// By vCPU, when the warm-up ended.
     totals: Vec<Totals>,
-    /// What is known of it.
+    /// Counts so far.
     outcome: Outcome,
 }
 
@@ -132,20 +144,24 @@ impl World {
         let cpus = scenario.cpus as usize;
         let (mut vcpus, mut claims, mut sources, mut loads) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (mut machines, mut figures) = (Vec::new(), Vec::new());
-        let mut first_of = std::collections::HashMap::new();
+        let mut outcome = Outcome {
+            setup: setup.name.clone(),
+            cpus: scenario.cpus,
+            time_ns: nanoseconds(scenario.seconds * 1e6),
+            ..Outcome::default()
+        };
+        let mut first_of = HashMap::new();
         for (group, vm) in scenario.vm.iter().enumerate() {
-            let first_figures = figures.len();
-            for load in &vm.load {
-                figures.push(LoadOutcome::new(&vm.name, group, load));
-            }
+            let first_figures = outcome.loads.len();
+            let figures = vm.load.iter().map(|load| LoadOutcome::new(&vm.name, group, load));
+            outcome.loads.extend(figures);
             for n in 0..vm.count {
-                let machine = machines.len();
+                let machine = outcome.machines.len();
                 let name = match vm.count {
                     1 => vm.name.clone(),
                     _ => format!("{}-{}", vm.name, vm.first + n),
                 };
-                machines.push(MachineOutcome {
+                outcome.machines.push(MachineOutcome {
                     name,
                     group,
                     weight: vm.weight,
@@ -172,27 +188,14 @@ impl World {
             }
         }
         for (stream, (vcpu, figures, load)) in loads.into_iter().enumerate() {
-            let (_, _, service, via) = load.common();
-            let via = via.and_then(|via| Some((*first_of.get(via.vm.as_str())?, via.service)));
-            let mut way: Vec<_> = via.into_iter().chain([(vcpu, service)]).collect();
-            // An answer passes the machine between again.
-            way.extend(via.filter(|_| matches!(load, Load::Ping { .. })));
             let random = Random::new(scenario.seed, stream as u64 * 2 + 1);
-            sources.push(Source { load: load.clone(), figures, way, random, link_free: 0 });
+            sources.push(Source { figures, ..Source::new(load, vcpu, &first_of, random) });
         }
         let host: Box<dyn Scheduler> = match &setup.host {
             Host::Eevdf => Box::new(EevdfQueues::new(cpus, &claims)),
             Host::Credit(setup) => Box::new(CreditQueues::new(setup, cpus, &claims)),
         };
         let warmup = nanoseconds(scenario.warmup_seconds * 1e6);
-        let outcome = Outcome {
-            setup: setup.name.clone(),
-            cpus: scenario.cpus,
-            time_ns: nanoseconds(scenario.seconds * 1e6),
-            machines,
-            loads: figures,
-            ..Outcome::default()
-        };
         Self {
             now: 0,
             end: warmup + outcome.time_ns,
@@ -400,7 +403,7 @@ impl World {
         self.has_news(vcpu, false);
     }
 
-    /// Counts what who runs has used until now, or that the CPU was idle.
+    /// Counts the running vCPU's time until now, or the idle time.
     fn settle(&mut self, cpu: usize) {
         let own = &mut self.cpus[cpu];
         if self.now <= own.since {
@@ -515,7 +518,7 @@ impl World {
         self.plan_look(cpu, vcpu);
     }
 
-    /// Forgets what was counted in the warm-up.
+    /// Forgets the counts of the warm-up.
     fn measure(&mut self) {
         for cpu in 0..self.cpus.len() {
             self.settle(cpu);

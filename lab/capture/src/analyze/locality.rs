@@ -18,7 +18,7 @@ const MOST_BLOCKS: u64 = 1 << 18;
 /// distinguished.
 const STREAMS: usize = 16;
 
-/// What some requests do.
+/// Figures of some requests.
 #[derive(Default)]
 struct Of {
     requests: u64,
