@@ -295,9 +295,8 @@ impl Looker<'_> {
     ) -> Result<()> {
         let mut states = Checked::default();
         let mut looked = self.look(&history, self.options.states, &mut states);
-        if states.states == 0 {
-            looked?;
-            looked = Ok(());
+        if looked.is_err() && states.states == 0 {
+            return looked;
         }
         let flushes = history.flushes();
         let words = flushes.violations.iter().take(TOLD).map(|violation| history.tell(*violation));
