@@ -1,6 +1,7 @@
 //! Results of a run.
 
 use hdrhistogram::Histogram;
+use vlane_policy::loan::units::{CREDIT_NS, credits_per_ms};
 use vlane_policy::loan::{Account, Totals};
 
 use super::host::Loans;
@@ -97,6 +98,25 @@ impl MachineOutcome {
         own.redemptions += loans.redemptions;
         own.redeeming_ns += loans.redeeming_ns;
         own.barred_ns += loans.barred_ns;
+    }
+
+    /// The rate at which its loans were spent, credits per millisecond; `None`: it was never known.
+    pub fn cm(&self) -> Option<f64> {
+        let samples = self.loans.samples;
+        (samples > 0).then(|| credits_per_ms(1) * float(self.loans.cm_ppm) / float(samples))
+    }
+
+    /// Its next loan, credits, in the mean of accountings.
+    pub fn next_loan(&self) -> Option<f64> {
+        let samples = self.loans.samples;
+        (samples > 0).then(|| float(self.loans.next_ns) / float(samples) / float(CREDIT_NS))
+    }
+
+    /// Of events that needed a boost (the vCPU neither ran nor was boosted), how many were denied
+    /// it; `None`: there were none.
+    pub fn denied(&self) -> Option<f64> {
+        let all = self.totals.boosts + self.totals.wake_boosts + self.totals.denied;
+        (all > 0).then(|| float(self.totals.denied) / float(all))
     }
 
     /// How far its CPU time is from what is its due: 0.02 is 2 % more.
