@@ -7,74 +7,51 @@
 use std::io;
 
 use perf_event::events::Hardware;
-use perf_event::{Builder, Counter};
 
-use super::{Counted, Role, calls};
+use super::counters::{self, Counters};
+use super::{Counted, Role};
 
 /// A counter for each thread that the roles had when it was opened.
+#[derive(Debug)]
 pub struct Instructions {
-    counters: Vec<(Counter, u64)>,
-}
-
-impl std::fmt::Debug for Instructions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Instructions")
-            .field("threads", &self.counters.len())
-            .finish_non_exhaustive()
-    }
+    counters: Counters,
+    roles: usize,
 }
 
 fn reason(error: &io::Error) -> String {
+    let absent = [io::ErrorKind::NotFound, io::ErrorKind::Unsupported].contains(&error.kind());
     match error.kind() {
         io::ErrorKind::PermissionDenied => "not counted: instructions of the kernel may not be \
                                             counted by this user (kernel.perf_event_paranoid)"
             .to_owned(),
         // ENOENT, ENODEV, EOPNOTSUPP: the event has no counter.
-        io::ErrorKind::NotFound | io::ErrorKind::Unsupported => no_counter(),
-        _ if error.raw_os_error() == Some(19) => no_counter(),
+        _ if absent || error.raw_os_error() == Some(19) => "not counted: this machine shows no \
+                                                            counter of instructions (many virtual \
+                                                            machines do not)"
+            .to_owned(),
         _ => {
             format!("not counted: the processor's counter of instructions cannot be used: {error}")
         }
     }
 }
 
-fn no_counter() -> String {
-    "not counted: this machine shows no counter of instructions (many virtual machines do not)"
-        .to_owned()
-}
-
 /// Counters of instructions, or the reason for their absence.
 pub fn available() -> Counted<()> {
-    match Builder::new(Hardware::INSTRUCTIONS).observe_self().include_kernel().build() {
-        Ok(_) => Counted::Is(()),
-        Err(error) => Counted::Not(reason(&error)),
-    }
+    counters::available(Hardware::INSTRUCTIONS, reason)
 }
 
 impl Instructions {
     /// Counts from now on.
     pub fn open(roles: &[Role]) -> Counted<Self> {
-        let mut counters = Vec::new();
-        for (tid, _) in calls::threads(roles) {
-            let mut builder = Builder::new(Hardware::INSTRUCTIONS);
-            builder.observe_pid(tid).any_cpu().inherit(true).enabled(true).include_kernel();
-            match builder.build() {
-                Ok(counter) => counters.push((counter, 0)),
-                // ESRCH: it has ended.
-                Err(error) if error.raw_os_error() == Some(3) => {}
-                Err(error) => return Counted::Not(reason(&error)),
-            }
+        match Counters::open(roles, Hardware::INSTRUCTIONS) {
+            Ok(counters) => Counted::Is(Self { counters, roles: roles.len() }),
+            Err(error) => Counted::Not(reason(&error)),
         }
-        Counted::Is(Self { counters })
     }
 
     /// How many up to now.
     pub fn read(&mut self) -> u64 {
-        let all = self.counters.iter_mut().map(|(counter, last)| {
-            *last = counter.read().unwrap_or(*last);
-            *last
-        });
-        all.sum()
+        self.counters.read(self.roles).iter().sum()
     }
 }
 

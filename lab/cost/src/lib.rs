@@ -5,11 +5,11 @@
 //! of a request.
 //!
 //! ```no_run
-//! use vlane_cost::{Role, Sampler};
+//! use vlane_cost::{Role, Sampler, ThreadFilter};
 //!
-//! # let (qemu, vlane) = (1, 2);
+//! # let (qemu, server) = (1, 2);
 //! let mut roles = Role::qemu(qemu);
-//! roles.extend(Role::vlane(vlane));
+//! roles.push(Role::new("back end", server, ThreadFilter::All));
 //! let mut sampler = Sampler::new(roles);
 //! let before = sampler.take();
 //! // ... the load ...
@@ -20,7 +20,6 @@
 //! | what | from | needs |
 //! |---|---|---|
 //! | CPU time, exact | the process's CPU clock, threads' `schedstat` | a process of one's own, or root |
-//! | user against system | `stat`, in ticks of 10 ms: a ratio, for loads of a second or longer | the same |
 //! | context switches | threads' `status` | the same |
 //! | system calls | [`calls`]: the kernel's tracepoints, counted per thread | root (tracepoints show what others do) |
 //! | instructions | [`instructions`]: the processor's counters, per thread | a machine that shows them |
@@ -31,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 pub mod calls;
+mod counters;
 pub mod instructions;
 pub mod interrupts;
 pub mod kvm;
@@ -42,8 +42,8 @@ mod tally;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use self::calls::CallCounters;
 pub use self::calls::Calls;
+use self::counters::Counters;
 use self::proc::{ProcessLook, ticks_to_ns};
 pub use self::roles::{Role, ThreadFilter};
 pub use self::tally::Tally;
@@ -87,7 +87,7 @@ impl<T> Counted<T> {
 #[derive(Debug)]
 pub struct Sampler {
     roles: Vec<Role>,
-    calls: Option<Counted<CallCounters>>,
+    calls: Option<Counted<Counters>>,
 }
 
 /// One look.
@@ -99,7 +99,7 @@ pub struct Snapshot {
     pids: Vec<Vec<i32>>,
     processes: HashMap<i32, ProcessLook>,
     /// By role.
-    calls: Option<Counted<Vec<Calls>>>,
+    calls: Option<Counted<Vec<u64>>>,
 }
 
 /// Resources used between two looks.
@@ -119,12 +119,7 @@ pub struct RoleUse {
     pub name: String,
     /// CPU time.
     pub cpu: Duration,
-    /// Its share in user mode (0 to 1); absent when too little was used to tell (ticks are 10 ms).
-    pub user_share: Option<f64>,
-    /// Times that a thread gave up its CPU because it had to wait; of threads alive at the end.
-    pub voluntary: u64,
-    /// Times that a thread was taken off its CPU; of threads alive at the end.
-    pub involuntary: u64,
+    switches: u64,
     /// Threads alive at the end.
     pub threads: usize,
     /// System calls.
@@ -145,7 +140,7 @@ impl Sampler {
     /// While they are counted, every system call of the machine takes the kernel's slow path (some
     /// 100 ns more). CPU time and system calls are better measured in two runs.
     pub fn count_calls(mut self) -> Self {
-        self.calls = Some(CallCounters::open(&self.roles));
+        self.calls = Some(calls::open(&self.roles));
         self
     }
 
@@ -156,7 +151,7 @@ impl Sampler {
         let processes =
             all.into_iter().filter_map(|pid| Some((pid, ProcessLook::take(pid)?))).collect();
         let calls = self.calls.as_mut().map(|calls| match calls {
-            Counted::Is(counters) => Counted::Is(counters.read()),
+            Counted::Is(counters) => Counted::Is(counters.read(self.roles.len())),
             Counted::Not(reason) => Counted::Not(reason.clone()),
         });
         Snapshot { at: Instant::now(), roles: self.roles.clone(), pids, processes, calls }
@@ -167,10 +162,7 @@ impl Sampler {
 #[derive(Debug, Default, Clone, Copy)]
 struct Sum {
     cpu_ns: u64,
-    user: u64,
-    system: u64,
-    voluntary: u64,
-    involuntary: u64,
+    switches: u64,
     threads: usize,
 }
 
@@ -182,104 +174,73 @@ impl Snapshot {
         for (pid, now) in &self.processes {
             // A number that was used again is a new process.
             let old = before.processes.get(pid).filter(|old| old.started == now.started);
-            self.add_process(*pid, now, old, &mut sums, &mut ended);
+            ended.cpu_ns += self.add_process(*pid, now, old, &mut sums);
         }
         self.add_reaped(before, &mut sums);
         let calls = |index: usize| match (&self.calls, &before.calls) {
             (Some(Counted::Is(now)), Some(Counted::Is(old))) => {
-                match (now.get(index), old.get(index)) {
-                    (Some(now), Some(old)) => Counted::Is(now.since(old)),
-                    _ => Counted::Not("not counted: another sampler's look".into()),
-                }
+                Counted::Is(Calls { total: now[index].saturating_sub(old[index]) })
             }
             (Some(Counted::Not(reason)), _) | (_, Some(Counted::Not(reason))) => {
                 Counted::Not(reason.clone())
             }
             _ => Counted::Not("not counted: not asked for".into()),
         };
-        let mut roles: Vec<RoleUse> = self
-            .roles
-            .iter()
-            .zip(&sums)
-            .enumerate()
+        let each = self.roles.iter().zip(&sums).enumerate();
+        let mut roles: Vec<RoleUse> = each
             .map(|(index, (role, sum))| {
                 let lost = !self.processes.contains_key(&role.pid);
-                role_use(role.name.clone(), sum, calls(index), lost)
+                sum.of(role.name.clone(), calls(index), lost)
             })
             .collect();
         if ended.cpu_ns > 0 {
             let reason = "not counted: these threads have ended".into();
-            roles.push(role_use("threads that ended".into(), &ended, Counted::Not(reason), false));
+            roles.push(ended.of("threads that ended".into(), Counted::Not(reason), false));
         }
         Used { wall: self.at.saturating_duration_since(before.at), roles }
     }
 
     /// Adds the resources of a process to its roles. The part beyond its living threads was used by
     /// threads that have ended, or in the present time slice, which a thread's own figure does not
-    /// have yet.
+    /// have yet. Returns what no role can be told to have used.
     fn add_process(
         &self,
         pid: i32,
         now: &ProcessLook,
         old: Option<&ProcessLook>,
         sums: &mut [Sum],
-        ended: &mut Sum,
-    ) {
-        let (mut living, mut user, mut system) = (0_u64, 0_u64, 0_u64);
+    ) -> u64 {
+        let since = |now: u64, old: Option<u64>| now.saturating_sub(old.unwrap_or(0));
         let mut used_by_role = vec![0_u64; sums.len()];
+        let mut covered = true;
         for (key, thread) in &now.threads {
             let begin = old.and_then(|old| old.threads.get(key));
-            let since = |now: u64, old: Option<u64>| now.saturating_sub(old.unwrap_or(0));
-            let Some(role) = self.role_of(pid, &thread.comm) else { continue };
+            let Some(role) = self.role_of(pid, &thread.comm) else {
+                covered = false;
+                continue;
+            };
             let cpu = since(thread.cpu_ns, begin.map(|t| t.cpu_ns));
-            let (u, s) = (
-                since(thread.user, begin.map(|t| t.user)),
-                since(thread.system, begin.map(|t| t.system)),
-            );
-            living += cpu;
-            user += u;
-            system += s;
             used_by_role[role] += cpu;
-            let sum = &mut sums[role];
-            sum.cpu_ns += cpu;
-            sum.user += u;
-            sum.system += s;
-            sum.voluntary += since(thread.voluntary, begin.map(|t| t.voluntary));
-            sum.involuntary += since(thread.involuntary, begin.map(|t| t.involuntary));
-            sum.threads += 1;
+            sums[role].cpu_ns += cpu;
+            sums[role].switches += since(thread.switches, begin.map(|t| t.switches));
+            sums[role].threads += 1;
         }
-        let roles: Vec<usize> = (0..sums.len())
-            .filter(|role| self.pids.get(*role).is_some_and(|pids| pids.contains(&pid)))
-            .collect();
-        let covered = now.threads.values().all(|thread| self.role_of(pid, &thread.comm).is_some());
-        let [first, ..] = roles[..] else { return };
+        let roles = || (0..sums.len()).filter(|role| self.pids[*role].contains(&pid));
+        // The busiest is the likeliest to be running.
+        let busiest = roles().max_by_key(|role| used_by_role[*role]);
         // With roles for some of the threads only, the owner of the rest is unknown.
-        if !covered {
-            return;
-        }
-        let since =
-            |field: fn(&ProcessLook) -> u64| field(now).saturating_sub(old.map_or(0, field));
-        let rest = since(|p| p.cpu_ns).saturating_sub(living);
-        let (user, system) =
-            (since(|p| p.user).saturating_sub(user), since(|p| p.system).saturating_sub(system));
+        let Some(busiest) = busiest.filter(|_| covered) else { return 0 };
+        let living: u64 = used_by_role.iter().sum();
+        let rest = since(now.cpu_ns, old.map(|old| old.cpu_ns)).saturating_sub(living);
         let vanished =
             old.is_some_and(|old| old.threads.keys().any(|key| !now.threads.contains_key(key)));
         // A running thread's figure is at most a tick old.
         let stale = now.threads.len() as u64 * proc::tick_ns();
-        if roles.len() == 1 {
-            sums[first].cpu_ns += rest;
-            sums[first].user += user;
-            sums[first].system += system;
-        } else if vanished || rest > stale {
-            ended.cpu_ns += rest;
-            ended.user += user;
-            ended.system += system;
-        } else {
-            // To the busiest: it is the likeliest to be running.
-            let busiest =
-                roles.iter().copied().max_by_key(|role| used_by_role[*role]).unwrap_or(first);
-            sums[busiest].cpu_ns += rest;
+        if roles().count() > 1 && (vanished || rest > stale) {
+            return rest;
         }
+        sums[busiest].cpu_ns += rest;
+        0
     }
 
     /// Adds what processes of a tree used that have ended and were waited for.
@@ -289,18 +250,13 @@ impl Snapshot {
                 continue;
             }
             let reaped = |snapshot: &Self| -> u64 {
-                let pids = snapshot.pids.get(index).map_or(&[][..], Vec::as_slice);
-                pids.iter()
-                    .filter_map(|pid| snapshot.processes.get(pid))
-                    .map(|process| process.reaped)
-                    .sum()
+                let processes = snapshot.pids[index].iter().map(|pid| snapshot.processes.get(pid));
+                processes.flatten().map(|process| process.reaped).sum()
             };
             // Time that an ended one used before the first look is in its parent's figure, too.
-            let gone = before.pids.get(index).map_or(&[][..], Vec::as_slice);
-            let gone = gone.iter().filter(|pid| !self.processes.contains_key(pid));
+            let gone = before.pids[index].iter().filter(|pid| !self.processes.contains_key(pid));
             let gone = gone.filter_map(|pid| before.processes.get(pid));
-            let gone: u64 =
-                gone.map(|process| process.user + process.system + process.reaped).sum();
+            let gone: u64 = gone.map(|process| process.ticks + process.reaped).sum();
             let ticks = reaped(self).saturating_sub(reaped(before)).saturating_sub(gone);
             sums[index].cpu_ns += ticks_to_ns(ticks);
         }
@@ -308,42 +264,23 @@ impl Snapshot {
 
     /// The role that a thread counts for: the first that it fits.
     fn role_of(&self, pid: i32, comm: &str) -> Option<usize> {
-        (0..self.roles.len()).find(|index| {
-            let mine = self.pids.get(*index).is_some_and(|pids| pids.contains(&pid));
-            mine && self.roles[*index].threads.fits(comm)
-        })
+        let fits =
+            |(pids, role): (&Vec<i32>, &Role)| pids.contains(&pid) && role.threads.fits(comm);
+        self.pids.iter().zip(&self.roles).position(fits)
     }
 }
 
-fn role_use(name: String, sum: &Sum, calls: Counted<Calls>, lost: bool) -> RoleUse {
-    let ticks = sum.user + sum.system;
-    RoleUse {
-        name,
-        cpu: Duration::from_nanos(sum.cpu_ns),
-        user_share: (ticks > 0).then(|| sum.user as f64 / ticks as f64),
-        voluntary: sum.voluntary,
-        involuntary: sum.involuntary,
-        threads: sum.threads,
-        calls,
-        lost,
+impl Sum {
+    fn of(self, name: String, calls: Counted<Calls>, lost: bool) -> RoleUse {
+        let Self { cpu_ns, switches, threads } = self;
+        RoleUse { name, cpu: Duration::from_nanos(cpu_ns), switches, threads, calls, lost }
     }
 }
 
 impl RoleUse {
-    /// CPU time in user mode. For a vCPU thread under KVM the guest's own time is in it (the kernel
-    /// counts guest time as user time).
-    pub fn user(&self) -> Option<Duration> {
-        Some(self.cpu.mul_f64(self.user_share?.clamp(0.0, 1.0)))
-    }
-
-    /// CPU time in the kernel.
-    pub fn system(&self) -> Option<Duration> {
-        Some(self.cpu.saturating_sub(self.user()?))
-    }
-
-    /// Context switches of both kinds.
+    /// Context switches, voluntary ones and others; of threads alive at the end.
     pub fn switches(&self) -> u64 {
-        self.voluntary + self.involuntary
+        self.switches
     }
 }
 
@@ -361,18 +298,6 @@ impl Used {
     /// A role by its name.
     pub fn role(&self, name: &str) -> Option<&RoleUse> {
         self.roles.iter().find(|role| role.name == name)
-    }
-
-    /// System calls of all roles; the first reason if some role's were not counted.
-    pub fn calls(&self) -> Counted<Calls> {
-        let mut all = Calls::default();
-        for role in self.roles.iter().filter(|role| role.name != "threads that ended") {
-            match &role.calls {
-                Counted::Is(calls) => all.add(calls),
-                Counted::Not(reason) => return Counted::Not(reason.clone()),
-            }
-        }
-        Counted::Is(all)
     }
 }
 

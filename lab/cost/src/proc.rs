@@ -11,10 +11,8 @@ use procfs::process::{Process, Stat, Task, all_processes};
 pub(super) struct ThreadLook {
     pub(super) comm: String,
     pub(super) cpu_ns: u64,
-    pub(super) user: u64,
-    pub(super) system: u64,
-    pub(super) voluntary: u64,
-    pub(super) involuntary: u64,
+    /// Times that it gave up its CPU, or was taken off it.
+    pub(super) switches: u64,
 }
 
 /// A thread's number with the time of its start, so that a number that is used again is another
@@ -27,8 +25,8 @@ pub(super) struct ProcessLook {
     pub(super) started: u64,
     /// All its threads, those that have ended included.
     pub(super) cpu_ns: u64,
-    pub(super) user: u64,
-    pub(super) system: u64,
+    /// CPU time in ticks: its own, and that of children that it waited for.
+    pub(super) ticks: u64,
     pub(super) reaped: u64,
     pub(super) threads: HashMap<ThreadKey, ThreadLook>,
 }
@@ -43,8 +41,7 @@ impl ProcessLook {
         Some(Self {
             started: stat.starttime,
             cpu_ns: process_clock(pid).unwrap_or_else(|| in_ticks(&stat)),
-            user: stat.utime,
-            system: stat.stime,
+            ticks: stat.utime + stat.stime,
             reaped: u64::try_from(stat.cutime.saturating_add(stat.cstime)).unwrap_or(0),
             threads,
         })
@@ -53,16 +50,14 @@ impl ProcessLook {
 
 fn look(task: &Task) -> Option<(ThreadKey, ThreadLook)> {
     let stat = task.stat().ok()?;
-    let status = task.status().ok();
-    let switches =
-        status.map_or((None, None), |s| (s.voluntary_ctxt_switches, s.nonvoluntary_ctxt_switches));
+    let of_status = |status: procfs::process::Status| {
+        let both = [status.voluntary_ctxt_switches, status.nonvoluntary_ctxt_switches];
+        both.into_iter().flatten().sum()
+    };
     let thread = ThreadLook {
         cpu_ns: task.schedstat().map_or_else(|_| in_ticks(&stat), |exact| exact.sum_exec_runtime),
-        user: stat.utime,
-        system: stat.stime,
         comm: stat.comm,
-        voluntary: switches.0.unwrap_or(0),
-        involuntary: switches.1.unwrap_or(0),
+        switches: task.status().map_or(0, of_status),
     };
     Some(((task.tid, stat.starttime), thread))
 }
@@ -128,7 +123,7 @@ mod tests {
         is_done.recv().unwrap_err();
         let thread = sleeper.unwrap().join().unwrap();
         assert_eq!(thread.comm, name);
-        assert!(thread.voluntary >= 5 && thread.cpu_ns > 0, "{thread:?}");
+        assert!(thread.switches >= 5 && thread.cpu_ns > 0, "{thread:?}");
     }
 
     #[test]

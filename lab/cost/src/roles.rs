@@ -69,23 +69,6 @@ impl Role {
         ]
     }
 
-    /// A `vlane serve`: its lanes, the kernel's workers for them, and the rest (control).
-    pub fn vlane(pid: i32) -> Vec<Self> {
-        vec![
-            Self::new("lane", pid, ThreadFilter::named(&["lane-"])),
-            Self::new("kernel worker", pid, ThreadFilter::named(&KERNEL_WORKERS)),
-            Self::new("vlane control", pid, ThreadFilter::All),
-        ]
-    }
-
-    /// Another back end (qemu-storage-daemon, ...): the kernel's workers, and the rest.
-    pub fn peer(pid: i32) -> Vec<Self> {
-        vec![
-            Self::new("kernel worker", pid, ThreadFilter::named(&KERNEL_WORKERS)),
-            Self::new("back end", pid, ThreadFilter::All),
-        ]
-    }
-
     /// A program with everything that it starts, for example fio.
     pub fn program(name: impl Into<String>, pid: i32) -> Vec<Self> {
         vec![Self::new(name, pid, ThreadFilter::Tree)]
