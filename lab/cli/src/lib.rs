@@ -74,7 +74,7 @@ enum Command {
     CachesJob(caches::CachesJobArgs),
     /// Run the foreground program of `prove express guests`
     #[command(hide = true)]
-    ExpressRead(express::ExpressReadArgs),
+    ExpressRead(vlane_mechanisms::express::reader::Options),
     /// Run the guest's part of `prove together`
     #[command(hide = true)]
     TogetherJob(together::TogetherJobArgs),
@@ -183,7 +183,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Boot(args) => demonstration::run(args),
         Command::Common(common) => common.run(&PROGRAM),
         Command::CachesJob(args) => caches::run_job(&args),
-        Command::ExpressRead(args) => express::run_read(&args),
+        Command::ExpressRead(args) => Ok(vlane_mechanisms::express::reader::run(&args)?),
         Command::TogetherJob(args) => together::run_job(&args),
         Command::SchedExtJob(args) => sched_ext::measure(&args),
     }

@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use vlane_report::{Report, text};
+use vlane_testbed::Interrupt;
 use vlane_testbed::reports::{check_report, write_report};
 
 pub use vlane::output::*;
@@ -26,6 +27,32 @@ pub struct OutputArgs {
     pub json: Option<PathBuf>,
     #[command(flatten)]
     pub overwrite: Overwrite,
+}
+
+/// The options of a measurement, and where its report goes
+#[derive(Debug, Args)]
+pub struct Reported<O: Args> {
+    #[command(flatten)]
+    pub options: O,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl<O: Args> Reported<O> {
+    /// Measures with this program's own file, and shows the report. `measure` also gets the command
+    /// as it was given.
+    ///
+    /// # Errors
+    /// Those of the measurement, and of [`OutputArgs::show`].
+    pub fn run(
+        &self,
+        measure: impl FnOnce(&O, &Path, &str, &Interrupt) -> vlane_testbed::Result<Report>,
+    ) -> Result<()> {
+        self.output.check()?;
+        let vlane = std::env::current_exe().context("cannot find this program's own file")?;
+        let report = measure(&self.options, &vlane, &command_line(), &Interrupt::listen()?)?;
+        self.output.show(&report)
+    }
 }
 
 impl OutputArgs {

@@ -70,10 +70,23 @@ impl Maker {
         guest: &Initramfs,
         limit: Duration,
     ) -> Result<Guest> {
+        let memory_mib = if matches!(self, Self::Uml(..)) { 256 } else { 512 };
+        self.start_sized(sockets, guest, limit, 1, memory_mib)
+    }
+
+    /// The same with so many vCPUs, which User-Mode Linux has one of, and so much memory.
+    pub fn start_sized(
+        &self,
+        sockets: Vec<PathBuf>,
+        guest: &Initramfs,
+        limit: Duration,
+        vcpus: u16,
+        memory_mib: u32,
+    ) -> Result<Guest> {
         Ok(match self {
             Self::Uml(host, program) => {
                 let mut machine = Uml::new(program.clone(), sockets);
-                machine.memory_mib = 256;
+                machine.memory_mib = memory_mib;
                 machine.start_with(host, guest, limit, None)?
             }
             Self::Qemu(host, program, kernel, choice) => {
@@ -82,8 +95,8 @@ impl Maker {
                 let mut machine =
                     Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(first));
                 machine.disks = sockets.into_iter().map(Disk::at).collect();
-                machine.vcpus = 1;
-                machine.memory_mib = 512;
+                machine.vcpus = vcpus;
+                machine.memory_mib = memory_mib;
                 machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
                 machine.start_with(host, kernel, guest, limit, None)?
             }

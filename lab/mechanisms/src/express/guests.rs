@@ -1,17 +1,19 @@
 //! Figure 4: a program that reads so much, as the foreground job of a shell in a guest, in parallel
 //! with as many readers as the guest can hold.
 
+use std::path::Path;
 use std::time::Duration;
 
+use clap::Args;
 use serde::Serialize;
-use vlane_guest::Host;
+use vlane::values;
 
-use super::BLOCK;
-use super::machine::{Beside, Place, took};
-use super::places::{Task, Wanted};
+use super::machine::{Beside, GuestArgs, Task, took};
+use super::{BLOCK, distinct};
 use vlane_report::Report;
 use vlane_report::build::Begun;
 use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::guests::Machines;
 use vlane_testbed::interrupt::Interrupt;
 
 pub(super) mod report;
@@ -23,15 +25,29 @@ const AROUND: Duration = Duration::from_secs(12);
 /// measurement takes longer than ten times that.
 const SLOWER: u32 = 10;
 
-/// The options.
-#[derive(Debug, Clone)]
+/// The options
+#[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Of the guests.
-    pub wanted: Wanted,
-    /// Readers in the background; none: as many as each guest can hold ([`Place::readers`]).
-    pub readers: Option<u16>,
-    /// Reads of the foreground program; none: what takes seconds in each guest ([`Place::reads`]).
-    pub reads: Option<u32>,
+    #[command(flatten)]
+    pub(super) guest: GuestArgs,
+    /// Kinds of guests: uml, qemu
+    #[arg(
+        long = "where",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "uml,qemu",
+        hide_possible_values = true
+    )]
+    pub(super) places: Vec<Machines>,
+    /// Readers in the background [default: 240 in uml, 512 in qemu]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=4096))]
+    pub(super) readers: Option<u16>,
+    /// Reads of the foreground program [default: 100 in uml, 40 in qemu]
+    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
+    pub(super) reads: Option<u32>,
+    /// Number of measurements of each combination
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<usize>(1..=1000))]
+    pub(super) rounds: usize,
 }
 
 /// Results of one measurement.
@@ -77,9 +93,14 @@ impl Sample {
 }
 
 impl Options {
-    /// Reads of the foreground program.
-    pub(super) fn reads(&self, place: Place) -> u32 {
-        self.reads.unwrap_or(place.reads())
+    /// Readers in the background: what the guest can hold, the foreground's own request left free.
+    fn readers(&self, place: Machines) -> u16 {
+        self.readers.unwrap_or(if place == Machines::Uml { 240 } else { 512 })
+    }
+
+    /// Reads of the foreground program: it takes 10 to 20 s with all readers before each of them.
+    fn reads(&self, place: Machines) -> u32 {
+        self.reads.unwrap_or(if place == Machines::Uml { 100 } else { 40 })
     }
 }
 
@@ -92,33 +113,33 @@ fn typed(reads: u32) -> String {
     )
 }
 
-/// Measures, and makes a report.
+/// Measures with vlane's own file, and makes a report.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Missing`] without a program
-/// that is needed, [`ErrorKind::Interrupted`], and those of back ends and guests.
-pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
-    options.wanted.check(" and --repeat")?;
-    let begun = Begun::now(&options.wanted.command);
-    let task = Task {
-        name: "read",
-        typed: &|place| typed(options.reads(place)),
-        image: None,
-        readers: &|place| options.readers.unwrap_or(place.readers()),
-        takes: AROUND,
+/// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and those
+/// of back ends and guests.
+pub fn run(
+    options: &Options,
+    vlane: &Path,
+    command: &str,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    let (begun, fg) = (Begun::now(command), options.guest.fg(vlane)?);
+    let host = options.guest.host()?;
+    let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
+    let task = |place| {
+        let (model, readers) = (options.guest.model(place), options.readers(place));
+        let reads = options.reads(place);
+        let each = model.latency.mul_f64(f64::from(readers + 1) / f64::from(model.parallel));
+        let takes = (AROUND, each * reads * SLOWER);
+        Task { place, readers, typed: typed(reads), keys: &keys, image: None, takes }
     };
-    let found = options.wanted.measure(&task, host, interrupt, |machine, setup, variant| {
-        let reads = options.reads(setup.place);
-        let each = setup
-            .model
-            .latency
-            .mul_f64(f64::from(setup.readers + 1) / f64::from(setup.model.parallel));
-        let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
-        let (said, beside) = machine.measure(variant, "read", &keys, each * reads * SLOWER)?;
-        Sample::of(reads, &said, beside)
-    })?;
-    let mut report = report::fill(options, &found.results, &begun);
-    found.mark(&mut report);
+    let tasks: Vec<_> = distinct(options.places.clone()).into_iter().map(task).collect();
+    let sample = |place, said: &[String], beside| Sample::of(options.reads(place), said, beside);
+    let (results, partial) =
+        options.guest.measure(&tasks, options.rounds, (vlane, &fg), &host, interrupt, sample)?;
+    let mut report = report::fill(options, &results, &begun);
+    partial.into_iter().for_each(|missing| report.mark_partial(missing));
     Ok(report)
 }
 

@@ -4,35 +4,56 @@
 //! The programs lie on a file system of their own ([`super::root`]) on the drive; the crowd reads
 //! the same drive. Before each launch the guest drops its page cache and what it knows of files.
 
+use std::path::Path;
 use std::time::Duration;
 
+use clap::Args;
 use serde::Serialize;
-use vlane_guest::Host;
+use vlane::values;
 
-use super::machine::{Beside, took};
-use super::places::{Task, Wanted};
+use super::distinct;
+use super::machine::{Beside, GuestArgs, Task, took};
 use super::root::{Program, Root};
 use vlane_report::Report;
 use vlane_report::build::Begun;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::error::Result;
+use vlane_testbed::guests::Machines;
 use vlane_testbed::interrupt::Interrupt;
 
 pub(super) mod report;
 
-/// Estimated time of a turn (each program once).
-const TURN: Duration = Duration::from_secs(30);
-/// No turn takes longer.
-const LIMIT: Duration = Duration::from_secs(600);
+/// Estimated time of a turn (each program once), and the longest.
+const TURN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(600));
 
-/// The options.
-#[derive(Debug, Clone)]
+/// The options
+#[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// Of the guests; a round is one launch of each program in each variant.
-    pub wanted: Wanted,
-    /// The launched programs.
-    pub programs: Vec<Program>,
-    /// Readers in the background.
-    pub readers: u16,
+    #[command(flatten)]
+    pub(super) guest: GuestArgs,
+    /// Kinds of guests: uml, qemu
+    #[arg(
+        long = "where",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "uml",
+        hide_possible_values = true
+    )]
+    pub(super) places: Vec<Machines>,
+    /// Programs to start
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "python3,git,sqlite3,gcc,vim",
+        hide_possible_values = true
+    )]
+    pub(super) programs: Vec<Program>,
+    /// Readers in the background
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=4096))]
+    pub(super) readers: u16,
+    /// Number of starts of each program in each variant
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<usize>(1..=1000))]
+    pub(super) launches: usize,
 }
 
 /// One launch of every program.
@@ -44,50 +65,51 @@ pub struct Sample {
     pub beside: Beside,
 }
 
-impl Options {
-    /// Commands typed at the shell: every program once, each on a cold cache.
-    fn typed(&self) -> String {
-        let one = |program: &Program| {
-            format!(
-                "echo 3 > /proc/sys/vm/drop_caches\nA=$EPOCHREALTIME\n\
-                 chroot /mnt/@DEV@ {} </dev/null >/dev/null 2>&1\n\
-                 echo \"RES\"\"ULT {}.@SEQ@=$A $EPOCHREALTIME $?\"\n",
-                program.command(),
-                program.name()
-            )
-        };
-        self.programs.iter().map(one).collect()
-    }
+/// Commands typed at the shell for a program, on a cold cache.
+fn typed(program: &Program) -> String {
+    format!(
+        "echo 3 > /proc/sys/vm/drop_caches\nA=$EPOCHREALTIME\n\
+         chroot /mnt/@DEV@ {} </dev/null >/dev/null 2>&1\n\
+         echo \"RES\"\"ULT {}.@SEQ@=$A $EPOCHREALTIME $?\"\n",
+        program.command(),
+        program.name()
+    )
 }
 
-/// Measures, and makes a report.
+/// Measures with vlane's own file, and makes a report.
 ///
 /// # Errors
 /// As [`super::guests::run`].
-pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
-    options.wanted.check(", --programs and --launches")?;
-    if options.programs.is_empty() {
-        return Err(Error::new(ErrorKind::Usage, "no program is left to start: give --programs"));
-    }
-    let begun = Begun::now(&options.wanted.command);
-    let root = Root::find(host, &options.programs)?;
-    let keys: Vec<String> =
-        options.programs.iter().map(|program| program.name().to_owned()).collect();
-    let task = Task {
-        name: "launch",
-        typed: &|_| options.typed(),
+pub fn run(
+    options: &Options,
+    vlane: &Path,
+    command: &str,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    let mut options = options.clone();
+    let (begun, fg) = (Begun::now(command), options.guest.fg(vlane)?);
+    let host = options.guest.host()?;
+    options.programs = distinct(options.programs.clone());
+    let programs = &options.programs;
+    let root = Root::find(&host, programs)?;
+    let keys: Vec<String> = programs.iter().map(|program| program.name().to_owned()).collect();
+    let task = |place| Task {
+        place,
+        readers: options.readers,
+        typed: programs.iter().map(typed).collect(),
+        keys: &keys,
         image: Some(&root.image),
-        readers: &|_| options.readers,
         takes: TURN,
     };
-    let found = options.wanted.measure(&task, host, interrupt, |machine, _, variant| {
-        let (said, beside) = machine.measure(variant, "launch", &keys, LIMIT)?;
-        let each = options.programs.iter().zip(&said);
-        let seconds =
-            each.map(|(program, text)| took(program.name(), text)).collect::<Result<_>>()?;
-        Ok(Sample { seconds, beside })
-    })?;
-    let mut report = report::fill(options, &root, &found.results, &begun);
-    found.mark(&mut report);
+    let tasks: Vec<_> = distinct(options.places.clone()).into_iter().map(task).collect();
+    let sample = |_, said: &[String], beside| {
+        let each = programs.iter().zip(said);
+        let seconds = each.map(|(program, text)| took(program.name(), text));
+        Ok(Sample { seconds: seconds.collect::<Result<_>>()?, beside })
+    };
+    let (results, partial) =
+        options.guest.measure(&tasks, options.launches, (vlane, &fg), &host, interrupt, sample)?;
+    let mut report = report::fill(&options, &root, &results, &begun);
+    partial.into_iter().for_each(|missing| report.mark_partial(missing));
     Ok(report)
 }

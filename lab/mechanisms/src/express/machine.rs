@@ -9,16 +9,19 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vlane_guest::{
-    Accel, Boot, Choice, Disk, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram, Uml, UmlProgram,
-};
+use clap::{Args, ValueEnum};
+use vlane::values;
+use vlane_guest::{Guest, Host, Initramfs, Install};
 
 use super::script::with_parts;
-use super::{Mode, Model, VOLUME, Variant};
+use super::{Mode, Model, VOLUME, Variant, distinct, word};
+use vlane_client::progress::Progress;
+use vlane_report::judge::Arms;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::fio;
-use vlane_testbed::guests::{trouble, wait};
+use vlane_testbed::guests::{Machines, Maker, trouble, wait};
 use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::rounds::{Rounds, in_turns};
 use vlane_testbed::server::{Server, Storage};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
@@ -27,94 +30,72 @@ pub(crate) const BOOT: Duration = Duration::from_secs(240);
 const AROUND: Duration = Duration::from_secs(180);
 /// A guest that lives longer than any measurement.
 pub(crate) const LIFE: Duration = Duration::from_secs(4 * 3600);
+/// Requests that the drive works on at the same time unless it is said.
+const PARALLEL: u16 = 2;
 
-/// Which guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// User-Mode Linux: one vCPU, one queue of at most 256 requests.
-    Uml,
-    /// QEMU with two vCPUs and two queues.
-    Qemu,
+/// Options of both kinds of guests
+#[derive(Debug, Clone, Args)]
+pub struct GuestArgs {
+    /// Variants: vanilla, cpu, cpu+io, cpu+size, proposed; the first is the baseline
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "vanilla,cpu,cpu+io,cpu+size,proposed",
+        hide_possible_values = true
+    )]
+    pub(super) variants: Vec<Variant>,
+    /// Service time of the drive, such as 1ms [default: 1ms in uml, 2ms in qemu]
+    ///
+    /// A bare number is in microseconds.
+    #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    pub(super) latency: Option<u64>,
+    /// Requests that the drive serves in parallel [default: 2]
+    #[arg(long, value_name = "N", requires = "latency", value_parser = values::whole::<u16>(1..))]
+    pub(super) parallel: Option<u16>,
+    /// Time for the background readers to settle
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
+    pub(super) ramp: Duration,
+    /// vlane-fg program [default: next to this program]
+    #[arg(long, value_name = "FILE")]
+    pub(super) fg: Option<PathBuf>,
+    /// Install missing programs by apt-get (as root), and guest kernels into the cache directory
+    #[arg(long)]
+    pub(super) install: bool,
 }
 
-impl Place {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Uml, Self::Qemu];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Uml => "uml",
-            Self::Qemu => "qemu",
-        }
-    }
-
-    /// The place of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|place| place.name() == name)
-    }
-
-    /// Its vCPUs, and the queues of each disk.
-    pub fn vcpus(self) -> u16 {
-        match self {
-            Self::Uml => 1,
-            Self::Qemu => 2,
-        }
-    }
-
-    /// A drive that leaves the guest's CPUs time: above 80 % busy the guest's CPU scheduler decides
-    /// who is served.
-    pub fn model(self) -> Model {
-        let parallel = 2;
-        match self {
-            Self::Uml => Model { latency: Duration::from_millis(1), parallel },
-            Self::Qemu => Model { latency: Duration::from_millis(2), parallel },
-        }
-    }
-
-    /// Readers in the background: what it can hold, the foreground's own request left free.
-    pub fn readers(self) -> u16 {
-        match self {
-            Self::Uml => 240,
-            Self::Qemu => 512,
-        }
-    }
-
-    /// Reads of a foreground program that takes 10 to 20 s with all readers before each of them.
-    pub fn reads(self) -> u32 {
-        match self {
-            Self::Uml => 100,
-            Self::Qemu => 40,
-        }
-    }
+/// What is measured in a guest.
+pub(super) struct Task<'a> {
+    /// The guest.
+    pub(super) place: Machines,
+    /// Readers in the background.
+    pub(super) readers: u16,
+    /// Commands typed at the shell; `@DEV@` stands for the disk, `@SEQ@` for the measurement's
+    /// number.
+    pub(super) typed: String,
+    /// Names of their results: `RESULT key.SEQ=value`.
+    pub(super) keys: &'a [String],
+    /// Behind the drive; none: a device without media.
+    pub(super) image: Option<&'a Path>,
+    /// Estimated time of one measurement beside the ramp, and the longest.
+    pub(super) takes: (Duration, Duration),
 }
 
-/// Parameters of a guest.
+/// A guest, with all arms.
 #[derive(Debug)]
-pub struct Setup<'a> {
-    /// The host.
-    pub host: &'a Host,
-    /// vlane's own file.
-    pub vlane: &'a Path,
-    /// vlane-fg's file.
-    pub fg: &'a Path,
-    /// Which guest.
-    pub place: Place,
+pub struct PlaceResult<S> {
+    /// The guest.
+    pub place: Machines,
+    /// It in words.
+    pub about: String,
+    /// Its disks, in words.
+    pub disks: String,
     /// The drive.
     pub model: Model,
     /// Readers in the background.
     pub readers: u16,
-    /// The variants to measure.
-    pub variants: &'a [Variant],
-    /// Behind the drive; none: a device without media.
-    pub image: Option<&'a Path>,
-    /// Scripts of what is typed, by their names; `@DEV@` stands for the disk, `@SEQ@` for the
-    /// measurement's number.
-    pub typed: Vec<(String, String)>,
-    /// Time in which the crowd comes to rest.
-    pub ramp: Duration,
-    /// For sockets.
-    pub dir: &'a Path,
+    /// The measurements.
+    pub arms: Arms<S>,
 }
 
 /// Prepares the disks and follows commands. For its parts see [`with_parts`].
@@ -140,7 +121,7 @@ counters() {
 }
 echo "RESULT kernel=$(uname -r)"
 echo "RESULT ready=1"
-while read -r command seq dev raise typed; do
+while read -r command seq dev raise; do
     [ "$command" = measure ] || exit 0
     rm -f /tmp/crowd
     fio --name=crowd --filename=/dev/$dev --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
@@ -149,7 +130,7 @@ while read -r command seq dev raise typed; do
         < /dev/null > /tmp/crowd.said 2>&1 &
 @CROWD_READS@
     sleep @RAMP@
-    sed "s/@DEV@/$dev/g; s/@SEQ@/$seq/g" /typed/$typed > /tmp/typed
+    sed "s/@DEV@/$dev/g; s/@SEQ@/$seq/g" /typed > /tmp/typed
 @AGENT_BEGINS@
     read -r reading writing < /sys/block/$dev/inflight
     echo "RESULT before.$seq=$(counters $dev) $reading"
@@ -170,31 +151,6 @@ done
 pub(crate) const PLAIN: &str = "PS1=\nPS2=\n";
 /// And where the foreground is raised, by what the user would write into `~/.bashrc`.
 pub(crate) const RAISED: &str = "PS1=\nPS2=\neval \"$(vlane-fg hook bash)\"\n";
-
-/// Counters of the guest.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Counters {
-    /// Seconds since the boot.
-    up: f64,
-    /// Reads that the disk completed.
-    reads: f64,
-    /// Their total time from the moment at which they had a tag, in ms.
-    read_ms: f64,
-    /// CPU time that was used, in ticks.
-    busy: f64,
-    /// CPU time that was not.
-    idle: f64,
-    /// Requests in flight.
-    in_flight: f64,
-}
-
-impl Counters {
-    fn parse(text: &str) -> Option<Self> {
-        let all: Option<Vec<f64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
-        let [up, reads, read_ms, busy, idle, in_flight] = all?[..] else { return None };
-        Some(Self { up, reads, read_ms, busy, idle, in_flight })
-    }
-}
 
 /// Figures of the crowd during the foreground's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -217,135 +173,262 @@ pub struct Beside {
 }
 
 impl Beside {
-    fn of(before: &Counters, after: &Counters, crowd_us: f64, submit_us: f64) -> Self {
-        let reads = after.reads - before.reads;
-        let (busy, idle) = (after.busy - before.busy, after.idle - before.idle);
+    /// From the guest's counters before and after, and the times of the crowd's reads and of the
+    /// calls that submit them.
+    fn of(before: [f64; 6], after: [f64; 6], crowd_us: f64, submit_us: f64) -> Self {
+        let since = |at: usize| after[at] - before[at];
+        let [seconds, reads, read_ms, busy, idle, _] = std::array::from_fn(since);
         Self {
-            seconds: after.up - before.up,
+            seconds,
             reads,
-            device_ms: (after.read_ms - before.read_ms) / reads.max(1.0),
+            device_ms: read_ms / reads.max(1.0),
             crowd_ms: crowd_us / 1e3,
             tag_ms: submit_us / 1e3,
             busy: busy / (busy + idle).max(1.0),
-            in_flight: before.in_flight,
+            in_flight: before[5],
         }
     }
 }
 
-/// A guest that is ready.
-#[derive(Debug)]
-pub struct Machine<'a> {
+/// Counters of the guest: seconds since the boot; reads that the disk completed, and their total
+/// time from the moment at which they had a tag, in ms; ticks of CPU time that was used, and that
+/// was not; requests in flight.
+fn counters(text: &str) -> Option<[f64; 6]> {
+    let all: Option<Vec<f64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
+    all?.try_into().ok()
+}
+
+/// A guest's vCPUs, and the queues of each disk.
+fn vcpus(place: Machines) -> u16 {
+    if place == Machines::Uml { 1 } else { 2 }
+}
+
+impl GuestArgs {
+    /// A drive that leaves the guest's CPUs time: above 80 % busy the guest's CPU scheduler decides
+    /// who is served.
+    pub(super) fn model(&self, place: Machines) -> Model {
+        let usual = if place == Machines::Uml { 1000 } else { 2000 };
+        let latency = Duration::from_micros(self.latency.unwrap_or(usual));
+        Model { latency, parallel: self.parallel.unwrap_or(PARALLEL) }
+    }
+
+    /// The file of vlane-fg, beside vlane's own file unless it was given.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Missing`] if a variant needs it, and it is not there.
+    pub(super) fn fg(&self, vlane: &Path) -> Result<PathBuf> {
+        let fg = self.fg.clone().unwrap_or_else(|| vlane.with_file_name("vlane-fg"));
+        if fg.is_file() || !self.variants.iter().any(|variant| variant.is_raised()) {
+            return Ok(fg);
+        }
+        let text = format!(
+            "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name \
+             it with --fg",
+            fg.display()
+        );
+        Err(Error::new(ErrorKind::Missing, text))
+    }
+
+    /// Where to look for programs.
+    pub(super) fn host(&self) -> Result<Host> {
+        Ok(Host::new(if self.install { Install::Allowed } else { Install::Never })?)
+    }
+
+    /// Measures each variant in turns in each guest, with vlane's own file and vlane-fg's, each round beginning with another one; `of`
+    /// makes a sample of what the task's commands said and of the crowd's figures meanwhile.
+    /// Returns the results, and the measurements that are missing, in a sentence.
+    ///
+    /// # Errors
+    /// Those of the first guest.
+    pub(super) fn measure<S: std::fmt::Debug>(
+        &self,
+        tasks: &[Task<'_>],
+        rounds: usize,
+        programs: (&Path, &Path),
+        host: &Host,
+        interrupt: &Interrupt,
+        of: impl Fn(Machines, &[String], Beside) -> Result<S>,
+    ) -> Result<(Vec<PlaceResult<S>>, Option<String>)> {
+        let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
+        let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
+        let variants = distinct(self.variants.clone());
+        let steps = tasks.len() * (1 + rounds * (variants.len() + 1));
+        let takes = tasks.iter().map(|task| self.ramp + task.takes.0).max().unwrap_or_default();
+        let mut progress = Progress::new(steps).expecting(takes);
+        let (mut results, mut partial) = (Vec::new(), None);
+        for task in tasks {
+            let setup = Setup {
+                task,
+                ramp: self.ramp,
+                model: self.model(task.place),
+                variants: &variants,
+                programs,
+                dir: dir.path(),
+            };
+            match setup.measure(host, rounds, interrupt, &mut progress, &of) {
+                Ok((result, missing)) => {
+                    results.push(result);
+                    partial = missing;
+                }
+                Err(error) if results.is_empty() => return Err(error),
+                Err(error) => {
+                    partial = Some(format!("PARTIAL: {} is missing: {error}", word(task.place)));
+                }
+            }
+            if partial.is_some() {
+                break;
+            }
+        }
+        progress.clear();
+        Ok((results, partial))
+    }
+}
+
+/// One guest's part of a measurement.
+struct Setup<'a> {
+    task: &'a Task<'a>,
+    ramp: Duration,
+    model: Model,
+    variants: &'a [Variant],
+    /// vlane's own file, and vlane-fg's.
+    programs: (&'a Path, &'a Path),
+    /// For sockets.
+    dir: &'a Path,
+}
+
+/// A guest that is ready. The back ends end with it.
+struct Machine {
     guest: Guest,
-    /// They end with it.
     servers: Vec<(Mode, Server)>,
-    interrupt: &'a Interrupt,
     measured: usize,
-    /// Which guest, in words.
-    pub about: String,
-    /// Its disks, in the guest's words.
-    pub disks: String,
 }
 
 impl Setup<'_> {
-    /// The modes that need a disk, in order.
-    fn modes(&self) -> Vec<Mode> {
-        Mode::ALL
-            .into_iter()
-            .filter(|mode| self.variants.iter().any(|v| v.mode() == *mode))
-            .collect()
+    fn measure<S: std::fmt::Debug>(
+        &self,
+        host: &Host,
+        rounds: usize,
+        interrupt: &Interrupt,
+        progress: &mut Progress,
+        of: impl Fn(Machines, &[String], Beside) -> Result<S>,
+    ) -> Result<(PlaceResult<S>, Option<String>)> {
+        let name = word(self.task.place);
+        progress.step(format!("{name}: the guest boots"));
+        let maker = Maker::find(host, self.task.place)?;
+        let mut machine = self.boot(&maker)?;
+        wait(&mut machine.guest, "ready", BOOT, interrupt)?;
+        let results = machine.guest.results();
+        let said = |key: String| results.get(&key).cloned().unwrap_or_default();
+        let mut disks: Vec<String> = disk_names()
+            .take(machine.servers.len())
+            .map(|disk| said(format!("disk.{disk}")))
+            .collect();
+        disks.dedup();
+        let about = format!("{}, Linux {}", maker.describe(), said("kernel".into()));
+        let names: Vec<_> = self.variants.iter().map(|v| v.title().to_owned()).collect();
+        let mut arms = Arms::named(&names);
+        let rounds = Rounds::measure(rounds, |round| {
+            in_turns(&mut arms, round, |at, arm| {
+                progress.step(format!("{name}, round {}: {arm}", round + 1));
+                let (said, beside) = self.turn(&mut machine, self.variants[at], interrupt)?;
+                of(self.task.place, &said, beside)
+            })
+        })?;
+        arms.keep(rounds.whole());
+        let Task { place, readers, .. } = *self.task;
+        let (disks, model) = (describe_disks(&disks), self.model);
+        Ok((PlaceResult { place, about, disks, model, readers, arms }, rounds.missing()))
+    }
+
+    /// Starts the back ends, each for a mode, and the guest.
+    fn boot(&self, maker: &Maker) -> Result<Machine> {
+        let is_needed = |mode: &Mode| self.variants.iter().any(|v| v.mode() == *mode);
+        let modes = Mode::value_variants().iter().copied().filter(is_needed);
+        let servers: Vec<(Mode, Server)> =
+            modes.map(|mode| Ok((mode, self.serve(mode)?))).collect::<Result<_>>()?;
+        let sockets: Vec<PathBuf> =
+            servers.iter().map(|(_, server)| server.socket().to_path_buf()).collect();
+        let initramfs = self.initramfs(sockets.len());
+        let memory_mib = if self.task.place == Machines::Uml { 1024 } else { 1536 };
+        let guest =
+            maker.start_sized(sockets, &initramfs, LIFE, vcpus(self.task.place), memory_mib)?;
+        Ok(Machine { guest, servers, measured: 0 })
     }
 
     fn serve(&self, mode: Mode) -> Result<Server> {
-        let dir = self.dir.join(format!("{}-{}", self.place.name(), mode.name()));
+        let dir = self.dir.join(format!("{}-{}", word(self.task.place), word(mode)));
         std::fs::create_dir_all(&dir)
             .context(ErrorKind::Io, || format!("{}: cannot be made", dir.display()))?;
-        let queues = self.place.vcpus().to_string();
-        let mut words = self.model.options();
-        words.extend(
-            ["--queues", &queues, "--threads", &queues, "--classes", mode.name()]
-                .map(str::to_owned),
-        );
-        let storage = match self.image {
+        let mut words = self.model.options_in(mode, vcpus(self.task.place));
+        let storage = match self.task.image {
             None => Storage::null(VOLUME),
             Some(path) => {
                 words.extend(["--read-only", "--format", "raw"].map(str::to_owned));
                 Storage::File { path, direct: false }
             }
         };
-        Server::vlane(self.vlane, &dir, storage, &[], &words)
+        Server::vlane(self.programs.0, &dir, storage, &[], &words)
     }
 
     fn initramfs(&self, disks: usize) -> Initramfs {
         let names: Vec<String> = disk_names().take(disks).collect();
         // A guest may have fewer tags than readers: most of them are enough to begin.
-        let enough = u32::from(self.readers) * 8 / 10;
+        let enough = u32::from(self.task.readers) * 8 / 10;
         let script = with_parts(SCRIPT)
             .replace("@DEVICES@", &names.join(" "))
-            .replace("@MOUNT@", if self.image.is_some() { "yes" } else { "" })
-            .replace("@READERS@", &self.readers.to_string())
+            .replace("@MOUNT@", if self.task.image.is_some() { "yes" } else { "" })
+            .replace("@READERS@", &self.task.readers.to_string())
             .replace("@ENOUGH@", &enough.to_string())
             .replace("@RAMP@", &format!("{:.1}", self.ramp.as_secs_f64()));
-        let mut guest = Initramfs::new(script)
+        let guest = Initramfs::new(script)
             .programs(["fio", "bash", "script"])
-            .program_at("vlane", self.vlane)
+            .program_at("vlane", self.programs.0)
             .file("etc/plain.rc", 0o644, PLAIN)
             .file("etc/raised.rc", 0o644, RAISED)
-            .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n");
-        if self.variants.iter().any(|variant| variant.is_raised()) {
-            guest = guest.program_at("vlane-fg", self.fg);
+            .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n")
+            .file("typed", 0o644, self.task.typed.as_str());
+        match self.variants.iter().any(|variant| variant.is_raised()) {
+            true => guest.program_at("vlane-fg", self.programs.1),
+            false => guest,
         }
-        for (name, typed) in &self.typed {
-            guest = guest.file(&format!("typed/{name}"), 0o644, typed.as_str());
-        }
-        guest
     }
 
-    /// Starts the back ends and boots the guest.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Missing`] without a program that is needed, those of back ends and guests,
-    /// [`ErrorKind::Interrupted`].
-    pub fn boot<'a>(&self, interrupt: &'a Interrupt) -> Result<Machine<'a>> {
-        let servers = self.modes().into_iter().map(|mode| Ok((mode, self.serve(mode)?)));
-        let servers = servers.collect::<Result<Vec<_>>>()?;
-        let sockets: Vec<PathBuf> =
-            servers.iter().map(|(_, server)| server.socket().to_path_buf()).collect();
-        let initramfs = self.initramfs(sockets.len());
-        let (mut guest, about) = match self.place {
-            Place::Uml => self.uml(sockets, &initramfs)?,
-            Place::Qemu => self.qemu(sockets, &initramfs)?,
-        };
-        wait(&mut guest, "ready", BOOT, interrupt)?;
+    /// Lets the crowd read, types the task's commands at the shell, and ends the crowd. Returns the
+    /// commands' results, and the crowd's figures meanwhile.
+    fn turn(
+        &self,
+        machine: &mut Machine,
+        variant: Variant,
+        interrupt: &Interrupt,
+    ) -> Result<(Vec<String>, Beside)> {
+        interrupt.check()?;
+        machine.measured += 1;
+        let (guest, seq) = (&mut machine.guest, machine.measured);
+        let place = machine.servers.iter().position(|(mode, _)| *mode == variant.mode());
+        let disk = place.and_then(|place| disk_names().nth(place));
+        let disk = disk
+            .ok_or_else(|| Error::new(ErrorKind::Invalid, "there is no disk for this variant"))?;
+        guest.send(&format!("measure {seq} {disk} {}\n", u8::from(variant.is_raised())))?;
+        wait(guest, &format!("done.{seq}"), self.task.takes.1 + AROUND, interrupt)?;
         let results = guest.results();
-        let disks = disk_names()
-            .take(servers.len())
-            .map(|name| results.get(&format!("disk.{name}")).cloned().unwrap_or_default());
-        let mut disks: Vec<String> = disks.collect();
-        disks.dedup();
-        let kernel = results.get("kernel").cloned().unwrap_or_default();
-        let about = format!("{about}, Linux {kernel}");
-        Ok(Machine { guest, servers, interrupt, measured: 0, about, disks: describe_disks(&disks) })
-    }
-
-    fn uml(&self, sockets: Vec<PathBuf>, initramfs: &Initramfs) -> Result<(Guest, String)> {
-        let program = UmlProgram::find(self.host)?;
-        let about = format!("User-Mode Linux {}", program.version);
-        let mut machine = Uml::new(program, sockets);
-        machine.memory_mib = 1024;
-        Ok((machine.start_with(self.host, initramfs, LIFE, None)?, about))
-    }
-
-    fn qemu(&self, sockets: Vec<PathBuf>, initramfs: &Initramfs) -> Result<(Guest, String)> {
-        let program = QemuProgram::find(self.host)?;
-        let kernel = Kernel::find(self.host)?;
-        let accel = Choice::probe(self.host, &program, &kernel)?;
-        let emulated = if accel.accel == Accel::Tcg { ", its CPUs emulated" } else { "" };
-        let about = format!("QEMU {}.{}{emulated}", program.version.0, program.version.1);
-        let mut machine = Qemu::new(program, accel.accel, Boot::Disk, Disk::at(""));
-        machine.disks = sockets.into_iter().map(Disk::at).collect();
-        machine.vcpus = self.place.vcpus();
-        machine.memory_mib = 1536;
-        Ok((machine.start_with(self.host, &kernel, initramfs, LIFE, None)?, about))
+        let said = |key: &str| {
+            let found = results.get(&format!("{key}.{seq}")).cloned();
+            found.ok_or_else(|| {
+                trouble(guest, &format!("{}: the guest does not say {key}", variant.title()))
+            })
+        };
+        let counted = |key: &str| {
+            let text = said(key)?;
+            counters(&text).ok_or_else(|| trouble(guest, &format!("{key}: not understood: {text}")))
+        };
+        let crowd = said("crowd")?;
+        let not = |why: &str| trouble(guest, &format!("the crowd: {why}: {crowd}"));
+        let (_, done) =
+            fio::parse(&crowd, u64::from(super::BLOCK)).map_err(|error| not(&error.to_string()))?;
+        let submit_us = submission_us(&crowd).ok_or_else(|| not("no time of submission"))?;
+        let beside = Beside::of(counted("before")?, counted("after")?, done.mean_us, submit_us);
+        let values = self.task.keys.iter().map(|key| said(key)).collect::<Result<_>>()?;
+        Ok((values, beside))
     }
 }
 
@@ -367,54 +450,6 @@ fn describe_disks(disks: &[String]) -> String {
         }
     };
     disks.iter().map(one).collect::<Vec<_>>().join("; ")
-}
-
-impl Machine<'_> {
-    /// Lets the crowd read, types a script at the shell, and ends the crowd. Returns the script's
-    /// results (`RESULT key.SEQ=value`, by key) and the crowd's figures meanwhile.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Process`] with the console's end if it does not come to its end,
-    /// [`ErrorKind::Interrupted`].
-    pub fn measure(
-        &mut self,
-        variant: Variant,
-        typed: &str,
-        keys: &[String],
-        limit: Duration,
-    ) -> Result<(Vec<String>, Beside)> {
-        self.interrupt.check()?;
-        self.measured += 1;
-        let seq = self.measured;
-        let place = self.servers.iter().position(|(mode, _)| *mode == variant.mode());
-        let disk = place.and_then(|place| disk_names().nth(place));
-        let disk = disk
-            .ok_or_else(|| Error::new(ErrorKind::Invalid, "there is no disk for this variant"))?;
-        let raise = u8::from(variant.is_raised());
-        self.guest.send(&format!("measure {seq} {disk} {raise} {typed}\n"))?;
-        wait(&mut self.guest, &format!("done.{seq}"), limit + AROUND, self.interrupt)?;
-        let results = self.guest.results();
-        let said = |key: &str| {
-            let found = results.get(&format!("{key}.{seq}")).cloned();
-            found.ok_or_else(|| {
-                trouble(&self.guest, &format!("{}: the guest does not say {key}", variant.title()))
-            })
-        };
-        let counters = |key: &str| {
-            let text = said(key)?;
-            Counters::parse(&text)
-                .ok_or_else(|| trouble(&self.guest, &format!("{key}: not understood: {text}")))
-        };
-        let crowd = said("crowd")?;
-        let not = |why: &str| trouble(&self.guest, &format!("the crowd: {why}: {crowd}"));
-        let (_, done) =
-            fio::parse(&crowd, u64::from(super::BLOCK)).map_err(|error| not(&error.to_string()))?;
-        let submit_us = submission_us(&crowd).ok_or_else(|| not("no time of submission"))?;
-        let (before, after) = (counters("before")?, counters("after")?);
-        let beside = Beside::of(&before, &after, done.mean_us, submit_us);
-        let values = keys.iter().map(|key| said(key)).collect::<Result<Vec<_>>>()?;
-        Ok((values, beside))
-    }
 }
 
 /// The mean time of the call that submits a read, in a terse line of fio's.
@@ -446,14 +481,14 @@ mod tests {
 
     #[test]
     fn guest_counters_become_crowd_figures() {
-        let before = Counters::parse("10.5 1000 20000 50 150 240").unwrap();
-        let after = Counters::parse("12.5 5000 420000 110 290 239").unwrap();
-        let beside = Beside::of(&before, &after, 120e3, 20e3);
+        let before = counters("10.5 1000 20000 50 150 240").unwrap();
+        let after = counters("12.5 5000 420000 110 290 239").unwrap();
+        let beside = Beside::of(before, after, 120e3, 20e3);
         assert_eq!((beside.seconds, beside.reads, beside.device_ms), (2.0, 4000.0, 100.0));
         assert_eq!((beside.busy, beside.in_flight), (0.3, 240.0));
         assert_eq!((beside.crowd_ms, beside.tag_ms), (120.0, 20.0));
-        assert_eq!(Counters::parse("1 2 3"), None);
-        assert_eq!(Counters::parse("1 2 3 4 5 x"), None);
+        assert_eq!(counters("1 2 3"), None);
+        assert_eq!(counters("1 2 3 4 5 x"), None);
     }
 
     #[test]

@@ -20,13 +20,14 @@ pub mod guests;
 pub mod launch;
 pub mod machine;
 pub mod native;
-pub mod places;
 pub mod reader;
 pub(crate) mod report;
 pub mod root;
 pub(crate) mod script;
 
 use std::time::Duration;
+
+use clap::ValueEnum;
 
 /// Size of a sparse volume.
 pub const VOLUME: u64 = 4 << 30;
@@ -38,8 +39,8 @@ pub const FOREGROUND: u16 = 2 << 13;
 /// I/O priority of everything else: best effort, level 4, the default of a task.
 pub const BACKGROUND: u16 = 2 << 13 | 4;
 
-/// Mode of the back end for classes: `vlane serve --classes`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// Mode of the back end for classes: `vlane serve --classes`. The values are in the paper's order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Classes are ignored.
     Off,
@@ -51,46 +52,24 @@ pub enum Mode {
     On,
 }
 
-impl Mode {
-    /// All, in the paper's order.
-    pub const ALL: [Self; 4] = [Self::Off, Self::Order, Self::Shortest, Self::On];
-
-    /// As the option has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Order => "order",
-            Self::Shortest => "shortest",
-            Self::On => "on",
-        }
-    }
-
-    /// The mode of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.name() == name)
-    }
-}
-
-/// One of the paper's variants.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// One of the paper's variants. The values are in the paper's order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Variant {
     /// The baseline.
     Vanilla,
     /// The foreground is raised in the guest, and the back end does not look at that.
     Cpu,
     /// Raised, and its requests first.
+    #[value(name = "cpu+io")]
     CpuIo,
     /// Raised, and its requests to the shortest queue.
+    #[value(name = "cpu+size")]
     CpuSize,
     /// Everything.
     Proposed,
 }
 
 impl Variant {
-    /// All, in the paper's order.
-    pub const ALL: [Self; 5] =
-        [Self::Vanilla, Self::Cpu, Self::CpuIo, Self::CpuSize, Self::Proposed];
-
     /// As the paper calls it.
     pub fn title(self) -> &'static str {
         match self {
@@ -100,22 +79,6 @@ impl Variant {
             Self::CpuSize => "CPU+SIZE",
             Self::Proposed => "Proposed",
         }
-    }
-
-    /// As an option has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vanilla => "vanilla",
-            Self::Cpu => "cpu",
-            Self::CpuIo => "cpu+io",
-            Self::CpuSize => "cpu+size",
-            Self::Proposed => "proposed",
-        }
-    }
-
-    /// The variant of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|variant| variant.name() == name)
     }
 
     /// Mode of the back end.
@@ -145,6 +108,21 @@ impl Variant {
     }
 }
 
+/// A value's word, as its option has it.
+pub(crate) fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// The distinct values, in order.
+fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
+    all.into_iter().fold(Vec::new(), |mut found, one| {
+        if !found.contains(&one) {
+            found.push(one);
+        }
+        found
+    })
+}
+
 /// A drive that is a model. Each submission queue of the back end's (one per thread) is one of its
 /// queues, and they are served in turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,16 +136,17 @@ pub struct Model {
 impl Model {
     /// Options of `vlane serve`.
     pub fn options(self) -> Vec<String> {
-        let latency = format!("{}us", self.latency.as_micros());
-        let words = [
-            "--latency",
-            &latency,
-            "--parallel",
-            &self.parallel.to_string(),
-            "--device-queues",
-            "round-robin",
-        ];
-        words.map(str::to_owned).to_vec()
+        let (latency, parallel) = (self.latency.as_micros(), self.parallel);
+        let words =
+            format!("--latency {latency}us --parallel {parallel} --device-queues round-robin");
+        words.split(' ').map(str::to_owned).collect()
+    }
+
+    /// The same for a back end in a mode, with so many queues and a thread for each.
+    fn options_in(self, mode: Mode, queues: u16) -> Vec<String> {
+        let queues = queues.to_string();
+        let words = ["--queues", &queues, "--threads", &queues, "--classes", &word(mode)];
+        self.options().into_iter().chain(words.map(str::to_owned)).collect()
     }
 
     /// Requests per second that it can do.
@@ -192,18 +171,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_back_to_their_values() {
-        assert!(Mode::ALL.iter().all(|mode| Mode::named(mode.name()) == Some(*mode)));
-        assert!(
-            Variant::ALL.iter().all(|variant| Variant::named(variant.name()) == Some(*variant))
-        );
-        assert_eq!((Mode::named("all"), Variant::named("Vanilla")), (None, None));
-    }
-
-    #[test]
     fn the_variants_are_the_papers_table_3() {
-        let table: Vec<_> =
-            Variant::ALL.map(|v| (v.title(), v.mode().name(), v.is_raised())).into();
+        let table: Vec<_> = Variant::value_variants()
+            .iter()
+            .map(|v| (v.title(), word(v.mode()), v.is_raised()))
+            .collect();
         let expected = [
             ("Vanilla", "off", false),
             ("CPU", "off", true),
@@ -211,15 +183,17 @@ mod tests {
             ("CPU+SIZE", "shortest", true),
             ("Proposed", "on", true),
         ];
-        assert_eq!(table, expected);
+        assert_eq!(table, expected.map(|(title, mode, raised)| (title, mode.to_owned(), raised)));
+        assert_eq!(word(Variant::CpuSize), "cpu+size");
     }
 
     #[test]
     fn a_model_says_what_it_can_do() {
         let model = Model { latency: Duration::from_millis(1), parallel: 4 };
         assert_eq!(
-            model.options().join(" "),
-            "--latency 1000us --parallel 4 --device-queues round-robin"
+            model.options_in(Mode::On, 8).join(" "),
+            "--latency 1000us --parallel 4 --device-queues round-robin --queues 8 --threads 8 \
+             --classes on"
         );
         assert!((model.rate() - 4000.0).abs() < 1e-9);
         assert_eq!(model.describe(), "4 at a time, 1ms each: 4000 per second");

@@ -2,14 +2,16 @@
 //! end, 512 readers and one more.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
+use clap::{Args, ValueEnum};
 use serde::Serialize;
+use vlane::values;
 use vlane_driver::{Crowd, CrowdReport, SessionOptions};
 use vlane_error::counted;
 
-use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME};
+use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, distinct, word};
 use vlane_client::progress::Progress;
 use vlane_report::build::Begun;
 use vlane_report::judge::Arms;
@@ -27,7 +29,7 @@ const STOP: Duration = Duration::from_secs(20);
 const AROUND: Duration = Duration::from_millis(500);
 
 /// How the readers are spread over the queues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Load {
     /// As many on each.
     Even,
@@ -39,33 +41,11 @@ pub enum Load {
 }
 
 impl Load {
-    /// All.
-    pub const ALL: [Self; 3] = [Self::Even, Self::Uneven, Self::Greedy];
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Even => "even",
-            Self::Uneven => "uneven",
-            Self::Greedy => "greedy",
-        }
-    }
-
-    /// The load of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|load| load.name() == name)
-    }
-
     /// Readers of each queue.
     fn readers(self, readers: u16, queues: u16) -> Vec<u16> {
         let busy = if self == Self::Even { queues } else { queues - 1 };
         let of = |queue: u16| readers / busy + u16::from(queue < readers % busy);
         (0..queues).map(|queue| if queue < busy { of(queue) } else { 0 }).collect()
-    }
-
-    /// Time of the foreground between two reads.
-    fn think(self, think: Duration) -> Duration {
-        if self == Self::Greedy { Duration::ZERO } else { think }
     }
 
     /// In words.
@@ -79,31 +59,53 @@ impl Load {
     }
 }
 
-/// The options.
-#[derive(Debug, Clone)]
+/// The options
+#[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// vlane's own file.
-    pub vlane: PathBuf,
-    /// The command that makes this report again.
-    pub command: String,
-    /// Modes of the back end; the first one is the baseline.
-    pub modes: Vec<Mode>,
-    /// How readers are spread.
-    pub loads: Vec<Load>,
-    /// Queues of the volume, and threads of the back end.
-    pub queues: u16,
-    /// Readers in the background.
-    pub readers: u16,
-    /// Time of the foreground between two reads.
-    pub think: Duration,
-    /// The drive.
-    pub model: Model,
-    /// How often everything is measured.
-    pub rounds: usize,
-    /// Time before each measurement that does not count.
-    pub ramp: Duration,
-    /// Time of each measurement.
-    pub time: Duration,
+    /// Values of `serve --classes`; the first is the baseline
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "off,order,shortest,on",
+        hide_possible_values = true
+    )]
+    pub(super) modes: Vec<Mode>,
+    /// Distribution of the readers over the queues: even, uneven, greedy
+    ///
+    /// With uneven, the last queue has no reader. greedy is uneven without --think.
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "even,uneven,greedy",
+        hide_possible_values = true
+    )]
+    pub(super) loads: Vec<Load>,
+    /// Queues of the volume and threads of the back end
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::whole::<u16>(1..=64))]
+    pub(super) queues: u16,
+    /// Readers in the background
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::whole::<u16>(1..=8192))]
+    pub(super) readers: u16,
+    /// Pause of the foreground between two reads
+    #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::time_or_none)]
+    pub(super) think: Duration,
+    /// Service time of the drive: microseconds, or a time such as 1ms
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    pub(super) latency: u64,
+    /// Requests that the drive serves in parallel
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::whole::<u16>(1..))]
+    pub(super) parallel: u16,
+    /// Number of measurements of each combination
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<usize>(1..=1000))]
+    pub(super) rounds: usize,
+    /// Warm-up time before each measurement
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
+    pub(super) ramp: Duration,
+    /// Duration of each measurement
+    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time)]
+    pub(super) time: Duration,
 }
 
 /// Results of one measurement.
@@ -152,64 +154,52 @@ impl Sample {
     }
 }
 
-/// A load, with all arms.
-#[derive(Debug, Clone)]
-pub struct LoadResult {
-    /// The load.
-    pub load: Load,
-    /// The measurements.
-    pub arms: Arms<Sample>,
-}
-
 impl Options {
-    fn check(&self) -> Result<()> {
-        let usage = |text: &str| Err(Error::new(ErrorKind::Usage, text));
-        if self.modes.is_empty() || self.loads.is_empty() || self.rounds == 0 {
-            return usage("no measurement is left: give --modes, --loads and --repeat");
-        }
-        if self.queues < 2 && self.loads.iter().any(|load| *load != Load::Even) {
-            return usage(
-                "--queues 1: where one queue has no readers there are two at least; or --loads \
-                 even",
-            );
-        }
-        Ok(())
+    fn model(&self) -> Model {
+        Model { latency: Duration::from_micros(self.latency), parallel: self.parallel }
     }
 }
 
-/// Measures, and makes a report.
+/// Measures with vlane's own file, and makes a report.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and those of
 /// back end and driver.
-pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
-    options.check()?;
-    let begun = Begun::now(&options.command);
+pub fn run(
+    options: &Options,
+    vlane: &Path,
+    command: &str,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    let mut options = options.clone();
+    if options.queues < 2 && options.loads.iter().any(|load| *load != Load::Even) {
+        let text = "--queues 1: where one queue has no readers there are two at least; or --loads \
+                    even";
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    options.modes = distinct(options.modes.clone());
+    let begun = Begun::now(command);
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
-    let names: Vec<String> = options.modes.iter().map(|mode| mode.name().to_owned()).collect();
-    let mut results: Vec<LoadResult> = options
-        .loads
-        .iter()
-        .map(|load| LoadResult { load: *load, arms: Arms::named(&names) })
-        .collect();
-    let arms = names.len() + 1;
-    let mut progress = Progress::new(options.rounds * results.len() * arms)
+    let names: Vec<String> = options.modes.iter().copied().map(word).collect();
+    let of_load = |load| (load, Arms::named(&names));
+    let mut results: Vec<_> = distinct(options.loads.clone()).into_iter().map(of_load).collect();
+    let mut progress = Progress::new(options.rounds * results.len() * (names.len() + 1))
         .expecting(options.ramp + options.time + AROUND);
     let rounds = Rounds::measure(options.rounds, |round| {
-        for result in &mut results {
-            let load = result.load;
-            in_turns(&mut result.arms, round, |at, arm| {
-                progress.step(format!("round {}: {}: {arm}", round + 1, load.name()));
-                measure(options, load, options.modes[at], dir.path(), &mut progress, interrupt)
+        for (load, arms) in &mut results {
+            in_turns(arms, round, |at, arm| {
+                progress.step(format!("round {}: {}: {arm}", round + 1, word(*load)));
+                let server = (vlane, dir.path());
+                measure(&options, *load, options.modes[at], server, &mut progress, interrupt)
             })?;
         }
         Ok(())
     })?;
     progress.clear();
-    results.iter_mut().for_each(|result| result.arms.keep(rounds.whole()));
-    let options = &Options { rounds: rounds.whole(), ..options.clone() };
-    let mut report = report::fill(options, &results, &begun);
+    results.iter_mut().for_each(|(_, arms)| arms.keep(rounds.whole()));
+    options.rounds = rounds.whole();
+    let mut report = report::fill(&options, &results, &begun);
     rounds.mark(&mut report);
     Ok(report)
 }
@@ -218,23 +208,20 @@ fn measure(
     options: &Options,
     load: Load,
     mode: Mode,
-    dir: &std::path::Path,
+    (vlane, dir): (&Path, &Path),
     progress: &mut Progress,
     interrupt: &Interrupt,
 ) -> Result<Sample> {
     interrupt.check()?;
-    let queues = options.queues.to_string();
-    let mut words = options.model.options();
-    words.extend(
-        ["--queues", &queues, "--threads", &queues, "--classes", mode.name()].map(str::to_owned),
-    );
-    let mut server = Server::vlane(&options.vlane, dir, Storage::null(VOLUME), &[], &words)?;
+    let words = options.model().options_in(mode, options.queues);
+    let mut server = Server::vlane(vlane, dir, Storage::null(VOLUME), &[], &words)?;
     let crowd = Crowd {
         readers: load.readers(options.readers, options.queues),
         readers_ioprio: BACKGROUND,
         queue: 0,
         ioprio: FOREGROUND,
-        think: load.think(options.think),
+        // A greedy foreground does not think.
+        think: if load == Load::Greedy { Duration::ZERO } else { options.think },
         block: BLOCK,
         seed: 1,
         ramp: options.ramp,
@@ -255,7 +242,7 @@ fn measure(
     if report.one.ios == 0 {
         let text = format!(
             "{}: the foreground finished no read within {:?}; give more --time",
-            mode.name(),
+            word(mode),
             options.time
         );
         return Err(Error::new(ErrorKind::Process, text));
@@ -273,6 +260,5 @@ mod tests {
         assert_eq!(Load::Uneven.readers(512, 8), [74, 73, 73, 73, 73, 73, 73, 0]);
         assert_eq!(Load::Uneven.readers(3, 2), [3, 0]);
         assert_eq!(Load::Even.readers(3, 4), [1, 1, 1, 0]);
-        assert!(Load::ALL.iter().all(|load| Load::named(load.name()) == Some(*load)));
     }
 }

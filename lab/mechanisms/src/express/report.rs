@@ -1,73 +1,95 @@
 //! The reports' common parts; each report has a file.
 
-use super::Variant;
-use super::machine::Beside;
+use super::machine::{Beside, PlaceResult};
+use super::word;
+use vlane_error::counted;
 use vlane_report::Note;
 use vlane_report::build::spread;
-use vlane_report::judge::Arms;
+use vlane_report::experiment::{Figure, Place};
 
 /// Above this the guest's CPU scheduler decides who is served.
 const BUSY: f64 = 0.8;
 
-/// A note on a guest's CPUs, by the first arm, where the crowd is nearly the only load. Where the
-/// foreground is quick, its shell and its own start are much of the time.
-pub(super) fn busy<S>(place: &str, arms: &Arms<S>, of: impl Fn(&S) -> &Beside) -> Option<Note> {
-    let first = arms.0.first()?;
-    let busy = spread(&first.rounds, |sample| Some(of(sample).busy))?;
-    let text = format!(
-        "{place}: the guest's CPUs were {:.0} % busy with {} ({:.0}-{:.0} %)",
-        busy.median * 100.0,
-        first.arm,
-        busy.min * 100.0,
-        busy.max * 100.0
-    );
-    Some(match busy.median > BUSY {
-        true => Note::warning(format!(
-            "{text}: above {:.0} % the guest's CPU scheduler decides who is served.",
-            BUSY * 100.0
-        )),
-        false => Note::info(format!(
-            "{text}. Where the foreground is quicker they are busier: its shell and its own start \
-             are more of the time."
-        )),
-    })
+/// The places of the results, one for each guest.
+pub(super) fn places<S>(results: &[PlaceResult<S>]) -> Vec<Place<'_, S>> {
+    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for \
+               a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
+    let mut places = Vec::new();
+    for PlaceResult { place, about, arms, .. } in results {
+        let (name, text) = (word(*place), vec![format!("{about}."), tag.into()]);
+        places.push(Place { id: name.clone(), title: name.clone(), name, text, arms });
+    }
+    places
 }
 
-/// The variants that were measured, in the paper's order.
-pub(super) fn variants<'a, S: 'a>(all: impl Iterator<Item = &'a Arms<S>>) -> Vec<Variant> {
-    let first = all.take(1).next();
-    Variant::ALL
-        .into_iter()
-        .filter(|v| first.is_some_and(|arms| arms.arm(v.title()).is_some()))
-        .collect()
+/// Two notes on each guest. The first is on its crowd; `beside` says what is measured, and `drive`
+/// what is special about its drive.
+///
+/// The second is on its CPUs, by the first arm, where the crowd is nearly the only load. Where the
+/// foreground is quick, its shell and its own start are much of the time.
+pub(super) fn guests<S>(
+    results: &[PlaceResult<S>],
+    beside: impl Fn(&PlaceResult<S>) -> String,
+    drive: &str,
+    of: impl Fn(&S) -> &Beside,
+) -> Vec<Note> {
+    let mut notes = Vec::new();
+    for result in results {
+        let PlaceResult { place, about, disks, model, readers, arms } = result;
+        let (name, beside, model) = (word(*place), beside(result), model.describe());
+        let readers = counted(*readers, "reader");
+        notes.push(Note::info(format!(
+            "{name}: {about}; {disks}. {readers} (fio, libaio, random 4 KiB reads, one request \
+             out each) beside {beside}. The drive is a model with a queue for each thread of the \
+             back end, served in turns, one request of each: {model}{drive}."
+        )));
+        let first = arms.0.first();
+        let used = first.and_then(|first| spread(&first.rounds, |s| Some(of(s).busy * 100.0)));
+        let (Some(first), Some(busy)) = (first, used) else { continue };
+        let text = format!(
+            "{name}: the guest's CPUs were {:.0} % busy with {} ({:.0}-{:.0} %)",
+            busy.median, first.arm, busy.min, busy.max
+        );
+        notes.push(match busy.median > BUSY * 100.0 {
+            true => Note::warning(format!(
+                "{text}: above {:.0} % the guest's CPU scheduler decides who is served.",
+                BUSY * 100.0
+            )),
+            false => Note::info(format!(
+                "{text}. Where the foreground is quicker they are busier: its shell and its own \
+                 start are more of the time."
+            )),
+        });
+    }
+    notes
+}
+
+/// CPU time of the guest.
+pub(super) fn cpus<'a, S>(of: impl Fn(&S) -> &Beside + 'a) -> Figure<'a, S> {
+    Figure::new("Guest's CPUs busy", "%", move |sample: &S| of(sample).busy * 100.0)
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::path::PathBuf;
     use std::time::Duration;
 
-    use super::super::places::{PlaceResult, Wanted};
-    use super::super::root::{Program, Root};
-    use super::super::{Model, machine::Place};
+    use clap::{Args, ValueEnum};
+    use vlane_testbed::guests::Machines;
+
+    use super::super::root::Root;
+    use super::super::{Mode, Model, Variant, guests, launch, native};
     use super::*;
     use vlane_report::build::Begun;
+    use vlane_report::judge::Arms;
     use vlane_report::{Block, Report, Severity};
 
     const MODEL: Model = Model { latency: Duration::from_millis(1), parallel: 2 };
 
-    fn wanted(rounds: usize) -> Wanted {
-        Wanted {
-            vlane: PathBuf::new(),
-            fg: PathBuf::new(),
-            command: String::new(),
-            places: Place::ALL.into(),
-            variants: Variant::ALL.into(),
-            model: None,
-            rounds,
-            ramp: Duration::ZERO,
-        }
+    /// Options as they are without any words.
+    fn usual<O: Args>(words: &[&str]) -> O {
+        let command = O::augment_args(clap::Command::new("test").no_binary_name(true));
+        O::from_arg_matches(&command.get_matches_from(words)).unwrap()
     }
 
     fn arms<S: Clone>(names: &[&str], samples: &[S]) -> Arms<S> {
@@ -109,22 +131,19 @@ mod tests {
 
     #[test]
     fn guest_report_is_whole_with_cpu_limit() {
-        let options =
-            super::super::guests::Options { wanted: wanted(5), readers: None, reads: None };
-        let titles = Variant::ALL.map(Variant::title);
+        let titles: Vec<_> = Variant::value_variants().iter().map(|v| v.title()).collect();
         let report = |busy| {
             let beside = Beside { busy, reads: 100.0, seconds: 1.0, ..Beside::default() };
-            let sample =
-                super::super::guests::Sample { seconds: 2.0, beside, ..Default::default() };
-            let results = Place::ALL.map(|place| PlaceResult {
+            let sample = guests::Sample { seconds: 2.0, beside, ..Default::default() };
+            let results = [Machines::Uml, Machines::Qemu].map(|place| PlaceResult {
                 place,
-                about: place.name().into(),
+                about: word(place),
                 disks: String::new(),
                 model: MODEL,
                 readers: 1,
                 arms: arms(&titles, &[sample; 5]),
             });
-            super::super::guests::report::fill(&options, &results, &Begun::now(""))
+            guests::report::fill(&usual(&[]), &results, &Begun::now(""))
         };
         let (calm, busy) = (report(0.5), report(0.9));
         is_whole(&calm);
@@ -133,24 +152,17 @@ mod tests {
 
     #[test]
     fn launch_report_has_goal_per_program() {
-        let options = super::super::launch::Options {
-            wanted: wanted(1),
-            programs: Program::ALL.into(),
-            readers: 1,
-        };
-        let sample =
-            super::super::launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
+        let sample = launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
         let result = PlaceResult {
-            place: Place::Uml,
+            place: Machines::Uml,
             about: "uml".into(),
             disks: String::new(),
             model: MODEL,
             readers: 1,
             arms: arms(&["Vanilla", "Proposed"], &[sample]),
         };
-        let root = Root::empty();
-        let report =
-            super::super::launch::report::fill(&options, &root, &[result], &Begun::now(""));
+        let (options, root) = (usual(&["--launches", "1"]), Root::empty());
+        let report = launch::report::fill(&options, &root, &[result], &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (5, 1), "one launch is too few");
         assert_eq!(report.samples[0].rows.len(), 3, "each arm, and the first one again");
@@ -159,20 +171,7 @@ mod tests {
     /// Without think time the foreground takes more of the drive: no mode can leave it to others.
     #[test]
     fn native_report_omits_impossible_goals() {
-        use super::super::native::{Load, LoadResult, Options, Sample};
-        let options = Options {
-            vlane: PathBuf::new(),
-            command: String::new(),
-            modes: super::super::Mode::ALL.into(),
-            loads: Load::ALL.into(),
-            queues: 8,
-            readers: 512,
-            think: Duration::ZERO,
-            model: MODEL,
-            rounds: 5,
-            ramp: Duration::ZERO,
-            time: Duration::ZERO,
-        };
+        use native::{Load, Sample};
         let sample = Sample {
             p99_us: 1.0,
             mean_us: 1.0,
@@ -180,13 +179,15 @@ mod tests {
             foreground: 1.0,
             ..Sample::default()
         };
-        let names = super::super::Mode::ALL.map(super::super::Mode::name);
-        let results = Load::ALL.map(|load| LoadResult { load, arms: arms(&names, &[sample; 5]) });
-        let report = super::super::native::report::fill(&options, &results, &Begun::now(""));
+        let names: Vec<_> = Mode::value_variants().iter().copied().map(word).collect();
+        let names: Vec<_> = names.iter().map(String::as_str).collect();
+        let results: Vec<_> =
+            Load::value_variants().iter().map(|load| (*load, arms(&names, &[sample; 5]))).collect();
+        let report = native::report::fill(&usual(&[]), &results, &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (8, 0));
         let rounds = &report.samples[0];
-        assert_eq!(rounds.rows.len(), (names.len() + 1) * Load::ALL.len() * 5);
+        assert_eq!(rounds.rows.len(), (names.len() + 1) * 3 * 5);
         let p99 =
             rounds.columns.iter().position(|column| column.title == "p99" && column.unit == "us");
         assert_eq!(p99.map(|at| &rounds.rows[0][at]), Some(&vlane_report::Cell::Number(1.0)));

@@ -9,6 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use tempfile::TempDir;
 use vlane_guest::{Host, libraries_in, run};
 
@@ -41,7 +42,7 @@ const LINKED: [&str; 14] = [
 ];
 
 /// A program that is launched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Program {
     /// An interpreter that imports some of its library.
     Python3,
@@ -72,7 +73,7 @@ impl Program {
 
     /// The program of that name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|program| program.name() == name)
+        Self::from_str(name, false).ok()
     }
 
     /// The typed command, on the file system that [`Root`] makes.

@@ -1,20 +1,18 @@
 //! Report of Figure 5: the tables, charts and goals of program launches.
 
-use vlane_error::counted;
 use vlane_units::show_size;
 
-use super::super::Variant;
-use super::{Options, Sample};
-
-use super::super::report::busy;
+use super::super::report::{cpus, guests, places};
 use super::super::root::Root;
+use super::super::{Variant, word};
+use super::{Options, Sample};
 use vlane_report::build::{Begun, bars, spread};
 use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
 use vlane_report::judge::{Bound, Measured};
 use vlane_report::published::{self, Published, Row};
 use vlane_report::{Block, Note, Report, Section};
 
-type PlaceResult = super::super::places::PlaceResult<Sample>;
+type PlaceResult = super::super::machine::PlaceResult<Sample>;
 
 /// Of Vanilla's launch time, what Proposed may take: the paper's smallest, 28 % less.
 const SHORTER: f64 = 0.72;
@@ -41,32 +39,20 @@ pub(in super::super) fn fill(
     results: &[PlaceResult],
     begun: &Begun,
 ) -> Report {
-    let place = |result: &'_ PlaceResult| result.place.name().to_owned();
-    let tag = "For a tag: fio's mean time of the call that submits a read. In it a read waits for \
-               a tag in the guest, where no back end can order anything; a busy CPU is in it, too.";
-    let places: Vec<Place<'_, Sample>> = results
-        .iter()
-        .map(|result| Place {
-            id: place(result),
-            name: place(result),
-            title: place(result),
-            text: vec![format!("{}.", result.about), tag.into()],
-            arms: &result.arms,
-        })
-        .collect();
     let empty = begun.report("express", "Foreground first: launches in a guest", &["fio"]);
-    experiment::report(&Shown { options, root, results }, &places, empty)
+    experiment::report(&Shown { options, root, results }, &places(results), empty)
 }
 
 impl Shown<'_> {
     /// A figure for each program: how long its launch takes.
     fn launches(&self) -> Vec<Figure<'_, Sample>> {
-        let figure = |(at, program): (usize, &super::super::root::Program)| {
-            Figure::maybe(program.name(), "s", move |sample: &Sample| {
-                sample.seconds.get(at).copied()
-            })
-        };
-        self.options.programs.iter().enumerate().map(figure).collect()
+        let mut figures = Vec::new();
+        for (at, program) in self.options.programs.iter().enumerate() {
+            figures.push(Figure::maybe(program.name(), "s", move |s: &Sample| {
+                s.seconds.get(at).copied()
+            }));
+        }
+        figures
     }
 }
 
@@ -82,11 +68,25 @@ impl Experiment for Shown<'_> {
     }
 
     fn rounds(&self) -> usize {
-        self.options.wanted.rounds
+        self.options.launches
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
-        notes(self.options, self.root, self.results)
+        let beside = |_: &PlaceResult| "the programs".to_owned();
+        let mut notes = guests(self.results, beside, ", with an image behind it", |s| &s.beside);
+        let each = self.options.programs.iter().map(|program| format!("`{}`", program.command()));
+        notes.push(Note::info(format!(
+            "The programs are this machine's, with their libraries, {} on an ext4 that is mounted \
+             read-only: {}. Each is a foreground job of bash in a pseudo-terminal, after `echo 3 \
+             > /proc/sys/vm/drop_caches`; its time is the shell's, from the command to the next \
+             one. vlane-fg, with its hook in bash, raises it.",
+            show_size(self.root.bytes),
+            each.collect::<Vec<_>>().join(", ")
+        )));
+        if !self.root.versions.is_empty() {
+            notes.push(Note::info(format!("Versions: {}.", self.root.versions.join(", "))));
+        }
+        notes
     }
 
     fn aim(&self) -> String {
@@ -119,40 +119,10 @@ impl Experiment for Shown<'_> {
                 s.beside.reads / s.beside.seconds.max(1e-3)
             }),
             Figure::new("The background for a tag", "ms", |s: &Sample| s.beside.tag_ms),
-            Figure::new("Guest's CPUs busy", "%", |s: &Sample| s.beside.busy * 100.0),
+            cpus(|s: &Sample| &s.beside),
         ]);
         figures
     }
-}
-
-fn notes(options: &Options, root: &Root, results: &[PlaceResult]) -> Vec<Note> {
-    let mut notes = Vec::new();
-    for result in results {
-        let name = result.place.name();
-        notes.push(Note::info(format!(
-            "{name}: {}; {}. {} (fio, libaio, random 4 KiB reads, one request out each) read the \
-             same drive. It is a model with a queue for each thread of the back end, served in \
-             turns, one request of each ({}), with an image behind it.",
-            result.about,
-            result.disks,
-            counted(result.readers, "reader"),
-            result.model.describe()
-        )));
-        notes.extend(busy(name, &result.arms, |s| &s.beside));
-    }
-    let each = options.programs.iter().map(|program| format!("`{}`", program.command()));
-    notes.push(Note::info(format!(
-        "The programs are this machine's, with their libraries, {} on an ext4 that is mounted \
-         read-only: {}. Each is a foreground job of bash in a pseudo-terminal, after `echo 3 > \
-         /proc/sys/vm/drop_caches`; its time is the shell's, from the command to the next one. \
-         vlane-fg, with its hook in bash, raises it.",
-        show_size(root.bytes),
-        each.collect::<Vec<_>>().join(", ")
-    )));
-    if !root.versions.is_empty() {
-        notes.push(Note::info(format!("Versions: {}.", root.versions.join(", "))));
-    }
-    notes
 }
 
 fn published() -> Section {
@@ -182,6 +152,6 @@ fn picture(options: &Options, result: &PlaceResult) -> Section {
     let categories = options.programs.iter().map(|program| program.name().to_owned()).collect();
     let caption = "Launch times: medians, with the shortest and the longest";
     let block = bars(caption, ("launch", "s"), categories, rows);
-    let title = format!("Launch times in {} (Figure 5)", result.place.name());
-    Section::new(format!("{}-launches", result.place.name()), &title, Vec::new(), vec![block])
+    let title = format!("Launch times in {} (Figure 5)", word(result.place));
+    Section::new(format!("{}-launches", word(result.place)), &title, Vec::new(), vec![block])
 }

@@ -1,10 +1,10 @@
 //! Report of the measurement without a guest.
 
-use super::super::Mode;
-use super::{Load, LoadResult, Options, Sample};
+use super::super::{Mode, word};
+use super::{Load, Options, Sample};
 use vlane_report::build::Begun;
 use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::Bound;
+use vlane_report::judge::{Arms, Bound};
 use vlane_report::{Note, Report};
 
 /// How many times shorter the foreground's 99th percentile has to be.
@@ -15,17 +15,16 @@ const BACKGROUND: f64 = 0.97;
 const TOTAL: f64 = 0.98;
 
 /// Makes it.
-pub(in super::super) fn fill(options: &Options, results: &[LoadResult], begun: &Begun) -> Report {
-    let place = |result: &'_ LoadResult| -> (String, String) {
-        (result.load.name().into(), result.load.title(options.readers, options.queues))
-    };
-    let places: Vec<Place<'_, Sample>> = results
-        .iter()
-        .map(|result| {
-            let (name, title) = place(result);
-            Place { id: name.clone(), name, title, text: Vec::new(), arms: &result.arms }
-        })
-        .collect();
+pub(in super::super) fn fill(
+    options: &Options,
+    results: &[(Load, Arms<Sample>)],
+    begun: &Begun,
+) -> Report {
+    let mut places = Vec::new();
+    for (load, arms) in results {
+        let title = load.title(options.readers, options.queues);
+        places.push(Place { id: word(*load), name: word(*load), title, text: Vec::new(), arms });
+    }
     let empty = begun.report("express", "Foreground first: the back end alone", &[]);
     experiment::report(options, &places, empty)
 }
@@ -58,7 +57,7 @@ impl Experiment for Options {
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
-        let model = self.model.describe();
+        let model = self.model().describe();
         vec![
             Note::info(format!(
                 "The drive is a model with a queue for each of the back end's threads ({}), \
@@ -90,16 +89,13 @@ impl Experiment for Options {
     }
 
     fn goals(&self, place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {
-        let goal = |figure, least| Goal {
-            arm: Mode::On.name().into(),
-            figure,
-            wanted: Bound::AtLeast(least),
-        };
+        let goal =
+            |figure, least| Goal { arm: word(Mode::On), figure, wanted: Bound::AtLeast(least) };
         let mut goals =
             vec![goal(p99(), SHORTER), goal(background(), BACKGROUND), goal(total(), TOTAL)];
         // Without think time a quicker foreground takes more of a drive whose rate is given. No
         // back end could leave it to the others.
-        if place.name == Load::Greedy.name() {
+        if place.name == word(Load::Greedy) {
             goals.remove(1);
         }
         goals
