@@ -174,45 +174,27 @@ pub fn with_range(spread: &Spread, format: Format) -> String {
     range(spread, format).map_or(median.clone(), |range| format!("{median} ({range})"))
 }
 
-/// The label of a tick on an axis whose largest tick is `max` and whose ticks are `step` apart.
-pub fn tick(value: f64, step: f64, max: f64, unit: &str) -> String {
-    let letter = match takes_letter(unit) && max.abs() >= 1e4 {
-        true => LETTERS.iter().rposition(|(_, scale)| max.abs() >= *scale).unwrap_or(0),
-        false => 0,
-    };
-    let (letter, scale) = LETTERS[letter];
-    if value == 0.0 {
-        return "0".into();
-    }
-    let step = (step / scale).abs();
-    let decimals = (0..7).find(|d| {
-        let shifted = step * 10_f64.powi(*d);
-        (shifted - shifted.round()).abs() < 1e-6 * shifted.max(1.0) && shifted.round() >= 1.0
-    });
-    format!("{}{letter}", group(value / scale, usize::try_from(decimals.unwrap_or(6)).unwrap_or(0)))
+/// The label of a tick on an axis whose largest tick is `max`: a figure without needless zeros.
+pub fn tick(value: f64, max: f64, unit: &str) -> String {
+    labelled(value, if max.abs() >= 1e4 { max } else { 0.0 }, unit)
 }
 
-/// The label of a tick on a logarithmic axis: a figure without needless zeros.
+/// The label of a tick on a logarithmic axis.
 pub fn log_tick(value: f64, unit: &str) -> String {
-    if value == 0.0 {
-        return "0".into();
-    }
-    let letters = takes_letter(unit) && value >= 1e3;
-    let letter = if letters {
-        LETTERS.iter().rposition(|(_, scale)| value * 1.000_05 >= *scale).unwrap_or(0)
-    } else {
-        0
-    };
-    let (letter, scale) = LETTERS[letter];
+    labelled(value, if value >= 1e3 { value * 1.000_05 } else { 0.0 }, unit)
+}
+
+/// A figure without needless zeros, with the letter of a size.
+fn labelled(value: f64, size: f64, unit: &str) -> String {
+    let is_lettered = |(_, scale): &(&str, f64)| takes_letter(unit) && size.abs() >= *scale;
+    let (letter, scale) = LETTERS.into_iter().rfind(is_lettered).unwrap_or(LETTERS[0]);
     let scaled = value / scale;
-    if !(1e-6..1e9).contains(&scaled) {
+    if scaled != 0.0 && !(1e-6..1e9).contains(&scaled.abs()) {
         return format!("{scaled:e}{letter}");
     }
-    let mut text = group(scaled, decimals(scaled).max(usize::from(scaled.fract().abs() > 1e-9)));
-    if text.contains('.') {
-        text.truncate(text.trim_end_matches('0').trim_end_matches('.').len());
-    }
-    text + letter
+    let text = group(scaled, 6);
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{text}{}", if scaled == 0.0 { "" } else { letter })
 }
 
 /// A time span for people, of seconds: `4 min 12 s`.
@@ -294,10 +276,10 @@ mod tests {
 
     #[test]
     fn ticks_have_minimal_digits() {
-        assert_eq!(tick(200_000.0, 200_000.0, 1_000_000.0, "IOPS"), "0.2M");
-        assert_eq!(tick(400_000.0, 200_000.0, 800_000.0, "IOPS"), "400k");
-        assert_eq!(tick(0.25, 0.25, 1.0, ""), "0.25");
-        assert_eq!(tick(20_000.0, 10_000.0, 50_000.0, "us"), "20\u{202f}000");
+        assert_eq!(tick(200_000.0, 1_000_000.0, "IOPS"), "0.2M");
+        assert_eq!(tick(400_000.0, 800_000.0, "IOPS"), "400k");
+        assert_eq!(tick(0.25, 1.0, ""), "0.25");
+        assert_eq!(tick(20_000.0, 50_000.0, "us"), "20\u{202f}000");
         for (value, text) in
             [(1.0, "1"), (0.5, "0.5"), (16.0, "16"), (1000.0, "1k"), (2_000_000.0, "2M")]
         {
@@ -342,7 +324,7 @@ mod tests {
         fn any_number_can_be_shown(value in any::<f64>(), step in any::<f64>()) {
             for unit in ["", "us"] {
                 let format = Format::of_column([value, step], unit);
-                let _ = (format.aligned(value, 3), tick(value, step, value, unit), log_tick(value, unit), duration(value));
+                let _ = (format.aligned(value, 3), tick(value, step, unit), log_tick(value, unit), duration(value));
             }
         }
     }

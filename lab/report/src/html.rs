@@ -8,9 +8,9 @@
 use crate::error::Result;
 use crate::machine::{Load, Storage};
 use crate::markup::escape;
-use crate::svg::{self, full_name};
-use crate::table::Grid;
-use crate::{Block, Cell, Chart, Column, Report, Section, Severity, Spread, Table, figure};
+use crate::svg;
+use crate::table::{Grid, figures};
+use crate::{Block, Chart, Report, Section, Severity, Table, figure};
 
 const PAGE: &str = include_str!("html/page.css");
 /// Around the JSON inside a page.
@@ -34,9 +34,8 @@ pub fn page(report: &Report) -> Result<String> {
         svg::STYLE
     );
     head(&mut out, report);
-    let mut charts = 0;
     for (section, number) in report.sections.iter().zip(1..) {
-        self::section(&mut out, section, &anchor(section, number), &report.command, &mut charts);
+        self::section(&mut out, section, &anchor(section, number), &report.command);
     }
     out += "<footer>The figures of this page are in it as JSON: <code>vlane-lab report THIS-FILE \
             --json report.json</code> takes them out.";
@@ -179,7 +178,7 @@ fn command(out: &mut String, what: &str, command: &str) {
     }
 }
 
-fn section(out: &mut String, section: &Section, id: &str, made_by: &str, charts: &mut usize) {
+fn section(out: &mut String, section: &Section, id: &str, made_by: &str) {
     *out += &format!(
         "<section id=\"{id}\">\n<h2><a href=\"#{id}\">{}</a></h2>\n",
         escape(&section.title)
@@ -190,20 +189,17 @@ fn section(out: &mut String, section: &Section, id: &str, made_by: &str, charts:
     for block in &section.blocks {
         match block {
             Block::Table(table) => self::table(out, table),
-            Block::Chart(chart) => {
-                *charts += 1;
-                self::chart(out, chart, *charts);
-            }
+            Block::Chart(chart) => self::chart(out, chart),
         }
     }
     command(out, "These figures again", section.command.as_deref().unwrap_or(made_by));
     *out += "</section>\n";
 }
 
-fn chart(out: &mut String, chart: &Chart, number: usize) {
+fn chart(out: &mut String, chart: &Chart) {
     *out += &format!("<figure>\n<figcaption>{}</figcaption>\n", escape(&chart.caption));
-    *out += &svg::element(chart, svg::WIDE, "wide", &format!("w{number}"));
-    *out += &svg::element(chart, svg::NARROW, "narrow", &format!("n{number}"));
+    *out += &svg::element(chart, svg::WIDE, "wide");
+    *out += &svg::element(chart, svg::NARROW, "narrow");
     let points: usize = chart.series.iter().map(|s| s.points.len()).sum();
     if (1..=LISTED).contains(&points) {
         *out += "\n<details><summary>The figures of this chart</summary>\n";
@@ -211,41 +207,6 @@ fn chart(out: &mut String, chart: &Chart, number: usize) {
         *out += "</details>\n";
     }
     *out += "</figure>\n";
-}
-
-/// A chart as a table: a row per place, a column per series.
-pub(super) fn figures(chart: &Chart) -> Table {
-    let mut places: Vec<f64> = chart.series.iter().flat_map(|s| &s.points).map(|p| p.x).collect();
-    places.sort_by(f64::total_cmp);
-    places.dedup_by(|a, b| a.total_cmp(b).is_eq());
-    let named = !chart.categories.is_empty();
-    let mut columns = vec![Column {
-        title: chart.x.title.clone(),
-        unit: if named { String::new() } else { chart.x.unit.clone() },
-    }];
-    columns.extend(
-        chart.series.iter().map(|s| Column { title: full_name(s), unit: chart.y.unit.clone() }),
-    );
-    let cell = |spread: Spread| {
-        if spread.runs > 1 { Cell::Figure(spread) } else { Cell::Number(spread.median) }
-    };
-    let row = |x: &f64| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "saturates; a wrong index has no name"
-        )]
-        let name = chart.categories.get(x.round() as usize).filter(|_| *x >= 0.0);
-        let mut row = vec![match name {
-            Some(name) => Cell::Text(name.clone()),
-            None => Cell::Number(*x),
-        }];
-        row.extend(chart.series.iter().map(|s| {
-            s.points.iter().find(|p| p.x.total_cmp(x).is_eq()).map_or(Cell::Empty, |p| cell(p.y))
-        }));
-        row
-    };
-    Table { caption: String::new(), columns, rows: places.iter().map(row).collect() }
 }
 
 fn table(out: &mut String, table: &Table) {

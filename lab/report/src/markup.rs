@@ -120,17 +120,10 @@ impl Canvas {
     }
 
     /// A rectangle; `hint` is what a pointer on it shows.
-    pub(super) fn rect(
-        &mut self,
-        class: &str,
-        style: &str,
-        (x, y): (f64, f64),
-        (w, h): (f64, f64),
-        hint: &str,
-    ) {
+    pub(super) fn rect(&mut self, class: &str, (x, y): (f64, f64), (w, h): (f64, f64), hint: &str) {
         let _ = write!(
             self.out,
-            r#"<rect class="{class}"{style} x="{}" y="{}" width="{}" height="{}">{}</rect>"#,
+            r#"<rect class="{class}" x="{}" y="{}" width="{}" height="{}">{}</rect>"#,
             num(x),
             num(y),
             num(w),

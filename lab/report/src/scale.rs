@@ -50,11 +50,9 @@ impl Scale {
                 (false, true) => (low / 2.0, high * 2.0),
                 (false, false) => (low - 1.0, high + 1.0),
             };
-            let step =
-                places.windows(2).map(|pair| pair[1] - pair[0]).fold(f64::INFINITY, f64::min);
-            let label = |v: f64| match step.is_finite() && !axis.log {
-                true => figure::tick(v, step, high, &axis.unit),
-                false => figure::log_tick(v.abs(), &axis.unit),
+            let label = |v: f64| match axis.log {
+                true => figure::log_tick(v, &axis.unit),
+                false => figure::tick(v, high, &axis.unit),
             };
             let ticks = places.iter().map(|v| (*v, label(*v))).collect();
             return Self { low, high, log: axis.log, ticks };
@@ -79,10 +77,8 @@ impl Scale {
         let mut all = Vec::new();
         let mut i = if whole { first } else { (low / step - 1e-9).ceil() };
         while i <= last && all.len() < 50 {
-            all.push((
-                i * step,
-                figure::tick(i * step, step, high.abs().max(low.abs()), &axis.unit),
-            ));
+            let label = figure::tick(i * step, high.abs().max(low.abs()), &axis.unit);
+            all.push((i * step, label));
             i += 1.0;
         }
         Self { low, high, log: false, ticks: all }

@@ -10,8 +10,8 @@
 //! The interval for the ratio is that of Hodges and Lehmann. For pairs it comes from the ordered
 //! Walsh averages of the log ratios, cut by Wilcoxon's signed-rank statistic. For two samples it
 //! comes from the ordered differences of all logs of A and all logs of B, cut by Mann and Whitney's
-//! U. The estimate is the median of the same averages or differences. Null distributions are exact
-//! up to [`EXACT`] values, normal beyond. Source: Hollander, Wolfe, Chicken, "Nonparametric
+//! U. The estimate is the median of the same averages or differences. Null distributions are exact;
+//! longer samples than 50 values are thinned. Source: Hollander, Wolfe, Chicken, "Nonparametric
 //! Statistical Methods", 3rd ed., sections 3.1-3.3 and 4.1-4.3. (Pairs need a symmetric log ratio.
 //! If A and B differ by a factor only, swapping a pair's two measurements changes only its sign, so
 //! the log ratio is symmetric.)
@@ -47,11 +47,9 @@ pub(crate) const LEAST_CONFIDENCE: f64 = 0.90;
 pub const THRESHOLD: f64 = 0.05;
 /// Fewer pairs than this have no interval, so they are inconclusive.
 pub const LEAST_PAIRS: usize = 5;
-/// Null distributions are exact for samples up to so many values.
-pub const EXACT: usize = 50;
-/// Longer samples are thinned evenly: intervals then become wider than they had to be, never
-/// narrower.
-const MOST: usize = 400;
+/// Longer samples are thinned evenly to at most so many values. Intervals then become wider than
+/// they had to be, never narrower.
+const MOST: usize = 50;
 
 /// Which figures are good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -242,14 +240,14 @@ fn thinned(values: &[f64]) -> Vec<f64> {
 
 /// The verdict by ordered averages or differences, of which the statistic's null distribution tells
 /// how many to cut at each end.
-fn judge(mut values: Vec<f64>, null: &Null, better: Better, threshold: f64) -> Verdict {
+fn judge(mut values: Vec<f64>, null: &[f64], better: Better, threshold: f64) -> Verdict {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     if n == 0 {
         return Verdict::none(Outcome::Few);
     }
     let estimate = f64::midpoint(values[(n - 1) / 2], values[n / 2]).exp();
-    let (cut, confidence) = null.cut(n);
+    let (cut, confidence) = cut(null, n);
     // Exactly the least is enough, however the sum was rounded.
     if confidence < LEAST_CONFIDENCE - 1e-9 {
         return Verdict { ratio: estimate, ..Verdict::none(Outcome::Few) };
@@ -269,38 +267,21 @@ fn judge(mut values: Vec<f64>, null: &Null, better: Better, threshold: f64) -> V
     Verdict { outcome, ratio: estimate, low, high, confidence }
 }
 
-/// Distribution of a rank statistic without a difference: symmetric, whole numbers from 0 up.
-enum Null {
-    /// The probability of each value.
-    Exact(Vec<f64>),
-    /// Its mean and standard deviation.
-    Normal(f64, f64),
-}
-
-impl Null {
-    /// Number of ordered values (of `n`) to leave out at each end, and the confidence of the rest.
-    /// The interval is the narrowest that reaches [`CONFIDENCE`], or the widest there is.
-    fn cut(&self, n: usize) -> (usize, f64) {
-        let tail = |cut: usize| match self {
-            // The interval from the value at place `cut` misses if the statistic is at most `cut`.
-            Self::Exact(probabilities) => probabilities.iter().take(cut + 1).sum::<f64>(),
-            Self::Normal(mean, sd) => normal_tail((mean - cut as f64 - 0.5) / sd),
-        };
-        // The two ends must not meet.
-        let most = (n - 1) / 2;
-        let cut =
-            (0..=most).take_while(|cut| 1.0 - 2.0 * tail(*cut) >= CONFIDENCE).last().unwrap_or(0);
-        (cut, 1.0 - 2.0 * tail(cut))
-    }
+/// Number of ordered values (of `n`) to leave out at each end, and the confidence of the rest, by
+/// the probability of each value of a rank statistic without a difference (from 0 up, symmetric).
+/// The interval is the narrowest that reaches [`CONFIDENCE`], or the widest there is.
+fn cut(null: &[f64], n: usize) -> (usize, f64) {
+    // The interval from the value at place `cut` misses if the statistic is at most `cut`.
+    let confidence = |cut: usize| 1.0 - 2.0 * null.iter().take(cut + 1).sum::<f64>();
+    // The two ends must not meet.
+    let most = (n - 1) / 2;
+    let cut = (0..=most).take_while(|cut| confidence(*cut) >= CONFIDENCE).last().unwrap_or(0);
+    (cut, confidence(cut))
 }
 
 /// Wilcoxon's signed-rank statistic for n pairs: the sum of those of the ranks 1 to n that a fair
 /// coin picks.
-fn signed_rank(n: usize) -> Null {
-    if n > EXACT {
-        let m = n as f64;
-        return Null::Normal(m * (m + 1.0) / 4.0, (m * (m + 1.0) * (2.0 * m + 1.0) / 24.0).sqrt());
-    }
+fn signed_rank(n: usize) -> Vec<f64> {
     let mut probability = vec![0.0; n * (n + 1) / 2 + 1];
     probability[0] = 1.0;
     for rank in 1..=n {
@@ -309,15 +290,11 @@ fn signed_rank(n: usize) -> Null {
             probability[sum] = f64::midpoint(probability[sum], with);
         }
     }
-    Null::Exact(probability)
+    probability
 }
 
 /// Mann and Whitney's U for samples of m and n values.
-fn rank_sum(m: usize, n: usize) -> Null {
-    if m > EXACT || n > EXACT {
-        let (m, n) = (m as f64, n as f64);
-        return Null::Normal(m * n / 2.0, (m * n * (m + n + 1.0) / 12.0).sqrt());
-    }
+fn rank_sum(m: usize, n: usize) -> Vec<f64> {
     // ways[j][u]: probability of u with j of the second sample, while values of the first come in
     // one by one. The largest of i + j values is from the first sample with probability i / (i +
     // j), and then adds j to U.
@@ -337,18 +314,7 @@ fn rank_sum(m: usize, n: usize) -> Null {
         }
         previous = current;
     }
-    Null::Exact(previous.pop().unwrap_or_default())
-}
-
-/// The normal distribution's upper tail, by Abramowitz and Stegun 26.2.17 (error below 7.5e-8).
-fn normal_tail(z: f64) -> f64 {
-    if z < 0.0 {
-        return 1.0 - normal_tail(-z);
-    }
-    let t = 1.0 / (1.0 + 0.231_641_9 * z);
-    let series = [1.330_274_429, -1.821_255_978, 1.781_477_937, -0.356_563_782, 0.319_381_530];
-    let sum = series.iter().fold(0.0, |sum, c| (sum + c) * t);
-    sum * (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+    previous.pop().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //!
 //! A chart is drawn for a width in pixels, not scaled to one, so that its text can be read on a
 //! phone. Colours are CSS variables (`svg/style.css`): the same picture is light or dark as the
-//! reader has it. Series differ by colour, marker and place; what was predicted is hatched or
+//! reader has it. Series differ by colour, marker and place; what was predicted is hollow or
 //! dashed, what was published is pale, and both are called so.
 
 mod bars;
@@ -43,7 +43,7 @@ pub fn is_svg_file(content: &[u8]) -> bool {
 pub fn svg_file(chart: &Chart) -> String {
     let lines = wrap(&chart.caption, CAPTION, WIDE - 32.0);
     let top = if lines.is_empty() { 0.0 } else { 14.0 + 21.0 * lines.len() as f64 };
-    let (body, height) = draw(chart, WIDE - 32.0, "c");
+    let (body, height) = draw(chart, WIDE - 32.0);
     let (width, height) = (WIDE, height + top + 24.0);
     let mut canvas = Canvas::default();
     canvas.raw(FILE_BEGIN);
@@ -67,10 +67,9 @@ pub fn svg_file(chart: &Chart) -> String {
     canvas.out
 }
 
-/// A chart as an element of a page, for a width; `id` must differ from every other chart's on the
-/// page.
-pub(super) fn element(chart: &Chart, width: f64, class: &str, id: &str) -> String {
-    let (body, height) = draw(chart, width, id);
+/// A chart as an element of a page, for a width.
+pub(super) fn element(chart: &Chart, width: f64, class: &str) -> String {
+    let (body, height) = draw(chart, width);
     let label = format!("{}. {}", chart.caption, description(chart));
     format!(
         r#"<svg class="chart {class}" role="img" aria-label="{}" viewBox="0 0 {w} {h}" width="{w}" height="{h}">{body}</svg>"#,
@@ -175,17 +174,16 @@ fn points(chart: &Chart, series: &Series) -> Vec<Point> {
 }
 
 /// A chart's inside and its height.
-fn draw(chart: &Chart, width: f64, id: &str) -> (String, f64) {
+fn draw(chart: &Chart, width: f64) -> (String, f64) {
     let series: Vec<Vec<Point>> = chart.series.iter().map(|s| points(chart, s)).collect();
     let mut canvas = Canvas::default();
-    hatches(&mut canvas, chart, id);
     let mut height = if series.iter().all(Vec::is_empty) {
-        canvas.rect("nothing", "", (0.5, 0.5), (width - 1.0, 119.0), "");
+        canvas.rect("nothing", (0.5, 0.5), (width - 1.0, 119.0), "");
         canvas.text("quiet", Anchor::Middle, (width / 2.0, 64.0), "nothing was measured");
         120.0
     } else {
         match chart.kind {
-            ChartKind::Bars => bars::draw(&mut canvas, chart, &series, width, id),
+            ChartKind::Bars => bars::draw(&mut canvas, chart, &series, width),
             ChartKind::Lines | ChartKind::Steps => lines::draw(&mut canvas, chart, &series, width),
         }
     };
@@ -205,35 +203,10 @@ fn draw(chart: &Chart, width: f64, id: &str) -> (String, f64) {
     (canvas.out, height)
 }
 
-/// The hatching of predicted bars: a pattern takes its colour from where it stands, so there is one
-/// for each series.
-fn hatches(canvas: &mut Canvas, chart: &Chart, id: &str) {
-    if chart.kind != ChartKind::Bars || chart.series.iter().all(|s| !s.predicted) {
-        return;
-    }
-    canvas.raw("<defs>");
-    for (i, _) in chart.series.iter().enumerate().filter(|(_, s)| s.predicted) {
-        canvas.raw(&format!(
-            r#"<pattern id="{id}-{i}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><line class="hatch {}" x1="1" y1="0" x2="1" y2="6"/></pattern>"#,
-            classes(chart, i)
-        ));
-    }
-    canvas.raw("</defs>");
-}
-
-/// Fill of a bar of a series.
-fn fill(series: &Series, index: usize, id: &str) -> String {
-    if series.predicted { format!(r#" fill="url(#{id}-{index})""#) } else { String::new() }
-}
-
-/// True if names are needed to distinguish the series.
-fn needs_legend(chart: &Chart) -> bool {
-    chart.series.len() > 1 || chart.series.iter().any(|s| s.predicted || s.published)
-}
-
-/// The legend in rows above the chart; returns its height.
-fn legend(canvas: &mut Canvas, chart: &Chart, width: f64, id: &str) -> f64 {
-    if !needs_legend(chart) {
+/// The legend in rows above the chart, if names are needed to distinguish the series; returns its
+/// height.
+fn legend(canvas: &mut Canvas, chart: &Chart, width: f64) -> f64 {
+    if chart.series.len() < 2 && chart.series.iter().all(|s| !s.predicted && !s.published) {
         return 0.0;
     }
     let (mut x, mut y) = (0.0, 12.0);
@@ -245,13 +218,7 @@ fn legend(canvas: &mut Canvas, chart: &Chart, width: f64, id: &str) -> f64 {
         }
         let class = classes(chart, i);
         if chart.kind == ChartKind::Bars {
-            canvas.rect(
-                &format!("bar {class}"),
-                &fill(series, i, id),
-                (x + 4.0, y - 9.0),
-                (14.0, 11.0),
-                "",
-            );
+            canvas.rect(&format!("bar {class}"), (x + 4.0, y - 9.0), (14.0, 11.0), "");
         } else {
             canvas.line(&format!("curve {class}"), (x, y - 4.0), (x + 22.0, y - 4.0));
             canvas.path(&format!("mark {class}"), &marker(look(chart, i), x + 11.0, y - 4.0), "");
@@ -262,39 +229,21 @@ fn legend(canvas: &mut Canvas, chart: &Chart, width: f64, id: &str) -> f64 {
     y + 14.0
 }
 
-/// The outline of the marker of a series: each of the first eight has its own shape.
+/// Outlines of markers around a point: each of the first eight series has its own shape.
+const MARKERS: [&str; 8] = [
+    "m-4 0a4 4 0 1 1 8 0a4 4 0 1 1 -8 0z",
+    "m-3.6 -3.6h7.2v7.2h-7.2z",
+    "m0 -4.8l4.5 8.2h-9z",
+    "m0 -5.2l5.2 5.2l-5.2 5.2l-5.2 -5.2z",
+    "m0 4.8l4.5 -8.2h-9z",
+    "m-1.6 -4.8h3.2v3.2h3.2v3.2h-3.2v3.2h-3.2v-3.2h-3.2v-3.2h3.2z",
+    "m0 -5l4.8 3.5l-1.9 5.5h-5.8l-1.9 -5.5z",
+    "m-5 -4l10 8v-8l-10 8z",
+];
+
+/// The outline of the marker of a series at a place.
 fn marker(index: usize, x: f64, y: f64) -> String {
-    let shape: &[(f64, f64)] = match index % 8 {
-        0 => {
-            let [left, right] = [x - 4.0, x + 4.0].map(num);
-            return format!("M{left} {0}A4 4 0 1 1 {right} {0}A4 4 0 1 1 {left} {0}Z", num(y));
-        }
-        1 => &[(-3.6, -3.6), (3.6, -3.6), (3.6, 3.6), (-3.6, 3.6)],
-        2 => &[(0.0, -4.8), (4.5, 3.4), (-4.5, 3.4)],
-        3 => &[(0.0, -5.2), (5.2, 0.0), (0.0, 5.2), (-5.2, 0.0)],
-        4 => &[(0.0, 4.8), (4.5, -3.4), (-4.5, -3.4)],
-        5 => &[
-            (-1.6, -4.8),
-            (1.6, -4.8),
-            (1.6, -1.6),
-            (4.8, -1.6),
-            (4.8, 1.6),
-            (1.6, 1.6),
-            (1.6, 4.8),
-            (-1.6, 4.8),
-            (-1.6, 1.6),
-            (-4.8, 1.6),
-            (-4.8, -1.6),
-            (-1.6, -1.6),
-        ],
-        6 => &[(0.0, -5.0), (4.8, -1.5), (2.9, 4.0), (-2.9, 4.0), (-4.8, -1.5)],
-        _ => &[(-5.0, -4.0), (5.0, 4.0), (5.0, -4.0), (-5.0, 4.0)],
-    };
-    let mut d = String::new();
-    for (i, (dx, dy)) in shape.iter().enumerate() {
-        let _ = write!(d, "{}{} {}", if i == 0 { 'M' } else { 'L' }, num(x + dx), num(y + dy));
-    }
-    d + "Z"
+    format!("M{} {}{}", num(x), num(y), MARKERS[index % MARKERS.len()])
 }
 
 /// The part of the picture that the axes span, in pixels.

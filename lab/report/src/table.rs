@@ -1,6 +1,7 @@
 //! A table made ready to be shown: figures written for people, one format for each column.
 
-use crate::{Cell, Table, figure};
+use crate::svg::full_name;
+use crate::{Cell, Chart, Column, Table, figure};
 
 /// A column's heading, and whether figures stand in it.
 #[derive(Debug, Clone)]
@@ -60,4 +61,35 @@ impl Grid {
         }
         Self { columns, rows }
     }
+}
+
+/// The places of a chart's points that have any, and of its categories, by rising x, with names for
+/// people.
+pub(super) fn places(chart: &Chart) -> Vec<(f64, String)> {
+    let format = figure::Format::of_unit(&chart.x.unit);
+    let named = chart.categories.iter().enumerate().map(|(i, name)| (i as f64, name.clone()));
+    let points = chart.series.iter().flat_map(|series| &series.points);
+    let mut all: Vec<(f64, String)> = match chart.categories.is_empty() {
+        true => points.map(|point| (point.x, format.show(point.x))).collect(),
+        false => named.collect(),
+    };
+    all.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    all.dedup_by(|(a, _), (b, _)| a.total_cmp(b).is_eq());
+    all
+}
+
+/// A chart as a table: a row per place, a column per series.
+pub(super) fn figures(chart: &Chart) -> Table {
+    let unit = if chart.categories.is_empty() { chart.x.unit.as_str() } else { "" };
+    let mut columns = vec![Column::new(&chart.x.title, unit)];
+    columns.extend(chart.series.iter().map(|s| Column::new(&full_name(s), &chart.y.unit)));
+    let row = |(x, name): (f64, String)| {
+        let first = if chart.categories.is_empty() { Cell::Number(x) } else { Cell::Text(name) };
+        let others = chart.series.iter().map(|series| {
+            let point = series.points.iter().find(|point| point.x.total_cmp(&x).is_eq());
+            point.map_or(Cell::Empty, |point| Cell::Figure(point.y))
+        });
+        std::iter::once(first).chain(others).collect()
+    };
+    Table::new("", columns, places(chart).into_iter().map(row).collect())
 }

@@ -1,14 +1,15 @@
-//! A report for a terminal: headings, paragraphs, tables as wide as there is room, bars of letters
-//! where there is no table.
+//! A report for a terminal: headings, paragraphs, tables as wide as there is room, the figures of
+//! charts where there is no table.
 
-use crate::svg::full_name;
-use crate::table::{Grid, Shown};
-use crate::{Block, Chart, ChartKind, Report, Section, Severity, Table, figure, html};
+use crate::table::{Grid, Shown, figures};
+use crate::{Block, Chart, ChartKind, Report, Section, Severity, Table, html};
 
 /// Least width, for any terminal.
 const LEAST: usize = 40;
 /// Rows of a chart that is shown as a table.
 const CHART_ROWS: usize = 24;
+/// Letters of a column of words where there is little room.
+const NARROW: usize = 20;
 
 /// True if [`render`] made a text: the title underlined, and the command that made it.
 pub(super) fn is_rendered(text: &str) -> bool {
@@ -145,39 +146,6 @@ fn section(out: &mut String, section: &Section, width: usize) {
     }
 }
 
-/// How a table is made to fit.
-#[derive(Clone, Copy)]
-struct Fit {
-    ranges: bool,
-    /// Most columns of a cell of words.
-    words: usize,
-}
-
-impl Fit {
-    fn cell(self, cell: &Shown) -> String {
-        match self.ranges && !cell.range.is_empty() {
-            true => format!("{} ({})", cell.main, cell.range),
-            false => cell.main.clone(),
-        }
-    }
-
-    /// The width of a column's cells.
-    fn width(self, grid: &Grid, column: usize) -> usize {
-        let cells = grid.rows.iter().map(|row| match grid.columns[column].numbers {
-            true => length(&row[column].main),
-            false => length(&self.cell(&row[column]))
-                .min(self.words.max(longest_word(&row[column].main))),
-        });
-        let ranges = grid.rows.iter().map(|row| match (self.ranges, row[column].range.as_str()) {
-            (false, _) | (_, "") => 0,
-            (true, range) => length(range) + 3,
-        });
-        let ranges = if grid.columns[column].numbers { ranges.max().unwrap_or(0) } else { 0 };
-        let head = longest_word(&head(grid, column));
-        (cells.max().unwrap_or(0) + ranges).max(head)
-    }
-}
-
 fn longest_word(text: &str) -> usize {
     text.split_whitespace().map(length).max().unwrap_or(0)
 }
@@ -193,162 +161,106 @@ pub(super) fn head(grid: &Grid, column: usize) -> String {
 
 fn put_table(out: &mut String, table: &Table, width: usize) {
     let grid = Grid::of(table);
-    let columns: Vec<usize> = (0..grid.columns.len()).collect();
-    if columns.is_empty() {
-        return;
-    }
-    let fits = [(true, usize::MAX), (true, 32), (true, 20), (false, 32), (false, 20)];
-    let needed = |fit: Fit, columns: &[usize]| {
-        columns.iter().map(|c| fit.width(&grid, *c)).sum::<usize>() + 2 * (columns.len() - 1)
-    };
-    let fits = fits.map(|(ranges, words)| Fit { ranges, words });
-    if let Some(fit) = fits.into_iter().find(|fit| needed(*fit, &columns) <= width) {
-        put_columns(out, &grid, &columns, fit);
-        if !fit.ranges && grid.rows.iter().flatten().any(|cell| !cell.range.is_empty()) {
-            *out += "(medians; the spread needs a wider terminal, or the page)\n";
+    let all: Vec<usize> = (0..grid.columns.len()).collect();
+    let fits = |text: &str| text.lines().all(|line| length(line) <= width);
+    for (ranges, words) in
+        [(true, usize::MAX), (true, 32), (true, NARROW), (false, 32), (false, NARROW)]
+    {
+        let text = columns(&grid, &all, ranges, words);
+        if fits(&text) {
+            *out += &text;
+            if !ranges && grid.rows.iter().flatten().any(|cell| !cell.range.is_empty()) {
+                *out += "(medians; the spread needs a wider terminal, or the page)\n";
+            }
+            return;
         }
-        return;
     }
     // Some columns at a time, each time behind the first.
-    let fit = Fit { ranges: true, words: 20 };
-    let mut rest = &columns[1..];
+    let mut rest = all.get(1..).unwrap_or_default();
     while !rest.is_empty() {
-        let mut group = vec![columns[0]];
-        while let Some((next, after)) = rest.split_first() {
-            group.push(*next);
-            if group.len() > 2 && needed(fit, &group) > width {
-                group.pop();
-                break;
-            }
-            rest = after;
-        }
-        put_columns(out, &grid, &group, fit);
+        let text = |count: usize| {
+            let group = all[..1].iter().chain(&rest[..count]).copied().collect::<Vec<_>>();
+            columns(&grid, &group, true, NARROW)
+        };
+        let count = (2..=rest.len()).take_while(|count| fits(&text(*count))).last().unwrap_or(1);
+        *out += &text(count);
+        rest = &rest[count..];
         if !rest.is_empty() {
             *out += "\n";
         }
     }
 }
 
-fn put_columns(out: &mut String, grid: &Grid, columns: &[usize], fit: Fit) {
-    let widths: Vec<usize> = columns.iter().map(|c| fit.width(grid, *c)).collect();
-    // Behind the figures of a column stand their spreads.
-    let ranges = |column: usize| {
-        let own = |row: &Vec<Shown>| {
-            if row[column].range.is_empty() { 0 } else { length(&row[column].range) + 3 }
-        };
-        if fit.ranges { grid.rows.iter().map(own).max().unwrap_or(0) } else { 0 }
-    };
-    let cell = |row: &[Shown], column: usize, width: usize| -> Vec<String> {
-        if !grid.columns[column].numbers {
-            return wrap(&fit.cell(&row[column]), width);
-        }
-        let room = ranges(column);
-        let range = match (fit.ranges, row[column].range.as_str()) {
-            (false, _) | (_, "") => String::new(),
-            (true, range) => format!(" ({range})"),
-        };
-        vec![format!("{:>1$}{range:<room$}", row[column].main, width - room)]
-    };
-    let mut put = |cells: Vec<Vec<String>>, right: &dyn Fn(usize) -> bool| {
-        let height = cells.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        for i in 0..height {
-            let mut line = String::new();
-            for ((cell, width), column) in cells.iter().zip(&widths).zip(columns) {
-                let text = cell.get(i).map_or("", String::as_str);
-                line += &if right(*column) {
-                    format!("{text:>width$}")
-                } else {
-                    format!("{text:<width$}")
-                };
-                line += "  ";
+/// Some columns of a table: the spreads with them or not, words in lines of at most so many letters
+/// unless one is longer.
+fn columns(grid: &Grid, columns: &[usize], ranges: bool, words: usize) -> String {
+    let columns: Vec<_> = columns.iter().map(|at| column(grid, *at, ranges, words)).collect();
+    let mut out = String::new();
+    for row in 0..if columns.is_empty() { 0 } else { grid.rows.len() + 2 } {
+        let height = columns.iter().map(|cells| cells[row].len()).max().unwrap_or(0).max(1);
+        for line in 0..height {
+            let mut text = String::new();
+            for cells in &columns {
+                // Headings stand on the line below them.
+                let above = if row == 0 { height - cells[row].len() } else { 0 };
+                let cell = line.checked_sub(above).and_then(|line| cells[row].get(line));
+                let blank = " ".repeat(length(&cells[1][0]));
+                text += cell.unwrap_or(&blank);
+                text += "  ";
             }
-            *out += line.trim_end();
-            *out += "\n";
+            out += text.trim_end();
+            out += "\n";
         }
-    };
-    let heads: Vec<_> =
-        columns.iter().zip(&widths).map(|(c, width)| wrap(&head(grid, *c), *width)).collect();
-    // Headings stand on the line, as the last line of each does.
-    let tallest = heads.iter().map(Vec::len).max().unwrap_or(0);
-    let heads = heads.into_iter().map(|lines| {
-        let mut padded = vec![String::new(); tallest - lines.len()];
-        padded.extend(lines);
-        padded
-    });
-    put(heads.collect(), &|column| grid.columns[column].numbers);
-    let rule = widths.iter().map(|width| vec!["-".repeat(*width)]).collect();
-    put(rule, &|_| false);
-    for row in &grid.rows {
-        let cells = columns.iter().zip(&widths).map(|(c, width)| cell(row, *c, *width)).collect();
-        put(cells, &|_| false);
     }
+    out
 }
 
+/// The heading of a column, a line below it, and its cells, each in lines of the same width.
+fn column(grid: &Grid, at: usize, ranges: bool, words: usize) -> Vec<Vec<String>> {
+    let (head, numbers) = (head(grid, at), grid.columns[at].numbers);
+    let shown = || grid.rows.iter().map(|row| &row[at]);
+    let range = |cell: &Shown| match cell.range.as_str() {
+        range if ranges && !range.is_empty() => format!(" ({range})"),
+        _ => String::new(),
+    };
+    let main = shown().map(|cell| length(&cell.main)).max().unwrap_or(0);
+    let behind = shown().map(|cell| length(&range(cell))).max().unwrap_or(0);
+    let texts: Vec<String> = shown()
+        .map(|cell| match numbers {
+            true => format!("{:>main$}{:<behind$}", cell.main, range(cell)),
+            false => format!("{}{}", cell.main, range(cell)),
+        })
+        .collect();
+    let needs = |text: &String| match numbers {
+        true => length(text),
+        false => length(text).min(words.max(longest_word(text))),
+    };
+    let width = texts.iter().map(needs).max().unwrap_or(0).max(longest_word(&head));
+    let justify = |line: String| match numbers {
+        true => format!("{line:>width$}"),
+        false => format!("{line:<width$}"),
+    };
+    let lines = |text: &str| wrap(text, width).into_iter().map(justify).collect();
+    let cell = |text: &String| if numbers { vec![justify(text.clone())] } else { lines(text) };
+    let above = [lines(&head), vec!["-".repeat(width)]];
+    above.into_iter().chain(texts.iter().map(cell)).collect()
+}
+
+/// The figures of a chart; of a long line those of some places.
 fn put_chart(out: &mut String, chart: &Chart, width: usize) {
     item(out, "", &chart.caption, width);
-    let mut table = html::figures(chart);
-    if chart.kind != ChartKind::Bars || table.rows.is_empty() {
-        let every = table.rows.len().div_ceil(CHART_ROWS).max(1);
-        let last = table.rows.len().saturating_sub(1);
-        let mut place = 0..;
-        table
-            .rows
-            .retain(|_| place.next().is_some_and(|i: usize| i.is_multiple_of(every) || i == last));
-        put_table(out, &table, width);
-        *out += "\n";
-        return;
-    }
-    bars(out, chart, width);
+    let mut table = figures(chart);
+    let every = match chart.kind {
+        ChartKind::Bars => 1,
+        _ => table.rows.len().div_ceil(CHART_ROWS).max(1),
+    };
+    let last = table.rows.len().saturating_sub(1);
+    let mut place = 0..;
+    table
+        .rows
+        .retain(|_| place.next().is_some_and(|i: usize| i.is_multiple_of(every) || i == last));
+    put_table(out, &table, width);
     *out += "\n";
-}
-
-/// Bars of block letters, with their figures behind.
-fn bars(out: &mut String, chart: &Chart, width: usize) {
-    let unit = &chart.y.unit;
-    let format = figure::Format::of_unit(unit);
-    let points = || chart.series.iter().flat_map(|s| &s.points);
-    let most = points().map(|p| p.y.median).filter(|v| v.is_finite()).fold(0.0, f64::max);
-    let names: Vec<String> = chart.series.iter().map(full_name).collect();
-    let name_width = names.iter().map(|name| length(name)).max().unwrap_or(0).min(width / 3);
-    let figures = points().map(|p| length(&figure::with_range(&p.y, format))).max().unwrap_or(0);
-    let room = width.saturating_sub(name_width + figures + length(unit) + 6).clamp(5, 50);
-    let mut places: Vec<f64> = points().map(|p| p.x).collect();
-    places.sort_by(f64::total_cmp);
-    places.dedup_by(|a, b| a.total_cmp(b).is_eq());
-    for x in places {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "saturates; a wrong index has no name"
-        )]
-        let name = chart.categories.get(x.round() as usize).filter(|_| x >= 0.0);
-        *out += &name.cloned().unwrap_or_else(|| figure::with_unit(x, &chart.x.unit));
-        *out += "\n";
-        for (series, name) in chart.series.iter().zip(&names) {
-            let Some(point) = series.points.iter().find(|p| p.x.total_cmp(&x).is_eq()) else {
-                continue;
-            };
-            let letter = match (series.predicted, series.published) {
-                (true, _) => '\u{2591}',
-                (_, true) => '\u{2592}',
-                _ => '\u{2588}',
-            };
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "between 0 and the width of a terminal"
-            )]
-            let long = if most > 0.0 {
-                (point.y.median / most * room as f64).round().max(0.0) as usize
-            } else {
-                0
-            };
-            let bar: String = std::iter::repeat_n(letter, long.min(room)).collect();
-            let name: String = name.chars().take(name_width).collect();
-            let value = figure::with_range(&point.y, format);
-            *out += &format!("  {name:<name_width$}  {bar:<room$} {value} {unit}\n");
-        }
-    }
 }
 
 #[cfg(test)]

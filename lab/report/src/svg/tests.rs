@@ -41,6 +41,8 @@ fn places(node: Node<'_, '_>) -> Vec<(f64, char)> {
 
 fn flush(all: &mut Vec<(f64, char)>, numbers: &mut Vec<(char, f64)>) {
     match numbers.first().map(|(command, _)| *command) {
+        // A marker around a point, which is checked itself.
+        Some(command) if command.is_lowercase() => {}
         Some('H') => all.extend(numbers.iter().map(|(_, n)| (*n, 'x'))),
         Some('V') => all.extend(numbers.iter().map(|(_, n)| (*n, 'y'))),
         // rx ry rotation large sweep x y
@@ -52,8 +54,7 @@ fn flush(all: &mut Vec<(f64, char)>, numbers: &mut Vec<(char, f64)>) {
     numbers.clear();
 }
 
-/// Checks a picture: well-formed, within its frame, no reference to elsewhere, every reference
-/// inside resolved.
+/// Checks a picture: well-formed, within its frame, no reference to elsewhere.
 fn check(svg: &str) -> Result<(), String> {
     let document = Document::parse(svg).map_err(|e| format!("{e}\n{svg}"))?;
     let root = document.root_element();
@@ -64,9 +65,6 @@ fn check(svg: &str) -> Result<(), String> {
         .map(|n| n.parse().unwrap())
         .collect();
     for node in root.descendants().filter(Node::is_element) {
-        if node.ancestors().any(|a| a.has_tag_name("pattern")) {
-            continue;
-        }
         for (number, axis) in places(node) {
             let most = if axis == 'x' { size[2] } else { size[3] };
             if !(-0.05..=most + 0.05).contains(&number) {
@@ -83,12 +81,6 @@ fn check(svg: &str) -> Result<(), String> {
             {
                 return Err(format!("a {side} below zero\n{svg}"));
             }
-        }
-        let reference =
-            node.attribute("fill").and_then(|f| f.strip_prefix("url(#")?.strip_suffix(')'));
-        if reference.is_some_and(|r| !document.descendants().any(|n| n.attribute("id") == Some(r)))
-        {
-            return Err(format!("nothing is called {reference:?}"));
         }
     }
     let elsewhere = svg.replace("http://www.w3.org/2000/svg", "");
@@ -123,7 +115,7 @@ fn chart_stays_in_its_frame() {
     for chart in charts {
         check(&svg_file(chart)).unwrap_or_else(|e| panic!("{}: {e}", chart.caption));
         for width in [NARROW, WIDE, 200.0] {
-            check(&element(chart, width, "x", "i"))
+            check(&element(chart, width, "x"))
                 .unwrap_or_else(|e| panic!("{}, {width}: {e}", chart.caption));
         }
     }
@@ -138,7 +130,8 @@ fn figures_are_drawn_and_described() {
     assert_eq!(count(&svg, "spread"), 20);
     assert!(svg.contains("vlane, 4K random read: 93.4 % of the host (89.7-96.4, 5 runs)"), "{svg}");
     let svg = svg_file(&example::scaling());
-    assert_eq!((count(&svg, "curve"), count(&svg, "band")), (8, 4));
+    // The legend has a line for each series, too.
+    assert_eq!(count(&svg, "curve"), 8);
     assert_eq!(count(&svg, "spread"), 16);
 }
 
@@ -147,7 +140,7 @@ fn unmeasured_figures_look_different() {
     let svg = svg_file(&example::throughput());
     assert!(svg.contains("virtio (published)") && svg.contains("vlane, 4 lanes (predicted)"));
     assert_eq!(count(&svg, "published"), 5);
-    assert!(svg.contains("fill=\"url(#c-4)\"") && svg.contains("<pattern id=\"c-4\""));
+    assert_eq!(count(&svg, "predicted"), 5);
     let svg = svg_file(&example::scaling());
     assert!(svg.contains("MT (predicted)") && svg.contains("curve c2 predicted"));
 }
@@ -162,18 +155,18 @@ fn linear_axes_begin_at_zero() {
         &["a", "b"],
         vec![example::by_index("x", &[100.0, 104.0])],
     );
-    let heights = |chart: &Chart| -> Vec<f64> {
+    let lengths = |chart: &Chart| -> Vec<f64> {
         let svg = svg_file(chart);
         let document = Document::parse(&svg).unwrap();
         let bars = document
             .descendants()
             .filter(|n| n.attribute("class").is_some_and(|c| c.starts_with("bar ")));
-        bars.map(|n| n.attribute("height").unwrap().parse().unwrap()).collect()
+        bars.map(|n| n.attribute("width").unwrap().parse().unwrap()).collect()
     };
-    let linear = heights(&chart);
+    let linear = lengths(&chart);
     assert!((linear[1] / linear[0] - 1.04).abs() < 0.005, "{linear:?}");
     chart.y.log = true;
-    assert!(heights(&chart)[1] / heights(&chart)[0] < 20.0);
+    assert!(lengths(&chart)[1] / lengths(&chart)[0] < 20.0);
 }
 
 #[test]
@@ -203,6 +196,6 @@ proptest! {
     #[test]
     fn any_chart_fits_its_frame(chart in example::any_chart(), width in 120.0..900.0_f64) {
         check(&svg_file(&chart)).map_err(TestCaseError::fail)?;
-        check(&element(&chart, width.round(), "x", "i")).map_err(TestCaseError::fail)?;
+        check(&element(&chart, width.round(), "x")).map_err(TestCaseError::fail)?;
     }
 }
