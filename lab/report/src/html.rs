@@ -1,8 +1,8 @@
 //! A report as one page: no network, no program in it, readable on a phone, on paper and in the
 //! dark.
 //!
-//! Each chart is drawn twice, for a desk and for a phone, and the style sheet shows one: text that
-//! shrinks with its chart cannot be read. The report's JSON is in the page too, so the page is also
+//! Tables and charts that are wider than a phone scroll in their boxes: text that shrinks with its
+//! chart cannot be read. The report's JSON is in the page too, so the page is also
 //! the data (`vlane-lab report page.html` reads it back). The page is well-formed XML.
 
 use crate::error::Result;
@@ -146,20 +146,12 @@ pub(super) fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let versions: Vec<_> =
         machine.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let date = report.created.replace('T', " ").replace('Z', " UTC");
+    let took = (report.seconds > 0.0).then(|| figure::duration(report.seconds));
+    let cpu = Some(&machine.cpu).filter(|cpu| !cpu.is_empty());
     let all = [
         ("Date", date),
-        (
-            "Took",
-            if report.seconds > 0.0 { figure::duration(report.seconds) } else { String::new() },
-        ),
-        (
-            "Machine",
-            if machine.cpu.is_empty() {
-                String::new()
-            } else {
-                format!("{}, {cpus}, {memory}{under}", machine.cpu)
-            },
-        ),
+        ("Took", took.unwrap_or_default()),
+        ("Machine", cpu.map(|cpu| format!("{cpu}, {cpus}, {memory}{under}")).unwrap_or_default()),
         ("Kernel", machine.kernel.clone()),
         ("Versions", versions.join(", ")),
         ("Commit", machine.commit.clone()),
@@ -198,11 +190,12 @@ fn section(out: &mut String, section: &Section, id: &str, made_by: &str) {
 
 fn chart(out: &mut String, chart: &Chart) {
     *out += &format!("<figure>\n<figcaption>{}</figcaption>\n", escape(&chart.caption));
-    *out += &svg::element(chart, svg::WIDE, "wide");
-    *out += &svg::element(chart, svg::NARROW, "narrow");
+    *out += "<div class=\"scroll\" tabindex=\"0\">\n";
+    *out += &svg::element(chart);
+    *out += "\n</div>\n";
     let points: usize = chart.series.iter().map(|s| s.points.len()).sum();
     if (1..=LISTED).contains(&points) {
-        *out += "\n<details><summary>The figures of this chart</summary>\n";
+        *out += "<details><summary>The figures of this chart</summary>\n";
         grid(out, &figures(chart), &chart.caption);
         *out += "</details>\n";
     }

@@ -1,96 +1,39 @@
 //! JSON for people and for `diff`: indented, but a list inside a list on one line: a table's row, a
 //! measurement.
 
-use std::io::{Result, Write};
-
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 /// Writes it so.
 pub(super) fn to_string<T: Serialize>(value: &T) -> serde_json::Result<String> {
-    let mut out = Vec::new();
-    value.serialize(&mut Serializer::with_formatter(&mut out, Lines::default()))?;
-    // serde_json writes UTF-8.
-    Ok(String::from_utf8_lossy(&out).into_owned())
-}
-
-#[derive(Default)]
-struct Lines {
-    pretty: PrettyFormatter<'static>,
-    /// Open brackets: true for a list.
-    open: Vec<bool>,
-    /// How many of these are on one line.
-    flat: usize,
-}
-
-impl Lines {
-    /// Something begins; whether it is on one line with what it is in.
-    fn begin(&mut self, is_list: bool) -> bool {
-        let in_list = self.open.last() == Some(&true);
-        if self.flat > 0 || is_list && in_list {
-            self.flat += 1;
+    let mut out = String::new();
+    // Open brackets, true for lists, and how many of them there are around a list on one line.
+    let (mut open, mut flat) = (Vec::new(), None);
+    for line in serde_json::to_string_pretty(value)?.lines() {
+        // Line breaks in texts are escaped: a bracket at an end of a line is one of the JSON.
+        let text = line.trim_start();
+        let ends = text.starts_with([']', '}']);
+        if ends {
+            open.pop();
         }
-        self.open.push(is_list);
-        self.flat > 0
-    }
-
-    /// It ends; whether it was on one line.
-    fn end(&mut self) -> bool {
-        self.open.pop();
-        let was = self.flat > 0;
-        self.flat = self.flat.saturating_sub(1);
-        was
-    }
-
-    fn between<W: ?Sized + Write>(writer: &mut W, first: bool) -> Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-}
-
-impl Formatter for Lines {
-    fn begin_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
-        if self.begin(true) { writer.write_all(b"[") } else { self.pretty.begin_array(writer) }
-    }
-
-    fn end_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
-        if self.end() { writer.write_all(b"]") } else { self.pretty.end_array(writer) }
-    }
-
-    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> Result<()> {
-        if self.flat > 0 {
-            Self::between(writer, first)
+        if flat.is_none() {
+            out += if out.is_empty() { "" } else { "\n" };
+            out += line;
         } else {
-            self.pretty.begin_array_value(writer, first)
+            out += if ends || out.ends_with(['[', '{']) { "" } else { " " };
+            out += text;
+        }
+        if flat == Some(open.len()) {
+            flat = None;
+        }
+        if text.ends_with(['[', '{']) {
+            let is_list = text.ends_with('[');
+            if is_list && open.last() == Some(&true) {
+                flat = flat.or(Some(open.len()));
+            }
+            open.push(is_list);
         }
     }
-
-    fn end_array_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
-        if self.flat > 0 { Ok(()) } else { self.pretty.end_array_value(writer) }
-    }
-
-    fn begin_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
-        if self.begin(false) { writer.write_all(b"{") } else { self.pretty.begin_object(writer) }
-    }
-
-    fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
-        if self.end() { writer.write_all(b"}") } else { self.pretty.end_object(writer) }
-    }
-
-    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> Result<()> {
-        if self.flat > 0 {
-            Self::between(writer, first)
-        } else {
-            self.pretty.begin_object_key(writer, first)
-        }
-    }
-
-    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
-        writer.write_all(b": ")
-    }
-
-    fn end_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> Result<()> {
-        if self.flat > 0 { Ok(()) } else { self.pretty.end_object_value(writer) }
-    }
+    Ok(out)
 }
 
 #[cfg(test)]

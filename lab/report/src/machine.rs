@@ -72,10 +72,7 @@ impl Machine {
             memory_mib: memory_mib(&read("proc/meminfo")),
             kernel: read("proc/sys/kernel/osrelease").trim().to_string(),
             hypervisor: hypervisor(root, &cpuinfo),
-            commit: String::new(),
-            storage: Vec::new(),
-            load: None,
-            versions: Vec::new(),
+            ..Self::default()
         }
     }
 }

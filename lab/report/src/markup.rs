@@ -60,16 +60,19 @@ pub(super) fn shorten(text: &str, size: f64, width: f64) -> String {
 
 /// The text in lines that fit, broken between words; a word that does not fit is shortened.
 pub(super) fn wrap(text: &str, size: f64, width: f64) -> Vec<String> {
+    let lines = wrap_by(text, |line| text_width(line, size) <= width);
+    lines.iter().map(|line| shorten(line, size, width)).collect()
+}
+
+/// The text in lines that fit, broken between words; a word that does not fit is a line.
+pub(super) fn wrap_by(text: &str, fits: impl Fn(&str) -> bool) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
-        if let Some(line) = lines.last_mut() {
-            let longer = format!("{line} {word}");
-            if text_width(&longer, size) <= width {
-                *line = longer;
-                continue;
-            }
+        let longer = lines.last().map(|line| format!("{line} {word}"));
+        match (lines.last_mut(), longer.filter(|line| fits(line))) {
+            (Some(line), Some(longer)) => *line = longer,
+            _ => lines.push(word.to_owned()),
         }
-        lines.push(shorten(word, size, width));
     }
     lines
 }

@@ -1,8 +1,7 @@
 //! Charts as SVG: axes from zero with units, spread drawn, a legend that needs no colours to be
 //! understood.
 //!
-//! A chart is drawn for a width in pixels, not scaled to one, so that its text can be read on a
-//! phone. Colours are CSS variables (`svg/style.css`): the same picture is light or dark as the
+//! A chart has one width in pixels, so that its text can be read. Colours are CSS variables (`svg/style.css`): the same picture is light or dark as the
 //! reader has it. Series differ by colour, marker and place; what was predicted is hollow or
 //! dashed, what was published is pale, and both are called so.
 
@@ -21,10 +20,10 @@ const FONT: f64 = 12.0;
 const CAPTION: f64 = 15.0;
 /// Colours before they repeat (then markers differ).
 const COLOURS: usize = 8;
-/// Width of a chart that stands alone, and of one for a desk.
-pub(super) const WIDE: f64 = 760.0;
-/// Width of a chart for a phone.
-pub(super) const NARROW: f64 = 350.0;
+/// Width of a chart without its margins.
+const WIDTH: f64 = 728.0;
+/// Margin of a chart's own file.
+const MARGIN: f64 = 16.0;
 
 /// The colours of charts in the light and in the dark, and the look of their parts. The palette is
 /// Okabe and Ito's ("Color Universal Design", 2008). Its colours are darkened or lightened to a
@@ -41,41 +40,32 @@ pub fn is_svg_file(content: &[u8]) -> bool {
 
 /// A chart as a file of its own, with light and dark colours inside.
 pub fn svg_file(chart: &Chart) -> String {
-    let lines = wrap(&chart.caption, CAPTION, WIDE - 32.0);
+    let lines = wrap(&chart.caption, CAPTION, WIDTH);
     let top = if lines.is_empty() { 0.0 } else { 14.0 + 21.0 * lines.len() as f64 };
-    let (body, height) = draw(chart, WIDE - 32.0);
-    let (width, height) = (WIDE, height + top + 24.0);
+    let (body, height) = draw(chart);
+    let (width, height) = (num(WIDTH + 2.0 * MARGIN), num(height + top + 24.0));
     let mut canvas = Canvas::default();
-    canvas.raw(FILE_BEGIN);
     canvas.raw(&format!(
-        r#" role="img" viewBox="0 0 {0} {1}" width="{0}" height="{1}">"#,
-        num(width),
-        num(height)
+        r#"{FILE_BEGIN} role="img" viewBox="0 0 {width} {height}" width="{width}" height="{height}">"#
     ));
-    canvas.raw(&format!(
-        "<title>{}</title><desc>{}</desc>",
-        escape(&chart.caption),
-        escape(&description(chart))
-    ));
-    canvas.raw(&format!("<style>{STYLE}</style>"));
-    canvas.raw(&format!(r#"<rect class="page" width="{}" height="{}"/>"#, num(width), num(height)));
+    let (title, words) = (escape(&chart.caption), escape(&description(chart)));
+    canvas.raw(&format!("<title>{title}</title><desc>{words}</desc><style>{STYLE}</style>"));
+    canvas.raw(&format!(r#"<rect class="page" width="{width}" height="{height}"/>"#));
     for (line, y) in lines.iter().zip(0_u8..) {
-        canvas.text("caption", Anchor::Start, (16.0, 28.0 + 21.0 * f64::from(y)), line);
+        canvas.text("caption", Anchor::Start, (MARGIN, 28.0 + 21.0 * f64::from(y)), line);
     }
-    canvas.raw(&format!(r#"<g transform="translate(16 {})">{body}</g></svg>"#, num(top + 12.0)));
-    canvas.raw("\n");
+    let (left, top) = (num(MARGIN), num(top + 12.0));
+    canvas.raw(&format!("<g transform=\"translate({left} {top})\">{body}</g></svg>\n"));
     canvas.out
 }
 
-/// A chart as an element of a page, for a width.
-pub(super) fn element(chart: &Chart, width: f64, class: &str) -> String {
-    let (body, height) = draw(chart, width);
-    let label = format!("{}. {}", chart.caption, description(chart));
+/// A chart as an element of a page.
+pub(super) fn element(chart: &Chart) -> String {
+    let (body, height) = draw(chart);
+    let label = escape(&format!("{}. {}", chart.caption, description(chart)));
+    let (width, height) = (num(WIDTH), num(height));
     format!(
-        r#"<svg class="chart {class}" role="img" aria-label="{}" viewBox="0 0 {w} {h}" width="{w}" height="{h}">{body}</svg>"#,
-        escape(&label),
-        w = num(width),
-        h = num(height)
+        r#"<svg class="chart" role="img" aria-label="{label}" viewBox="0 0 {width} {height}" width="{width}" height="{height}">{body}</svg>"#
     )
 }
 
@@ -174,17 +164,17 @@ fn points(chart: &Chart, series: &Series) -> Vec<Point> {
 }
 
 /// A chart's inside and its height.
-fn draw(chart: &Chart, width: f64) -> (String, f64) {
+fn draw(chart: &Chart) -> (String, f64) {
     let series: Vec<Vec<Point>> = chart.series.iter().map(|s| points(chart, s)).collect();
     let mut canvas = Canvas::default();
     let mut height = if series.iter().all(Vec::is_empty) {
-        canvas.rect("nothing", (0.5, 0.5), (width - 1.0, 119.0), "");
-        canvas.text("quiet", Anchor::Middle, (width / 2.0, 64.0), "nothing was measured");
+        canvas.rect("nothing", (0.5, 0.5), (WIDTH - 1.0, 119.0), "");
+        canvas.text("quiet", Anchor::Middle, (WIDTH / 2.0, 64.0), "nothing was measured");
         120.0
     } else {
         match chart.kind {
-            ChartKind::Bars => bars::draw(&mut canvas, chart, &series, width),
-            ChartKind::Lines | ChartKind::Steps => lines::draw(&mut canvas, chart, &series, width),
+            ChartKind::Bars => bars::draw(&mut canvas, chart, &series),
+            ChartKind::Lines | ChartKind::Steps => lines::draw(&mut canvas, chart, &series),
         }
     };
     let all: usize = chart.series.iter().map(|s| s.points.len()).sum();
@@ -196,7 +186,7 @@ fn draw(chart: &Chart, width: f64) -> (String, f64) {
             "missing"
         };
         let text =
-            shorten(&format!("{missing} of {all} figures are not drawn: {why}"), FONT, width);
+            shorten(&format!("{missing} of {all} figures are not drawn: {why}"), FONT, WIDTH);
         height += 18.0;
         canvas.text("quiet", Anchor::Start, (0.0, height - 5.0), &text);
     }
@@ -205,15 +195,15 @@ fn draw(chart: &Chart, width: f64) -> (String, f64) {
 
 /// The legend in rows above the chart, if names are needed to distinguish the series; returns its
 /// height.
-fn legend(canvas: &mut Canvas, chart: &Chart, width: f64) -> f64 {
+fn legend(canvas: &mut Canvas, chart: &Chart) -> f64 {
     if chart.series.len() < 2 && chart.series.iter().all(|s| !s.predicted && !s.published) {
         return 0.0;
     }
     let (mut x, mut y) = (0.0, 12.0);
     for (i, series) in chart.series.iter().enumerate() {
-        let name = shorten(&full_name(series), FONT, width - 28.0);
+        let name = shorten(&full_name(series), FONT, WIDTH - 28.0);
         let wide = 28.0 + text_width(&name, FONT) + 14.0;
-        if x > 0.0 && x + wide - 14.0 > width {
+        if x > 0.0 && x + wide - 14.0 > WIDTH {
             (x, y) = (0.0, y + 20.0);
         }
         let class = classes(chart, i);
@@ -271,8 +261,8 @@ fn label_width(scale: &Scale) -> f64 {
 }
 
 /// The upright axis: its title above, a line across for every tick.
-fn upright(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f64) {
-    let title = shorten(&titled(axis), FONT, width);
+fn upright(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot) {
+    let title = shorten(&titled(axis), FONT, WIDTH);
     canvas.text("title", Anchor::Start, (0.0, plot.top - 16.0), &title);
     for (value, label) in &scale.ticks {
         let y = plot.y(scale, *value);
@@ -287,7 +277,7 @@ fn upright(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f
 
 /// The lying axis: labels below, those that would run into each other left out; its title in the
 /// middle below.
-fn lying(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f64, lines_up: bool) {
+fn lying(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, lines_up: bool) {
     let mut free = f64::NEG_INFINITY;
     for (value, label) in &scale.ticks {
         let x = plot.x(scale, *value);
@@ -299,15 +289,15 @@ fn lying(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, width: f64
             canvas.line("zero", (x, plot.bottom), (x, plot.bottom + 4.0));
         }
         // Labels stay within the picture.
-        let at = x.min(width - half).max(half);
+        let at = x.min(WIDTH - half).max(half);
         if at - half > free {
             canvas.text("tick", Anchor::Middle, (at, plot.bottom + 18.0), label);
             free = at + half + 6.0;
         }
     }
-    let title = shorten(&titled(axis), FONT, width);
+    let title = shorten(&titled(axis), FONT, WIDTH);
     let half = text_width(&title, FONT) / 2.0;
-    let middle = f64::midpoint(plot.left, plot.right).min(width - half).max(half);
+    let middle = f64::midpoint(plot.left, plot.right).min(WIDTH - half).max(half);
     canvas.text("title", Anchor::Middle, (middle, plot.bottom + 38.0), &title);
 }
 

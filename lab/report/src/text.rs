@@ -1,6 +1,7 @@
 //! A report for a terminal: headings, paragraphs, tables as wide as there is room, the figures of
 //! charts where there is no table.
 
+use crate::markup::wrap_by;
 use crate::table::{Grid, Shown, figures};
 use crate::{Block, Chart, ChartKind, Report, Section, Severity, Table, html};
 
@@ -81,17 +82,7 @@ fn length(text: &str) -> usize {
 
 /// Words in lines of at most `width`.
 fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if length(line) + 1 + length(word) <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_string()),
-        }
-    }
-    lines
+    wrap_by(text, |line| length(line) <= width)
 }
 
 /// A paragraph that hangs behind its first word.

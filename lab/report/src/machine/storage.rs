@@ -63,11 +63,11 @@ impl Storage {
         let read =
             |name: &str| fs::read_to_string(disk.join(name)).unwrap_or_default().trim().to_owned();
         Self {
-            file_system: String::new(),
             device,
             model: read("device/model"),
             is_rotational: read("queue/rotational") == "1",
             scheduler: chosen(&read("queue/scheduler")),
+            ..Self::default()
         }
     }
 
@@ -76,18 +76,17 @@ impl Storage {
         if self.device.is_empty() {
             return self.file_system.clone();
         }
-        let scheduler = if self.scheduler.is_empty() {
-            String::new()
-        } else {
-            format!("scheduler {}", self.scheduler)
+        let scheduler = format!("scheduler {}", self.scheduler);
+        let known = [
+            (self.model.as_str(), !self.model.is_empty()),
+            ("rotational", self.is_rotational),
+            (&scheduler, !self.scheduler.is_empty()),
+        ];
+        let known: Vec<&str> = known.into_iter().filter(|(_, is)| *is).map(|(it, _)| it).collect();
+        let known = match known.join(", ") {
+            none if none.is_empty() => none,
+            known => format!(" ({known})"),
         };
-        let rotational = if self.is_rotational { "rotational" } else { "" };
-        let known: Vec<&str> = [self.model.as_str(), rotational, &scheduler]
-            .into_iter()
-            .filter(|text| !text.is_empty())
-            .collect();
-        let known =
-            if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
         format!("{} on {}{known}", self.file_system, self.device)
     }
 }

@@ -1,8 +1,8 @@
-//! Groups of lying bars. The name of each group is beside its bars, or above them on a phone.
+//! Groups of lying bars, with the name of each group beside its bars.
 
 use super::{
-    Anchor, Canvas, Chart, FONT, Plot, Point, Scale, classes, figure, hint, legend, lying, num,
-    shorten, text_width, wrap,
+    Anchor, Canvas, Chart, FONT, Plot, Point, Scale, WIDTH, classes, figure, hint, legend, lying,
+    num, text_width, wrap,
 };
 use crate::table::places;
 
@@ -12,36 +12,29 @@ const VALUE: f64 = 11.0;
 const GAP: f64 = 14.0;
 
 /// Draws them; returns the height.
-pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], width: f64) -> f64 {
+pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>]) -> f64 {
     let names = places(chart);
     let longest = names.iter().map(|(_, name)| text_width(name, FONT)).fold(0.0, f64::max);
-    let beside = (width >= 500.0).then_some(longest.min(width * 0.3) + 12.0);
+    let left = longest.min(WIDTH * 0.3) + 12.0;
     let thick = if series.len() > 4 { 13.0 } else { 16.0 };
     let bars = series.len().max(1) as f64 * thick;
-    let each = bars + GAP + if beside.is_some() { 0.0 } else { 18.0 };
+    let each = bars + GAP;
     let values = series.iter().flatten().flat_map(|p| [p.y.median, p.y.max, p.y.min]);
-    let scale = Scale::of_lengths(&chart.y, values, if width < 500.0 { 5 } else { 6 });
+    let scale = Scale::of_lengths(&chart.y, values, 6);
     let format = figure::Format::of_unit(&chart.y.unit);
     let shown = series.iter().flatten().map(|p| text_width(&format.show(p.y.median), VALUE));
-    let top = legend(canvas, chart, width) + 4.0;
+    let top = legend(canvas, chart) + 4.0;
     let plot = Plot {
-        left: beside.unwrap_or(1.0),
-        right: width - shown.fold(0.0, f64::max) - 8.0,
+        left,
+        right: WIDTH - shown.fold(0.0, f64::max) - 8.0,
         top,
         bottom: top + names.len() as f64 * each,
     };
     canvas.raw(r#"<g class="bars">"#);
-    lying(canvas, &chart.y, &scale, plot, width, true);
+    lying(canvas, &chart.y, &scale, plot, true);
     for (i, (at, name)) in names.iter().enumerate() {
-        let mut y = plot.top + i as f64 * each + GAP / 2.0;
-        match beside {
-            Some(room) => name_beside(canvas, name, room - 12.0, (y, bars)),
-            None => {
-                let name = shorten(name, FONT, width - 4.0);
-                canvas.text("place", Anchor::Start, (2.0, y + 11.0), &name);
-                y += 18.0;
-            }
-        }
+        let y = plot.top + i as f64 * each + GAP / 2.0;
+        name_beside(canvas, name, left - 12.0, (y, bars));
         for (slot, points) in series.iter().enumerate() {
             let Some(point) = points.iter().find(|p| p.x.total_cmp(at).is_eq()) else { continue };
             let class = classes(chart, slot);

@@ -3,14 +3,12 @@
 use std::fmt::Write;
 
 use super::{
-    Canvas, Chart, ChartKind, Plot, Point, Scale, classes, figure, full_name, hint, label_width,
-    legend, look, lying, marker, num, upright,
+    Canvas, Chart, ChartKind, Plot, Point, Scale, WIDTH, classes, figure, full_name, hint,
+    label_width, legend, look, lying, marker, num, upright,
 };
 
-/// Height of the part between the axes, for a desk.
+/// Height of the part between the axes.
 const HEIGHT: f64 = 290.0;
-/// The same for a phone.
-const LOW: f64 = 220.0;
 /// More points than this are not marked one by one.
 const MARKED: usize = 32;
 
@@ -23,18 +21,16 @@ struct Frame<'a> {
 }
 
 /// Draws them; returns the height.
-pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>], width: f64) -> f64 {
-    let wide = width >= 500.0;
+pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>]) -> f64 {
     let ys = series.iter().flatten().flat_map(|p| [p.y.median, p.y.min, p.y.max]);
     let y = Scale::of_lengths(&chart.y, ys, 5);
     let xs = series.iter().flatten().map(|p| p.x);
-    let (ticks, from_zero) = (if wide { 8 } else { 4 }, chart.kind == ChartKind::Steps);
-    let x = Scale::of_places(&chart.x, xs, ticks, from_zero);
-    let top = legend(canvas, chart, width) + 38.0;
-    let bottom = top + if wide { HEIGHT } else { LOW };
-    let plot = Plot { left: label_width(&y) + 12.0, right: width - 8.0, top, bottom };
-    upright(canvas, &chart.y, &y, plot, width);
-    lying(canvas, &chart.x, &x, plot, width, false);
+    let x = Scale::of_places(&chart.x, xs, 8, chart.kind == ChartKind::Steps);
+    let top = legend(canvas, chart) + 38.0;
+    let bottom = top + HEIGHT;
+    let plot = Plot { left: label_width(&y) + 12.0, right: WIDTH - 8.0, top, bottom };
+    upright(canvas, &chart.y, &y, plot);
+    lying(canvas, &chart.x, &x, plot, false);
     let frame = Frame { chart, plot, x, y };
     for (i, points) in series.iter().enumerate() {
         frame.curve(canvas, i, points);
