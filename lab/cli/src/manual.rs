@@ -2,6 +2,9 @@
 
 use vlane::manual::{MEASURES, NONE, Page, page};
 
+const CONVERT: &[(&str, &str)] =
+    &[("trace convert disk.trc disk.iolog --to iolog2", "Converts a trace to an iolog for fio.")];
+
 /// The pages of `vlane-lab`.
 pub static PAGES: &[Page] = &[
     page("", NONE, &[("boot --install", "Boots a guest on a new volume, as a demonstration.")]),
@@ -68,22 +71,8 @@ pub static PAGES: &[Page] = &[
         NONE,
         &[("trace analyze disk.trc --html disk.html", "Makes a page with charts of a trace.")],
     ),
-    page(
-        "trace",
-        NONE,
-        &[(
-            "trace convert disk.trc disk.iolog --to iolog2",
-            "Converts a trace to an iolog for fio.",
-        )],
-    ),
-    page(
-        "trace convert",
-        NONE,
-        &[(
-            "trace convert disk.trc disk.iolog --to iolog2",
-            "Converts a trace to an iolog for fio.",
-        )],
-    ),
+    page("trace", NONE, CONVERT),
+    page("trace convert", NONE, CONVERT),
     page(
         "prove journal",
         MEASURES,

@@ -1,10 +1,10 @@
 //! `vlane-lab report`: a saved report again, in another form.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use vlane_report::{Block, Report, is_svg_file, svg_file, text};
+use vlane_report::{Block, Report, Samples, is_svg_file, svg_file, text};
 use vlane_testbed::Output;
 use vlane_testbed::sniff::{Wanted, mistaken};
 
@@ -35,16 +35,16 @@ fn file_name(id: &str) -> String {
     id.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
 }
 
-/// Writes the single measurements, a file for each kind.
-fn write_samples(report: &Report, dir: &Path, force: bool) -> anyhow::Result<()> {
-    anyhow::ensure!(!report.samples.is_empty(), "--csv: this report keeps no single measurements");
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    for samples in &report.samples {
-        let path = dir.join(format!("{}.csv", file_name(&samples.id)));
-        Output::new(&path).force(force).write(samples.csv().as_bytes())?;
-        eprintln!("{}", path.display());
-    }
-    Ok(())
+/// The pictures of a report's charts, by their files' names.
+fn charts(report: &Report) -> impl Iterator<Item = (String, String)> {
+    report.sections.iter().flat_map(|section| {
+        let charts = section.blocks.iter().filter_map(|block| match block {
+            Block::Chart(chart) => Some(chart),
+            Block::Table(_) => None,
+        });
+        let name = file_name(&section.id);
+        charts.zip(1..).map(move |(chart, n)| (format!("{name}-{n}.svg"), svg_file(chart)))
+    })
 }
 
 /// Runs the command.
@@ -61,25 +61,26 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     for path in args.output.files() {
         eprintln!("{}", path.display());
     }
+    let mut files = Vec::new();
     if let Some(dir) = &args.csv {
-        write_samples(&report, dir, args.output.overwrite.force)?;
+        anyhow::ensure!(
+            !report.samples.is_empty(),
+            "--csv: this report keeps no single measurements"
+        );
+        let csv = |samples: &Samples| (format!("{}.csv", file_name(&samples.id)), samples.csv());
+        files.extend(report.samples.iter().map(csv).map(|file| (dir, file)));
     }
     if let Some(dir) = &args.svg {
+        files.extend(charts(&report).map(|file| (dir, file)));
+    }
+    for dir in args.csv.iter().chain(&args.svg) {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-        for section in &report.sections {
-            let name = file_name(&section.id);
-            let charts = section.blocks.iter().filter_map(|block| match block {
-                Block::Chart(chart) => Some(chart),
-                Block::Table(_) => None,
-            });
-            for (chart, number) in charts.zip(1..) {
-                let path = dir.join(format!("{name}-{number}.svg"));
-                let output =
-                    Output::new(&path).replacing(is_svg_file).force(args.output.overwrite.force);
-                output.write(svg_file(chart).as_bytes())?;
-                eprintln!("{}", path.display());
-            }
-        }
+    }
+    for (dir, (name, content)) in files {
+        let path = dir.join(name);
+        let output = Output::new(&path).replacing(is_svg_file);
+        output.force(args.output.overwrite.force).write(content.as_bytes())?;
+        eprintln!("{}", path.display());
     }
     let is_given = is_printed
         || args.output.files().next().is_some()

@@ -34,7 +34,6 @@ impl Begun {
             schema: SCHEMA.into(),
             kind: kind.into(),
             title: title.into(),
-            summary: Vec::new(),
             command: self.command.clone(),
             created: self.created.clone(),
             seconds: self.at.elapsed().as_secs_f64(),
@@ -42,10 +41,7 @@ impl Begun {
                 load: self.busy.and_then(Busy::until_now),
                 ..Machine::describe(programs)
             },
-            partial: None,
-            notes: Vec::new(),
-            sections: Vec::new(),
-            samples: Vec::new(),
+            ..Report::default()
         }
     }
 }

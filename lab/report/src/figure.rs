@@ -5,6 +5,8 @@
 //! (`0.192 us`, `12 345 MB/s`): a letter before such a unit would be another unit. A [`Format`] is
 //! chosen for a whole column, so that its figures can be compared by their places.
 
+use std::time::Duration;
+
 use crate::Spread;
 
 /// Text where there is no number.
@@ -197,25 +199,15 @@ fn labelled(value: f64, size: f64, unit: &str) -> String {
     format!("{text}{}", if scaled == 0.0 { "" } else { letter })
 }
 
-/// A time span for people, of seconds: `4 min 12 s`.
+/// A time span for people, of seconds: `4m 12s`.
 pub fn duration(seconds: f64) -> String {
-    if !seconds.is_finite() || seconds < 0.0 {
-        return NONE.into();
-    }
-    if seconds < 59.95 {
-        let decimals = usize::from(seconds < 9.95);
-        return format!("{seconds:.decimals$} s");
-    }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "saturates; not negative"
-    )]
-    let whole = seconds.round() as u64;
-    match (whole / 3600, whole / 60 % 60, whole % 60) {
-        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
-        (hours, minutes, _) => format!("{hours} h {minutes} min"),
-    }
+    let step = match seconds {
+        s if s < 9.95 => 0.1,
+        s if s < 3600.0 => 1.0,
+        _ => 60.0,
+    };
+    let time = Duration::try_from_secs_f64((seconds / step).round() * step);
+    time.map_or_else(|_| NONE.into(), |time| humantime::format_duration(time).to_string())
 }
 
 #[cfg(test)]
@@ -294,7 +286,7 @@ mod tests {
     #[test]
     fn durations() {
         for (seconds, text) in
-            [(1.26, "1.3 s"), (42.4, "42 s"), (252.0, "4 min 12 s"), (3725.0, "1 h 2 min")]
+            [(1.26, "1s 300ms"), (42.4, "42s"), (252.0, "4m 12s"), (3725.0, "1h 2m")]
         {
             assert_eq!(duration(seconds), text);
         }

@@ -38,23 +38,17 @@ impl Report {
         let failed = |context| move |e| Error::caused_by(ErrorKind::Format, context, e);
         let head: Head =
             serde_json::from_str(json).map_err(failed("not a report of vlane: no JSON object"))?;
-        match head.schema.as_deref() {
-            Some(SCHEMA) => {}
-            Some(other) => {
-                let context = format!(
-                    "a report of the format `{other}`; this program reads `{SCHEMA}`: use the \
-                     version of vlane that wrote it, or measure again"
-                );
-                return Err(Error::new(ErrorKind::Format, context));
+        let context = match head.schema.as_deref() {
+            Some(SCHEMA) => {
+                return serde_json::from_str(json).map_err(failed("a damaged report"));
             }
-            None => {
-                return Err(Error::new(
-                    ErrorKind::Format,
-                    "not a report of vlane: it names no schema",
-                ));
-            }
-        }
-        serde_json::from_str(json).map_err(failed("a damaged report"))
+            Some(other) => format!(
+                "a report of the format `{other}`; this program reads `{SCHEMA}`: use the version \
+                 of vlane that wrote it, or measure again"
+            ),
+            None => "not a report of vlane: it names no schema".to_owned(),
+        };
+        Err(Error::new(ErrorKind::Format, context))
     }
 
     /// Reads a report from a file: JSON or page.
@@ -81,12 +75,7 @@ impl Report {
     /// # Errors
     /// As [`Report::check_name`]; [`ErrorKind::Format`] if it cannot be written so.
     pub fn in_form_of(&self, path: &Path) -> Result<String> {
-        match extension(path).as_str() {
-            "json" => self.to_json(),
-            "html" | "htm" => html::page(self),
-            "txt" => Ok(text::render(self, TEXT_WIDTH)),
-            _ => Err(unknown(path)),
-        }
+        form(path)?(self)
     }
 
     /// Says before anything is measured whether [`Report::in_form_of`] knows the form.
@@ -94,10 +83,7 @@ impl Report {
     /// # Errors
     /// [`ErrorKind::Usage`] for another ending.
     pub fn check_name(path: &Path) -> Result<()> {
-        match extension(path).as_str() {
-            "json" | "html" | "htm" | "txt" => Ok(()),
-            _ => Err(unknown(path)),
-        }
+        form(path).map(drop)
     }
 }
 
@@ -108,16 +94,20 @@ pub fn is_json_of(content: &[u8], name: &str) -> bool {
     head.is_some_and(|schema| schema.strip_prefix(name).is_some_and(|rest| rest.starts_with('/')))
 }
 
-fn extension(path: &Path) -> String {
-    path.extension().unwrap_or_default().to_string_lossy().to_lowercase()
-}
-
-fn unknown(path: &Path) -> Error {
-    let context = format!(
-        "{}: a report can be written as .json, .html or .txt; end the name so",
-        path.display()
-    );
-    Error::new(ErrorKind::Usage, context)
+/// The function that writes the form that a file's name ends in.
+fn form(path: &Path) -> Result<fn(&Report) -> Result<String>> {
+    match path.extension().unwrap_or_default().to_string_lossy().to_lowercase().as_str() {
+        "json" => Ok(Report::to_json),
+        "html" | "htm" => Ok(html::page),
+        "txt" => Ok(|report| Ok(text::render(report, TEXT_WIDTH))),
+        _ => {
+            let context = format!(
+                "{}: a report can be written as .json, .html or .txt; end the name so",
+                path.display()
+            );
+            Err(Error::new(ErrorKind::Usage, context))
+        }
+    }
 }
 
 /// The JSON inside a page.

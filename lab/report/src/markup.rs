@@ -83,14 +83,6 @@ pub(super) struct Canvas {
     pub(super) out: String,
 }
 
-/// Where a text is held.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Anchor {
-    Start,
-    Middle,
-    End,
-}
-
 impl Canvas {
     pub(super) fn raw(&mut self, text: &str) {
         self.out.push_str(text);
@@ -107,12 +99,8 @@ impl Canvas {
         );
     }
 
-    pub(super) fn text(&mut self, class: &str, anchor: Anchor, (x, y): (f64, f64), text: &str) {
-        let anchor = match anchor {
-            Anchor::Start => "start",
-            Anchor::Middle => "middle",
-            Anchor::End => "end",
-        };
+    /// A text; `anchor` says where it is held: `start`, `middle`, `end`.
+    pub(super) fn text(&mut self, class: &str, anchor: &str, (x, y): (f64, f64), text: &str) {
         let _ = write!(
             self.out,
             r#"<text class="{class}" text-anchor="{anchor}" x="{}" y="{}">{}</text>"#,

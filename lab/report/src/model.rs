@@ -9,7 +9,7 @@ use crate::machine::Machine;
 pub const SCHEMA: &str = "vlane-report/1";
 
 /// A whole report.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: String,

@@ -104,7 +104,7 @@ impl Interval {
             middle: median,
             low: min,
             high: max,
-            confidence: sure(1.0 - 2.0 * 0.5_f64.powf(count(runs))),
+            confidence: (1.0 - 2.0 * 0.5_f64.powf(runs as f64)).max(0.0),
             runs,
         }
     }
@@ -117,7 +117,7 @@ impl Interval {
             middle: of.median / over.median,
             low,
             high: of.max / over.min,
-            confidence: sure(1.0 - 2.0 / ways(of.runs, over.runs)),
+            confidence: (1.0 - 2.0 / ways(of.runs, over.runs)).max(0.0),
             runs: of.runs.min(over.runs),
         };
         let fits = [of.min, over.min].iter().all(|least| *least > 0.0)
@@ -140,19 +140,9 @@ impl Interval {
     }
 }
 
-/// A count of runs, of which there never are so many that it matters.
-fn count(runs: usize) -> f64 {
-    runs as f64
-}
-
-/// A probability: none for a single run.
-fn sure(confidence: f64) -> f64 {
-    confidence.max(0.0)
-}
-
 /// In how many orders the values of two samples can come: C(m + n, n).
 fn ways(m: usize, n: usize) -> f64 {
-    (1..=n.min(m)).map(|i| (count(m.max(n)) + count(i)) / count(i)).product()
+    (1..=n.min(m)).map(|i| (m.max(n) + i) as f64 / i as f64).product()
 }
 
 impl Direction {

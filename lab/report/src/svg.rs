@@ -10,7 +10,7 @@ mod lines;
 
 use std::fmt::Write;
 
-use crate::markup::{Anchor, Canvas, escape, num, shorten, text_width, wrap};
+use crate::markup::{Canvas, escape, num, shorten, text_width, wrap};
 use crate::scale::{Scale, drawable};
 use crate::{Axis, Chart, ChartKind, Point, Series, figure};
 
@@ -52,7 +52,7 @@ pub fn svg_file(chart: &Chart) -> String {
     canvas.raw(&format!("<title>{title}</title><desc>{words}</desc><style>{STYLE}</style>"));
     canvas.raw(&format!(r#"<rect class="page" width="{width}" height="{height}"/>"#));
     for (line, y) in lines.iter().zip(0_u8..) {
-        canvas.text("caption", Anchor::Start, (MARGIN, 28.0 + 21.0 * f64::from(y)), line);
+        canvas.text("caption", "start", (MARGIN, 28.0 + 21.0 * f64::from(y)), line);
     }
     let (left, top) = (num(MARGIN), num(top + 12.0));
     canvas.raw(&format!("<g transform=\"translate({left} {top})\">{body}</g></svg>\n"));
@@ -169,7 +169,7 @@ fn draw(chart: &Chart) -> (String, f64) {
     let mut canvas = Canvas::default();
     let mut height = if series.iter().all(Vec::is_empty) {
         canvas.rect("nothing", (0.5, 0.5), (WIDTH - 1.0, 119.0), "");
-        canvas.text("quiet", Anchor::Middle, (WIDTH / 2.0, 64.0), "nothing was measured");
+        canvas.text("quiet", "middle", (WIDTH / 2.0, 64.0), "nothing was measured");
         120.0
     } else {
         match chart.kind {
@@ -188,7 +188,7 @@ fn draw(chart: &Chart) -> (String, f64) {
         let text =
             shorten(&format!("{missing} of {all} figures are not drawn: {why}"), FONT, WIDTH);
         height += 18.0;
-        canvas.text("quiet", Anchor::Start, (0.0, height - 5.0), &text);
+        canvas.text("quiet", "start", (0.0, height - 5.0), &text);
     }
     (canvas.out, height)
 }
@@ -213,7 +213,7 @@ fn legend(canvas: &mut Canvas, chart: &Chart) -> f64 {
             canvas.line(&format!("curve {class}"), (x, y - 4.0), (x + 22.0, y - 4.0));
             canvas.path(&format!("mark {class}"), &marker(look(chart, i), x + 11.0, y - 4.0), "");
         }
-        canvas.text("name", Anchor::Start, (x + 28.0, y), &name);
+        canvas.text("name", "start", (x + 28.0, y), &name);
         x += wide;
     }
     y + 14.0
@@ -263,12 +263,12 @@ fn label_width(scale: &Scale) -> f64 {
 /// The upright axis: its title above, a line across for every tick.
 fn upright(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot) {
     let title = shorten(&titled(axis), FONT, WIDTH);
-    canvas.text("title", Anchor::Start, (0.0, plot.top - 16.0), &title);
+    canvas.text("title", "start", (0.0, plot.top - 16.0), &title);
     for (value, label) in &scale.ticks {
         let y = plot.y(scale, *value);
         let class = if *value == 0.0 && !axis.log { "zero" } else { "grid" };
         canvas.line(class, (plot.left, y), (plot.right, y));
-        canvas.text("tick", Anchor::End, (plot.left - 8.0, y + 4.0), label);
+        canvas.text("tick", "end", (plot.left - 8.0, y + 4.0), label);
     }
     if axis.log {
         canvas.line("zero", (plot.left, plot.bottom), (plot.right, plot.bottom));
@@ -291,14 +291,14 @@ fn lying(canvas: &mut Canvas, axis: &Axis, scale: &Scale, plot: Plot, lines_up: 
         // Labels stay within the picture.
         let at = x.min(WIDTH - half).max(half);
         if at - half > free {
-            canvas.text("tick", Anchor::Middle, (at, plot.bottom + 18.0), label);
+            canvas.text("tick", "middle", (at, plot.bottom + 18.0), label);
             free = at + half + 6.0;
         }
     }
     let title = shorten(&titled(axis), FONT, WIDTH);
     let half = text_width(&title, FONT) / 2.0;
     let middle = f64::midpoint(plot.left, plot.right).min(WIDTH - half).max(half);
-    canvas.text("title", Anchor::Middle, (middle, plot.bottom + 38.0), &title);
+    canvas.text("title", "middle", (middle, plot.bottom + 38.0), &title);
 }
 
 #[cfg(test)]

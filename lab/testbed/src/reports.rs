@@ -43,15 +43,10 @@ mod tests {
             schema: vlane_report::SCHEMA.into(),
             kind: "test".into(),
             title: "What was measured".into(),
-            summary: Vec::new(),
             command: "vlane test".into(),
             created: vlane_report::date::now(),
             seconds: 1.0,
-            machine: vlane_report::Machine::default(),
-            notes: Vec::new(),
-            sections: Vec::new(),
-            samples: Vec::new(),
-            partial: None,
+            ..Report::default()
         }
     }
 

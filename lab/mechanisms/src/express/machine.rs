@@ -104,7 +104,8 @@ const SCRIPT: &str = r#"
 for dev in @DEVICES@; do
     queue=/sys/block/$dev/queue
     echo none > $queue/scheduler
-    echo "RESULT disk.$dev=$(ls /sys/block/$dev/mq | wc -l)|$(cat $queue/nr_requests)|$(cat $queue/scheduler)"
+    chosen=$(sed 's/.*\[\(.*\)\].*/\1/' $queue/scheduler)
+    echo "RESULT disk.$dev=$(ls /sys/block/$dev/mq | wc -l) queue(s) with $(cat $queue/nr_requests) tags each, I/O scheduler $chosen"
     if [ -n "@MOUNT@" ]; then
         mkdir -p /mnt/$dev
         mount -t ext4 -o ro,noload /dev/$dev /mnt/$dev || exit 1
@@ -336,7 +337,7 @@ impl Setup<'_> {
         })?;
         arms.keep(rounds.whole());
         let Task { place, readers, .. } = *self.task;
-        let (disks, model) = (describe_disks(&disks), self.model);
+        let (disks, model) = (disks.join("; "), self.model);
         Ok((PlaceResult { place, about, disks, model, readers, arms }, rounds.missing()))
     }
 
@@ -437,21 +438,6 @@ pub(crate) fn disk_names() -> impl Iterator<Item = String> {
     ('a'..='z').map(|letter| format!("vd{letter}"))
 }
 
-/// `1|256|[none] mq-deadline`, of all disks, in words.
-fn describe_disks(disks: &[String]) -> String {
-    let one = |text: &String| {
-        let fields: Vec<&str> = text.split('|').collect();
-        match fields[..] {
-            [queues, tags, scheduler] => {
-                let chosen = scheduler.split(['[', ']']).nth(1).unwrap_or(scheduler).trim();
-                format!("{queues} queue(s) with {tags} tags each, I/O scheduler {chosen}")
-            }
-            _ => text.clone(),
-        }
-    };
-    disks.iter().map(one).collect::<Vec<_>>().join("; ")
-}
-
 /// The mean time of the call that submits a read, in a terse line of fio's.
 fn submission_us(line: &str) -> Option<f64> {
     /// Of a read: after its KiB, bandwidth, IOPS and runtime, the smallest and the largest.
@@ -504,11 +490,5 @@ mod tests {
         assert!((took("it", "100.25 101.75 0").unwrap() - 1.5).abs() < 1e-9);
         assert!(took("it", "100.25 101.75 127").unwrap_err().to_string().contains("failed"));
         assert!(took("it", "bash: no").is_err());
-    }
-
-    #[test]
-    fn equal_disks_are_described_once() {
-        let disks = ["1|256|[none] mq-deadline".to_owned()];
-        assert_eq!(describe_disks(&disks), "1 queue(s) with 256 tags each, I/O scheduler none");
     }
 }

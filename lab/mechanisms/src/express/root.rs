@@ -3,7 +3,6 @@
 //!
 //! It needs no root and takes seconds: mke2fs fills the file system from a directory.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
@@ -118,8 +117,6 @@ pub struct Root {
 struct Staging<'a> {
     host: &'a Host,
     dir: PathBuf,
-    libraries: BTreeSet<PathBuf>,
-    bytes: u64,
 }
 
 impl Root {
@@ -131,16 +128,22 @@ impl Root {
     pub fn find(host: &Host, programs: &[Program]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("vlane-express-root-").tempdir();
         let dir = dir.context(ErrorKind::Io, || "cannot make a directory for programs")?;
-        let mut staging =
-            Staging { host, dir: dir.path().join("root"), libraries: BTreeSet::new(), bytes: 0 };
+        let staging = Staging { host, dir: dir.path().join("root") };
         staging.begin()?;
         for program in programs {
             staging.add(*program)?;
         }
-        staging.finish()?;
+        // Without it the loader looks at every directory that it knows.
+        let cache = Path::new("/etc/ld.so.cache");
+        if cache.is_file() {
+            staging.file(cache)?;
+        }
         vlane_report::machine::images_in(dir.path());
         let image = dir.path().join("root.img");
-        let bytes = staging.bytes;
+        let said = tell(Command::new(host.program("du")?).arg("-sb").arg(&staging.dir))?;
+        let bytes: Option<u64> = said.split_whitespace().next().and_then(|word| word.parse().ok());
+        let bytes =
+            bytes.ok_or_else(|| Error::new(ErrorKind::Process, format!("du says {said}")))?;
         // Small files take a block each.
         let size = (bytes + bytes / 4 + SPARE).next_multiple_of(1 << 20);
         let file = fs::File::create(&image).and_then(|file| file.set_len(size));
@@ -153,23 +156,11 @@ impl Root {
         tell(&mut command)?;
         fs::remove_dir_all(&staging.dir).context(ErrorKind::Io, || "cannot remove copied files")?;
         let version = |program: &Program| {
-            let path = program.find(host).ok()?;
-            Some(format!(
-                "{} {}",
-                program.name(),
-                vlane_report::machine::version_of(path.to_str()?)?
-            ))
+            let version = vlane_report::machine::version_of(program.find(host).ok()?.to_str()?)?;
+            Some(format!("{} {version}", program.name()))
         };
         let versions = programs.iter().filter_map(version).collect();
         Ok(Self { image, bytes, versions, _dir: Some(dir) })
-    }
-}
-
-#[cfg(test)]
-impl Root {
-    /// One without anything, for reports.
-    pub(crate) fn empty() -> Self {
-        Self { image: PathBuf::new(), bytes: 0, versions: Vec::new(), _dir: None }
     }
 }
 
@@ -199,11 +190,13 @@ fn inside(path: &Path) -> PathBuf {
     parts.into_iter().fold(prefix, |path, part| path.join(part))
 }
 
+/// Directories that are of no use to a launch.
+const USELESS: [&str; 5] = ["test", "tests", "doc", "tutor", "idlelib"];
 /// Directories that are links into `/usr`.
 const LINKS: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 
 impl Staging<'_> {
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&self) -> Result<()> {
         for name in LINKS {
             let (link, to) = (self.dir.join(name), Path::new("usr").join(name));
             self.directory(&to)?;
@@ -218,20 +211,17 @@ impl Staging<'_> {
     }
 
     fn directory(&self, path: &Path) -> Result<()> {
-        let path = self.dir.join(path);
-        fs::create_dir_all(&path)
+        fs::create_dir_all(self.dir.join(path))
             .context(ErrorKind::Io, || format!("{}: cannot be made", path.display()))
     }
 
-    fn write(&mut self, path: &str, text: &str) -> Result<()> {
-        self.bytes += text.len() as u64;
-        let path = self.dir.join(path);
-        fs::write(&path, text)
-            .context(ErrorKind::Io, || format!("{}: cannot be written", path.display()))
+    fn write(&self, path: &str, text: &str) -> Result<()> {
+        fs::write(self.dir.join(path), text)
+            .context(ErrorKind::Io, || format!("{path}: cannot be written"))
     }
 
-    /// Copies a file of this machine; links are followed. Its libraries come later, if it has any.
-    fn file(&mut self, from: &Path) -> Result<()> {
+    /// Copies a file of this machine; links are followed.
+    fn file(&self, from: &Path) -> Result<()> {
         let to = self.dir.join(inside(from));
         if to.exists() {
             return Ok(());
@@ -240,7 +230,7 @@ impl Staging<'_> {
         if let Some(above) = to.parent() {
             fs::create_dir_all(above).context(ErrorKind::Io, cannot)?;
         }
-        self.bytes += fs::copy(from, &to).context(ErrorKind::Io, cannot)?;
+        fs::copy(from, &to).context(ErrorKind::Io, cannot)?;
         // Python compares the time of a module with that of its compiled form.
         let times =
             fs::metadata(from).and_then(|meta| meta.modified()).context(ErrorKind::Io, cannot)?;
@@ -253,17 +243,13 @@ impl Staging<'_> {
     }
 
     /// Copies a directory of this machine and all below it, but for what is of no use to a launch.
-    fn tree(&mut self, from: &Path) -> Result<()> {
+    fn tree(&self, from: &Path) -> Result<()> {
         let cannot = || format!("{}: cannot be read", from.display());
         for entry in fs::read_dir(from).context(ErrorKind::Io, cannot)? {
             let path = entry.context(ErrorKind::Io, cannot)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             match fs::metadata(&path) {
-                Ok(meta)
-                    if meta.is_dir()
-                        && !["test", "tests", "doc", "tutor", "idlelib"]
-                            .contains(&name.as_str()) =>
-                {
+                Ok(meta) if meta.is_dir() && !USELESS.contains(&name.as_str()) => {
                     self.tree(&path)?;
                 }
                 Ok(meta) if meta.is_file() => {
@@ -280,20 +266,19 @@ impl Staging<'_> {
     }
 
     /// A program, with its libraries.
-    fn program(&mut self, path: &Path) -> Result<()> {
+    fn program(&self, path: &Path) -> Result<()> {
         self.file(path)?;
         self.libraries_of(path)
     }
 
-    fn libraries_of(&mut self, path: &Path) -> Result<()> {
+    fn libraries_of(&self, path: &Path) -> Result<()> {
         let output = run(Command::new(self.host.program("ldd")?).arg(path), LIMIT)?;
         // A library missing here is missing to this machine's program, too; a static program has
         // none.
-        self.libraries.extend(libraries_in(&output.text));
-        Ok(())
+        libraries_in(&output.text).iter().try_for_each(|library| self.file(library))
     }
 
-    fn add(&mut self, program: Program) -> Result<()> {
+    fn add(&self, program: Program) -> Result<()> {
         let path = program.find(self.host)?;
         self.program(&path)?;
         let said = |words: &[&str]| -> Result<PathBuf> {
@@ -344,31 +329,24 @@ impl Staging<'_> {
     }
 
     /// A history of twelve commits.
-    fn repository(&mut self, git: &Path) -> Result<()> {
+    fn repository(&self, git: &Path) -> Result<()> {
         let dir = self.dir.join("data/repository");
         let call = |words: &[&str]| {
-            let who = [
-                "-c",
-                "user.name=vlane",
-                "-c",
-                "user.email=vlane@localhost",
-                "-c",
-                "init.defaultBranch=main",
-            ];
             let mut command = Command::new(git);
             // None of the user's own settings.
             command.env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_CONFIG_SYSTEM", "/dev/null");
-            command.args(who).arg("-C").arg(&dir).args(words);
-            tell(&mut command).map(drop)
+            for who in ["AUTHOR", "COMMITTER"] {
+                command.env(format!("GIT_{who}_NAME"), "vlane");
+                command.env(format!("GIT_{who}_EMAIL"), "vlane@localhost");
+            }
+            tell(command.arg("-C").arg(&dir).args(words)).map(drop)
         };
         fs::create_dir_all(&dir).context(ErrorKind::Io, || "cannot make a repository")?;
-        call(&["init", "-q"])?;
+        call(&["init", "-q", "-b", "main"])?;
         for commit in 0..12 {
             for file in 0..4 {
-                self.write(
-                    &format!("data/repository/file-{file}"),
-                    &format!("{commit}\n{HELLO}").repeat(file + 1),
-                )?;
+                let text = format!("{commit}\n{HELLO}").repeat(file + 1);
+                self.write(&format!("data/repository/file-{file}"), &text)?;
             }
             call(&["add", "."])?;
             call(&["commit", "-q", "-m", &format!("commit {commit}")])?;
@@ -377,24 +355,20 @@ impl Staging<'_> {
     }
 
     /// A table of twenty thousand rows.
-    fn database(&mut self, sqlite3: &Path) -> Result<()> {
+    fn database(&self, sqlite3: &Path) -> Result<()> {
         let path = self.dir.join("data/database");
         let fill = "create table words (number integer primary key, word text); with recursive \
                     n(i) as (select 1 union all select i + 1 from n where i < 20000) insert into \
                     words select i, printf('word %d of the table', i) from n;";
-        tell(Command::new(sqlite3).arg(&path).arg(fill))?;
-        self.bytes += fs::metadata(&path).map_or(0, |meta| meta.len());
-        Ok(())
+        tell(Command::new(sqlite3).arg(&path).arg(fill)).map(drop)
     }
+}
 
-    /// The libraries of everything, and where the loader finds them.
-    fn finish(&mut self) -> Result<()> {
-        for library in std::mem::take(&mut self.libraries) {
-            self.file(&library)?;
-        }
-        // Without it the loader looks at every directory that it knows.
-        let cache = Path::new("/etc/ld.so.cache");
-        if cache.is_file() { self.file(cache) } else { Ok(()) }
+#[cfg(test)]
+impl Root {
+    /// One without anything, for reports.
+    pub(crate) fn empty() -> Self {
+        Self { image: PathBuf::new(), bytes: 0, versions: Vec::new(), _dir: None }
     }
 }
 

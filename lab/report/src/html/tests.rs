@@ -60,7 +60,7 @@ fn page_has_the_whole_report() {
         &report.command,
         "AMD EPYC",
         "7.2.22",
-        "6 min 52 s",
+        "6m 52s",
     ] {
         assert!(text.contains(part), "{part}");
     }

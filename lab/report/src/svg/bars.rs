@@ -1,8 +1,8 @@
 //! Groups of lying bars, with the name of each group beside its bars.
 
 use super::{
-    Anchor, Canvas, Chart, FONT, Plot, Point, Scale, WIDTH, classes, figure, hint, legend, lying,
-    num, text_width, wrap,
+    Canvas, Chart, FONT, Plot, Point, Scale, WIDTH, classes, figure, hint, legend, lying, num,
+    text_width, wrap,
 };
 use crate::table::places;
 
@@ -42,7 +42,7 @@ pub(super) fn draw(canvas: &mut Canvas, chart: &Chart, series: &[Vec<Point>]) ->
             let y = (y + slot as f64 * thick, thick);
             let end = bar(canvas, &class, &hint, point, y, (&scale, plot));
             let value = format.show(point.y.median);
-            canvas.text("value", Anchor::Start, (end + 5.0, y.0 + thick / 2.0 + 4.0), &value);
+            canvas.text("value", "start", (end + 5.0, y.0 + thick / 2.0 + 4.0), &value);
         }
     }
     canvas.raw("</g>");
@@ -56,7 +56,7 @@ fn name_beside(canvas: &mut Canvas, name: &str, room: f64, (y, height): (f64, f6
     lines.truncate((height / 14.0).max(1.0) as usize);
     let first = y + height / 2.0 + 4.0 - (lines.len() as f64 - 1.0) * 7.0;
     for (row, line) in lines.iter().enumerate() {
-        canvas.text("place", Anchor::End, (room + 2.0, first + row as f64 * 14.0), line);
+        canvas.text("place", "end", (room + 2.0, first + row as f64 * 14.0), line);
     }
 }
 

@@ -70,19 +70,12 @@ impl Experiment for Shown<'_> {
             format!("a foreground program with {reads} of such")
         };
         let mut notes = guests(self.results, beside, "", |s| &s.beside);
-        notes.extend([
-            Note::info(
-                "The foreground program is a foreground job of bash in a pseudo-terminal; \
-                 vlane-fg, with its hook in bash, raises it (nice, and I/O priority best effort 0 \
-                 unless vlane-fg says otherwise). Its time is the shell's, from the command to \
-                 the next one: the program's start is in it.",
-            ),
-            Note::info(
-                "CPU raises the foreground in the guest, and the back end does not look: with an \
-                 idle CPU there is little to be won by that. CPU+SIZE can only do something where \
-                 a guest has more than one queue and they differ in length.",
-            ),
-        ]);
+        notes.push(Note::info(
+            "The foreground program is a foreground job of bash in a pseudo-terminal; vlane-fg, \
+             with its hook in bash, raises it (nice, and I/O priority best effort 0 unless \
+             vlane-fg says otherwise). Its time is the shell's, from the command to the next one: \
+             the program's start is in it.",
+        ));
         notes
     }
 

@@ -9,22 +9,12 @@ use super::{Options, Sample};
 use vlane_report::build::{Begun, bars, spread};
 use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
 use vlane_report::judge::{Bound, Measured};
-use vlane_report::published::{self, Published, Row};
-use vlane_report::{Block, Note, Report, Section};
+use vlane_report::{Note, Report, Section};
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 
 /// Of Vanilla's launch time, what Proposed may take: the paper's smallest, 28 % less.
 const SHORTER: f64 = 0.72;
-/// The paper's launch times over Vanilla's (Figure 5).
-const PUBLISHED: [(&str, f64); 5] = [
-    ("Firefox", 0.72),
-    ("the video player", 0.51),
-    ("LibreOffice Writer", 0.36),
-    ("LibreOffice Calc", 0.40),
-    ("LibreOffice Impress", 0.35),
-];
-
 /// The experiment, and what came of it.
 struct Shown<'a> {
     options: &'a Options,
@@ -104,8 +94,22 @@ impl Experiment for Shown<'_> {
     }
 
     fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
-        let pictures = self.results.iter().map(|result| picture(self.options, result));
-        std::iter::once(published()).chain(pictures).collect()
+        let programs = &self.options.programs;
+        let picture = |result: &PlaceResult| {
+            let of =
+                |arm: &Measured<Sample>, at| spread(&arm.rounds, |s| s.seconds.get(at).copied());
+            let arms = result.arms.0.iter();
+            let rows = arms
+                .map(|arm| (arm.arm.clone(), (0..programs.len()).map(|at| of(arm, at)).collect()))
+                .collect();
+            let categories = programs.iter().map(|program| program.name().to_owned()).collect();
+            let caption = "Launch times: medians, with the shortest and the longest";
+            let block = bars(caption, ("launch", "s"), categories, rows);
+            let place = word(result.place);
+            let title = format!("Launch times in {place} (Figure 5)");
+            Section::new(format!("{place}-launches"), title, Vec::new(), vec![block])
+        };
+        self.results.iter().map(picture).collect()
     }
 
     fn ratios(&self) -> (&'static str, Vec<Figure<'_, Sample>>) {
@@ -123,35 +127,4 @@ impl Experiment for Shown<'_> {
         ]);
         figures
     }
-}
-
-fn published() -> Section {
-    let row = |(name, ratio): &(&str, f64)| Row {
-        figure: format!("launch of {name}, Proposed over Vanilla"),
-        published: Published::ratio(*ratio),
-        here: Err("needs a desktop in the guest".into()),
-    };
-    let rows: Vec<_> = PUBLISHED.iter().map(row).collect();
-    let text = "The paper launches desktop programs, ten times each, with a stopwatch, and gives \
-                per cent less than Vanilla: 28, 49, 64, 60 and 65 (section IV, Figure 5). Other \
-                programs here: what a launch gains is the share of it that waits for the drive.";
-    Section::new(
-        "paper",
-        "What the paper has",
-        vec![text.into()],
-        vec![Block::Table(published::table("Published", &rows))],
-    )
-}
-
-fn picture(options: &Options, result: &PlaceResult) -> Section {
-    let figures = |arm: &Measured<Sample>| {
-        let of = |at| spread(&arm.rounds, |sample: &Sample| sample.seconds.get(at).copied());
-        (0..options.programs.len()).map(of).collect::<Vec<_>>()
-    };
-    let rows = result.arms.0.iter().map(|arm| (arm.arm.clone(), figures(arm))).collect();
-    let categories = options.programs.iter().map(|program| program.name().to_owned()).collect();
-    let caption = "Launch times: medians, with the shortest and the longest";
-    let block = bars(caption, ("launch", "s"), categories, rows);
-    let title = format!("Launch times in {} (Figure 5)", word(result.place));
-    Section::new(format!("{}-launches", word(result.place)), &title, Vec::new(), vec![block])
 }
