@@ -1,6 +1,7 @@
 //! `vlane-lab boot`: the product's `vlane boot`, with the built-in driver where no guest can be
 //! booted.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 use anyhow::Result;
@@ -18,24 +19,13 @@ pub fn run(args: BootArgs) -> Result<()> {
 /// The guest's part, played by the driver: writes, flushes, and checks what comes back.
 fn drive(socket: &Path) -> Result<()> {
     println!(
-        "The built-in driver takes the guest's place: the same rings and back end, no Linux above."
+        "The built-in driver takes the guest's place: the same rings and back end, no Linux \
+         above.\ndriver  takes the guest's place: random writes and reads, every block's content \
+         checked"
     );
-    println!(
-        "driver  takes the guest's place: random writes and reads, every block's content checked"
-    );
-    let socket = socket.display().to_string();
-    let words = [
-        "bench",
-        &socket,
-        "--verify",
-        "--rw",
-        "randrw",
-        "--flush-every",
-        "32",
-        "--time",
-        "3s",
-        "--yes-overwrite",
-    ];
+    let options = "--verify --rw randrw --flush-every 32 --time 3s --yes-overwrite";
+    let words = [OsStr::new("bench"), socket.as_os_str()];
+    let words = words.into_iter().chain(options.split(' ').map(OsStr::new));
     bench::run(&DriverOnly::try_parse_from(words)?.bench)
 }
 

@@ -2,12 +2,10 @@
 //!
 //! KVM has a directory per virtual machine in debugfs (`/sys/kernel/debug/kvm/PID-FD/`, PID the
 //! monitor's process) with a file per figure. The files are `exits`, and its reasons (`io_exits`,
-//! `mmio_exits`, `halt_exits`, `irq_exits`, ...; the names differ between x86 and arm64). A vCPU's
-//! own figures, where the kernel has them, are in `vcpuN/` below; they are added up. Reading them
-//! needs root. Events that KVM does not count there, as the write to an MSR that ends an interrupt,
+//! `mmio_exits`, `halt_exits`, `irq_exits`, ...; the names differ between x86 and arm64), each of
+//! all vCPUs. Reading them needs root. Events that KVM does not count there, as the write to an MSR that ends an interrupt,
 //! are in `exits` and in no reason: `perf kvm stat` splits it further.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,21 +45,9 @@ impl KvmStats {
                  or ended)"
             ));
         }
-        let mut stats = Self::default();
-        for machine in machines {
-            let mut all = Tally::default();
-            for vcpu in fs::read_dir(&machine).into_iter().flatten().flatten() {
-                if vcpu.file_name().to_string_lossy().starts_with("vcpu") {
-                    figures(&vcpu.path())
-                        .into_iter()
-                        .for_each(|(name, value)| all.add(name, value));
-                }
-            }
-            // The machine's figure is the sum over its vCPUs where both have it.
-            all.0.extend(figures(&machine));
-            all.0.into_iter().for_each(|(name, value)| stats.by_name.add(name, value));
-        }
-        Counted::Is(stats)
+        let mut all = Tally::default();
+        machines.iter().for_each(|machine| add_figures(machine, &mut all));
+        Counted::Is(Self { by_name: all })
     }
 
     /// Counts since `before`, without unchanged ones. Figures that can fall (`pages_4k`) do not
@@ -102,17 +88,15 @@ fn reason(root: &Path, error: &io::Error) -> String {
     }
 }
 
-/// All files of a directory that hold one number.
-fn figures(dir: &Path) -> BTreeMap<String, u64> {
-    let mut found = BTreeMap::new();
+/// Adds all files of a directory that hold one number.
+fn add_figures(dir: &Path, to: &mut Tally) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
         let text = if is_file { fs::read_to_string(entry.path()).ok() } else { None };
         if let Some(value) = text.and_then(|text| text.trim().parse().ok()) {
-            found.insert(entry.file_name().to_string_lossy().into_owned(), value);
+            to.add(entry.file_name().to_string_lossy(), value);
         }
     }
-    found
 }
 
 #[cfg(test)]
@@ -147,7 +131,7 @@ mod tests {
         let before = KvmStats::read(recorded(100, 10).path(), 4711);
         let after = KvmStats::read(recorded(350, 210).path(), 4711);
         let (before, after) = (before.get().unwrap(), after.get().unwrap());
-        assert_eq!(before.by_name.of("halt_wait_ns"), 42);
+        assert_eq!(before.by_name.of("halt_wait_ns"), 0, "a vCPU's own figures are no exits");
         let used = after.since(before);
         assert_eq!((used.exits(), used.reasons()), (250, vec![("io_exits", 200)]));
         // Going back in time is not negative.

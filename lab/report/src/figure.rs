@@ -112,21 +112,15 @@ impl Format {
     }
 }
 
-/// Decimal places that leave three significant digits.
+/// Decimal places that leave three significant digits, six at most.
 fn decimals(value: f64) -> usize {
-    let magnitude = value.abs();
-    // The thresholds are those at which rounding adds a digit.
-    match magnitude {
-        // Counts: 8 jobs, not 8.00.
-        m if m.fract() == 0.0 => 0,
-        m if m >= 99.95 => 0,
-        m if m >= 9.995 => 1,
-        m if m >= 0.9995 => 2,
-        m if m >= 0.099_95 => 3,
-        m if m >= 0.009_995 => 4,
-        m if m >= 0.000_999_5 => 5,
-        _ => 6,
+    // Counts: 8 jobs, not 8.00.
+    if value.fract() == 0.0 {
+        return 0;
     }
+    let text = format!("{value:.2e}");
+    let exponent = text.split_once('e').and_then(|(_, exponent)| exponent.parse::<i32>().ok());
+    usize::try_from((2 - exponent.unwrap_or(2)).min(6)).unwrap_or(0)
 }
 
 /// A number with so many decimals, and a thin gap between thousands from ten thousand on.

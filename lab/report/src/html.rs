@@ -55,23 +55,13 @@ pub fn page(report: &Report) -> Result<String> {
 /// JSON that neither HTML nor XML takes for something else; it stays the same JSON, since these
 /// letters stand in strings only.
 fn script_safe(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for c in json.chars() {
-        match c {
-            '<'
-            | '>'
-            | '&'
-            | '\u{2028}'
-            | '\u{2029}'
-            | '\u{fffe}'
-            | '\u{ffff}'
-            | '\u{7f}'..='\u{9f}' => {
-                out += &format!("\\u{:04x}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out
+    let marked = ['<', '>', '&', '\u{2028}', '\u{2029}', '\u{fffe}', '\u{ffff}'];
+    let is_safe = |c: char| !marked.contains(&c) && !('\u{7f}'..='\u{9f}').contains(&c);
+    let safe = |c: char| match is_safe(c) {
+        true => c.to_string(),
+        false => format!("\\u{:04x}", u32::from(c)),
+    };
+    json.chars().map(safe).collect()
 }
 
 /// A section's name for links: its id as far as that can be one, and its number, so that no two are

@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 use crate::markup::{Canvas, escape, num, shorten, text_width, wrap};
 use crate::scale::{Scale, drawable};
-use crate::{Axis, Chart, ChartKind, Point, Series, figure};
+use crate::{Axis, Chart, ChartKind, Point, Series, Spread, figure};
 
 /// Font size of everything but the caption, in pixels.
 const FONT: f64 = 12.0;
@@ -143,23 +143,15 @@ fn hint(chart: &Chart, series: &Series, place: &str, point: &Point) -> String {
 /// The points of a series that can be drawn, by rising x.
 fn points(chart: &Chart, series: &Series) -> Vec<Point> {
     let x_log = chart.x.log && chart.kind != ChartKind::Bars;
-    let mut points: Vec<_> = series
-        .points
-        .iter()
-        .filter(|p| drawable(p.x, x_log) && drawable(p.y.median, chart.y.log))
-        .copied()
-        .collect();
+    // A spread that cannot be drawn is none.
+    let bounded = |Point { x, y }: Point| {
+        let end = |end: f64| if drawable(end, chart.y.log) { end } else { y.median };
+        let (min, max) = (end(y.min).min(y.median), end(y.max).max(y.median));
+        Point { x, y: Spread { min, max, ..y } }
+    };
+    let is_drawn = |p: &&Point| drawable(p.x, x_log) && drawable(p.y.median, chart.y.log);
+    let mut points: Vec<_> = series.points.iter().filter(is_drawn).copied().map(bounded).collect();
     points.sort_by(|a, b| a.x.total_cmp(&b.x));
-    for point in &mut points {
-        // A spread that cannot be drawn is none.
-        let y = &mut point.y;
-        if !drawable(y.min, chart.y.log) || y.min > y.median {
-            y.min = y.median;
-        }
-        if !drawable(y.max, chart.y.log) || y.max < y.median {
-            y.max = y.median;
-        }
-    }
     points
 }
 

@@ -71,16 +71,10 @@ impl Experiment for Options {
             ),
             Note::info(format!(
                 "The foreground pauses for {:?} between two reads, as an interactive program \
-                 does. Without that pause (\"no think time\") it reads as much more as it is \
-                 quicker, of a drive whose rate is given: the background has less by that, and \
-                 there is no goal for it. All reads together have one.",
+                 does. Without that pause (\"no think time\") it reads more of a drive whose rate \
+                 is given: only all reads together have a goal.",
                 self.think
             )),
-            Note::info(
-                "The paper does not give figures for the back end alone: its goal here is vlane's \
-                 own. The foreground's p99 with `off` is of few reads, since each waits behind \
-                 the crowd; their number is in the tables.",
-            ),
         ]
     }
 
