@@ -1,10 +1,10 @@
 //! Exits of a guest's vCPUs to the host, by reason, as KVM counts them.
 //!
 //! KVM has a directory per virtual machine in debugfs (`/sys/kernel/debug/kvm/PID-FD/`, PID the
-//! monitor's process) with a file per figure. The files are `exits`, and its reasons (`io_exits`,
-//! `mmio_exits`, `halt_exits`, `irq_exits`, ...; the names differ between x86 and arm64), each of
-//! all vCPUs. Reading them needs root. Events that KVM does not count there, as the write to an MSR that ends an interrupt,
-//! are in `exits` and in no reason: `perf kvm stat` splits it further.
+//! monitor's process) with a file per figure of all its vCPUs. The files are `exits`, and its
+//! reasons (`io_exits`, `mmio_exits`, `halt_exits`, `irq_exits`, ...; the names differ between x86
+//! and arm64). Reading them needs root. Events that KVM does not count there, as the write to an
+//! MSR that ends an interrupt, are in `exits` and in no reason: `perf kvm stat` splits it further.
 
 use std::fs;
 use std::io;

@@ -1,9 +1,10 @@
 //! Charts as SVG: axes from zero with units, spread drawn, a legend that needs no colours to be
 //! understood.
 //!
-//! A chart has one width in pixels, so that its text can be read. Colours are CSS variables (`svg/style.css`): the same picture is light or dark as the
-//! reader has it. Series differ by colour, marker and place; what was predicted is hollow or
-//! dashed, what was published is pale, and both are called so.
+//! A chart has one width in pixels, so that its text can be read. Colours are CSS variables
+//! (`svg/style.css`): the same picture is light or dark as the reader has it. Series differ by
+//! colour, marker and place. Predicted ones are hollow or dashed, published ones are pale, and both
+//! are called so.
 
 mod bars;
 mod lines;
