@@ -16,7 +16,7 @@ pub fn run(args: BootArgs) -> Result<()> {
     execute(args, Some(drive)).map(drop)
 }
 
-/// The guest's part, played by the driver: writes, flushes, and checks what comes back.
+/// The guest's part, played by the driver: writes, flushes, and checks the content.
 fn drive(socket: &Path) -> Result<()> {
     println!(
         "The built-in driver takes the guest's place: the same rings and back end, no Linux \

@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::Result;
 use vlane_testbed::sniff::{Wanted, mistaken};
 
-/// The result of talking to a vhost-user back end at `socket`; a failure says what that is if it is
-/// something else.
+/// The result of talking to a vhost-user back end at `socket`; a failure names the kind of another
+/// file there.
 pub fn connecting<T, E: Into<anyhow::Error>>(socket: &Path, result: Result<T, E>) -> Result<T> {
     result.map_err(|error| match mistaken(socket, Wanted::VhostUserSocket) {
         Some(words) => anyhow::Error::msg(words),

@@ -50,7 +50,7 @@ fn charts(report: &Report) -> impl Iterator<Item = (String, String)> {
 /// Runs the command.
 ///
 /// # Errors
-/// If the file is no report, or something cannot be written.
+/// If the file is no report, or another cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<()> {
     if let Some(words) = mistaken(&args.file, Wanted::Report) {
         anyhow::bail!(words);

@@ -1,7 +1,7 @@
 //! System calls, counted by the kernel's tracepoint `raw_syscalls:sys_enter`.
 //!
-//! Counting, unlike tracing, writes no record. Tracepoints show what other users' programs do, so
-//! only root, or CAP_PERFMON with a readable tracefs, may count them.
+//! Counting, unlike tracing, writes no record. Tracepoints show other users' programs, too. So only
+//! root, or CAP_PERFMON with a readable tracefs, may count them.
 
 use std::{fs, io};
 

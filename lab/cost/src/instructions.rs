@@ -1,5 +1,5 @@
 //! Instructions, counted by the processor: of user mode and kernel, of all threads of some roles
-//! and of what these threads start.
+//! and of all that these start.
 //!
 //! Many virtual machines show their guests no counters of the processor; then there is a reason
 //! instead of a figure.
@@ -72,7 +72,7 @@ mod tests {
                 let counted = counters.read() - before;
                 assert!(counted >= 1_000_000, "{counted}");
             }
-            // A machine without counters is none that lacks something.
+            // A machine may have no counters.
             (Counted::Not(one), Counted::Not(other)) => {
                 assert!(one.starts_with("not counted: ") && one == other, "{one}; {other}");
             }

@@ -3,14 +3,14 @@
 
 use super::Tally;
 
-/// All interrupts, by the rest of their lines: name, chip, kind and device
+/// All interrupts, by the rest of their lines. That is name, chip, kind and device
 /// (`25 PCI-MSI 49153-edge virtio0-req.0`), or name and description.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interrupts(pub Tally);
 
 impl Interrupts {
-    /// Reads the text of `/proc/interrupts`, each with its sum over the CPUs; lines that are none
-    /// of its are passed over, so a console's log will do.
+    /// Reads the text of `/proc/interrupts`, each with its sum over the CPUs. Other lines are
+    /// passed over, so a console's log will do.
     pub fn parse(text: &str) -> Self {
         let mut found = Tally::default();
         let mut cpus = 0;

@@ -17,11 +17,11 @@
 //! println!("{:?} of CPU time", used.cpu());
 //! ```
 //!
-//! | what | from | needs |
+//! | count | from | needs |
 //! |---|---|---|
 //! | CPU time, exact | the process's CPU clock, threads' `schedstat` | a process of one's own, or root |
 //! | context switches | threads' `status` | the same |
-//! | system calls | [`calls`]: the kernel's tracepoints, counted per thread | root (tracepoints show what others do) |
+//! | system calls | [`calls`]: the kernel's tracepoints, counted per thread | root |
 //! | instructions | [`instructions`]: the processor's counters, per thread | a machine that shows them |
 //! | KVM exits | [`kvm`]: debugfs | root, KVM |
 //! | guest interrupts | [`interrupts`]: `/proc/interrupts` in the guest | a guest that prints it |
@@ -48,7 +48,7 @@ use self::proc::{ProcessLook, ticks_to_ns};
 pub use self::roles::{Role, ThreadFilter};
 pub use self::tally::Tally;
 
-/// Something that was counted, or why it was not.
+/// Counts, or the reason for their absence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counted<T> {
     /// The counts.
@@ -202,7 +202,7 @@ impl Snapshot {
 
     /// Adds the resources of a process to its roles. The part beyond its living threads was used by
     /// threads that have ended, or in the present time slice, which a thread's own figure does not
-    /// have yet. Returns what no role can be told to have used.
+    /// have yet. Returns the part that belongs to no role for certain.
     fn add_process(
         &self,
         pid: i32,
@@ -243,7 +243,7 @@ impl Snapshot {
         0
     }
 
-    /// Adds what processes of a tree used that have ended and were waited for.
+    /// Adds the resources of processes of a tree that have ended and were waited for.
     fn add_reaped(&self, before: &Self, sums: &mut [Sum]) {
         for (index, role) in self.roles.iter().enumerate() {
             if !matches!(role.threads, ThreadFilter::Tree) {

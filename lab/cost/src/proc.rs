@@ -83,7 +83,7 @@ pub(super) fn ticks_to_ns(ticks: u64) -> u64 {
     ticks.saturating_mul(tick_ns())
 }
 
-/// A process and everything that descends from it, as far as it lives.
+/// A process and all that descend from it, as far as they live.
 pub(super) fn tree(root: i32) -> Vec<i32> {
     let stats =
         all_processes().into_iter().flatten().filter_map(|process| process.ok()?.stat().ok());

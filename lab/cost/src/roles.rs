@@ -69,7 +69,7 @@ impl Role {
         ]
     }
 
-    /// A program with everything that it starts, for example fio.
+    /// A program with all that it starts, for example fio.
     pub fn program(name: impl Into<String>, pid: i32) -> Vec<Self> {
         vec![Self::new(name, pid, ThreadFilter::Tree)]
     }

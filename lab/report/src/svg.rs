@@ -13,6 +13,7 @@ use std::fmt::Write;
 
 use crate::markup::{Canvas, escape, num, shorten, text_width, wrap};
 use crate::scale::{Scale, drawable};
+use crate::table::full_name;
 use crate::{Axis, Chart, ChartKind, Point, Series, Spread, figure};
 
 /// Font size of everything but the caption, in pixels.
@@ -92,16 +93,6 @@ fn titled(axis: &Axis) -> String {
         ("", unit) => unit.into(),
         (title, unit) if title == unit => title.into(),
         (title, unit) => format!("{title} ({unit})"),
-    }
-}
-
-/// A series' name, and what its figures are if they were not measured.
-pub(super) fn full_name(series: &Series) -> String {
-    match (series.predicted, series.published) {
-        (false, false) => series.name.clone(),
-        (true, false) => format!("{} (predicted)", series.name),
-        (false, true) => format!("{} (published)", series.name),
-        (true, true) => format!("{} (predicted, published)", series.name),
     }
 }
 

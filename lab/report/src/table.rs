@@ -1,7 +1,6 @@
 //! A table made ready to be shown: figures written for people, one format for each column.
 
-use crate::svg::full_name;
-use crate::{Cell, Chart, Column, Table, figure};
+use crate::{Cell, Chart, Column, Series, Table, figure};
 
 /// A column's heading, and whether figures stand in it.
 #[derive(Debug, Clone)]
@@ -60,6 +59,16 @@ impl Grid {
             columns.push(Head { title: column.title.clone(), unit: column.unit.clone(), numbers });
         }
         Self { columns, rows }
+    }
+}
+
+/// A series' name, and what its figures are if they were not measured.
+pub(super) fn full_name(series: &Series) -> String {
+    match (series.predicted, series.published) {
+        (false, false) => series.name.clone(),
+        (true, false) => format!("{} (predicted)", series.name),
+        (false, true) => format!("{} (published)", series.name),
+        (true, true) => format!("{} (predicted, published)", series.name),
     }
 }
 

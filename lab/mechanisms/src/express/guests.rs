@@ -46,7 +46,8 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     pub(super) reads: Option<u32>,
     /// Number of measurements of each combination
-    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<usize>(1..=1000))]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5,
+        value_parser = values::whole::<usize>(1..=1000))]
     pub(super) rounds: usize,
 }
 

@@ -49,10 +49,12 @@ pub struct Options {
     )]
     pub(super) programs: Vec<Program>,
     /// Readers in the background
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = values::whole::<u16>(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 32,
+        value_parser = values::whole::<u16>(1..=4096))]
     pub(super) readers: u16,
     /// Number of starts of each program in each variant
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = values::whole::<usize>(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 10,
+        value_parser = values::whole::<usize>(1..=1000))]
     pub(super) launches: usize,
 }
 

@@ -64,7 +64,7 @@ pub struct GuestArgs {
     pub(super) install: bool,
 }
 
-/// What is measured in a guest.
+/// The task of a guest.
 pub(super) struct Task<'a> {
     /// The guest.
     pub(super) place: Machines,
@@ -105,7 +105,9 @@ for dev in @DEVICES@; do
     queue=/sys/block/$dev/queue
     echo none > $queue/scheduler
     chosen=$(sed 's/.*\[\(.*\)\].*/\1/' $queue/scheduler)
-    echo "RESULT disk.$dev=$(ls /sys/block/$dev/mq | wc -l) queue(s) with $(cat $queue/nr_requests) tags each, I/O scheduler $chosen"
+    queues=$(ls /sys/block/$dev/mq | wc -l)
+    tags=$(cat $queue/nr_requests)
+    echo "RESULT disk.$dev=$queues queue(s) with $tags tags each, I/O scheduler $chosen"
     if [ -n "@MOUNT@" ]; then
         mkdir -p /mnt/$dev
         mount -t ext4 -o ro,noload /dev/$dev /mnt/$dev || exit 1
@@ -191,9 +193,9 @@ impl Beside {
     }
 }
 
-/// Counters of the guest: seconds since the boot; reads that the disk completed, and their total
-/// time from the moment at which they had a tag, in ms; ticks of CPU time that was used, and that
-/// was not; requests in flight.
+/// Counters of the guest. They are seconds since the boot, the disk's reads, and their total time
+/// in ms, from the moment at which they had a tag. Ticks of used CPU time follow, those of unused,
+/// and requests in flight.
 fn counters(text: &str) -> Option<[f64; 6]> {
     let all: Option<Vec<f64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
     all?.try_into().ok()
@@ -235,9 +237,10 @@ impl GuestArgs {
         Ok(Host::new(if self.install { Install::Allowed } else { Install::Never })?)
     }
 
-    /// Measures each variant in turns in each guest, with vlane's own file and vlane-fg's, each round beginning with another one; `of`
-    /// makes a sample of what the task's commands said and of the crowd's figures meanwhile.
-    /// Returns the results, and the measurements that are missing, in a sentence.
+    /// Measures each variant in turns in each guest, with vlane's own file and vlane-fg's.
+    ///
+    /// Each round begins with another variant. `of` makes a sample of the commands' results and of
+    /// the crowd's figures meanwhile. The result has a sentence on missing measurements, if any.
     ///
     /// # Errors
     /// Those of the first guest.

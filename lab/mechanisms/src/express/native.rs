@@ -86,19 +86,22 @@ pub struct Options {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::whole::<u16>(1..=64))]
     pub(super) queues: u16,
     /// Readers in the background
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = values::whole::<u16>(1..=8192))]
+    #[arg(long, value_name = "N", default_value_t = 512,
+        value_parser = values::whole::<u16>(1..=8192))]
     pub(super) readers: u16,
     /// Pause of the foreground between two reads
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::time_or_none)]
     pub(super) think: Duration,
     /// Service time of the drive: microseconds, or a time such as 1ms
-    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    #[arg(long, value_name = "TIME", default_value = "1ms",
+        value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     pub(super) latency: u64,
     /// Requests that the drive serves in parallel
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::whole::<u16>(1..))]
     pub(super) parallel: u16,
     /// Number of measurements of each combination
-    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<usize>(1..=1000))]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5,
+        value_parser = values::whole::<usize>(1..=1000))]
     pub(super) rounds: usize,
     /// Warm-up time before each measurement
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]

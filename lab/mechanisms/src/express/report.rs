@@ -22,8 +22,8 @@ pub(super) fn places<S>(results: &[PlaceResult<S>]) -> Vec<Place<'_, S>> {
     places
 }
 
-/// Two notes on each guest. The first is on its crowd; `beside` says what is measured, and `drive`
-/// what is special about its drive.
+/// Two notes on each guest. The first is on its crowd; `beside` names the measured program, and
+/// `drive` adds to the words on its drive.
 ///
 /// The second is on its CPUs, by the first arm, where the crowd is nearly the only load. Where the
 /// foreground is quick, its shell and its own start are much of the time.
