@@ -6,21 +6,19 @@
 //!
 //! The results are the foreground reader's waits, and the crowd's throughput.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::ring::{Completion, Request, RequestKind};
 use hdrhistogram::Histogram;
 use vlane_error::counted;
 
-use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
-use crate::job::{Shared, precise_sleep};
+use crate::lanes::{Manner, Moment, Next, Out, Source};
 use crate::random::Rng;
 use crate::report::{BackendUse, Buckets, Errors, Latency};
-use crate::run::{Body, OnProgress, Plan, drive};
-use crate::session::{Calls, GuestQueue, Session};
-use crate::window::{Window, latency_histogram};
+use crate::ring::{BlkQueue, Completion, Request, RequestKind};
+use crate::run::{OnProgress, Plan, drive};
+use crate::session::Session;
+use crate::window::Latencies;
 use crate::workload::{Limit, Region, region};
 
 /// The readers and their options.
@@ -116,33 +114,34 @@ pub fn run_crowd(
     let region = crowd.check(&session)?;
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(Limit::Time(crowd.time), crowd.ramp);
-    let window = plan.window;
-    let all = &mut queues;
-    let body: Body<'_, Stats> =
-        Box::new(move |shared, clock| Driver::new(all, crowd, region, window)?.run(shared, clock));
+    let rng = Rng::new(crowd.seed);
+    let (idle, stats) = (crowd.readers.clone(), Stats::default());
+    let readers = Readers { crowd, region, rng, idle, due: Some(0), stats };
     let mut broken = false;
-    let driven = drive(&mut session, &waker, &[], &plan, vec![body], &mut |state| {
+    let sources = vec![(queues.as_mut_slice(), readers)];
+    let manner = Manner { spin_ns: 0, ..Manner::usual(plan.window) };
+    let driven = drive(&mut session, &waker, &plan, manner, sources, &mut |state| {
         let answer = progress(state);
         broken |= answer.is_break();
         answer
-    });
-    let stats = driven.results.into_iter().next();
-    let stats = stats.unwrap_or_else(|| Err(Error::new(ErrorKind::System, "nobody read")))?;
+    })
+    .whole()?;
     session.stop()?;
-    if stats.errors.total() > 0 && !broken {
-        return Err(Error::new(
-            ErrorKind::System,
-            format!("{} failed", counted(stats.errors.total(), "read")),
-        ));
+    let [(Readers { stats, .. }, _)] = &driven.jobs[..] else {
+        return Err(Error::new(ErrorKind::System, "the readers' thread is gone"));
+    };
+    let errors = stats.errors.total();
+    if errors > 0 && !broken {
+        return Err(Error::new(ErrorKind::System, format!("{} failed", counted(errors, "read"))));
     }
-    let until = driven.until.min(window.until);
-    let seconds = Duration::from_nanos(until.saturating_sub(window.from)).as_secs_f64().max(1e-9);
-    let ios = stats.one.len() + stats.readers.len();
+    let until = driven.until.min(plan.window.until);
+    let time = Duration::from_nanos(until.saturating_sub(plan.window.from));
+    let seconds = time.as_secs_f64().max(1e-9);
     Ok(CrowdReport {
         one: had(&stats.one, seconds),
         readers: had(&stats.readers, seconds),
         seconds,
-        backend: driven.usage.map(|(pid, usage)| BackendUse::of(pid, &usage, ios)),
+        backend: driven.backend(stats.one.len() + stats.readers.len()),
     })
 }
 
@@ -151,188 +150,82 @@ fn had(ns: &Histogram<u64>, seconds: f64) -> Had {
     Had { ios, iops: ios as f64 / seconds, latency: Latency::of(ns), histogram: Buckets::of(ns) }
 }
 
-/// The measured values.
-struct Stats {
-    one: Histogram<u64>,
-    readers: Histogram<u64>,
-    errors: Errors,
-}
-
-/// One queue, and its readers: a slot for each. The foreground reader's slot is the last.
-struct Lane<'a> {
-    queue: &'a mut GuestQueue,
-    readers: u16,
-    has_one: bool,
-    /// The time at which each slot's request was made, in ns of the run's clock.
-    since: Vec<u64>,
-}
-
 /// The thread that is all readers.
-struct Driver<'a> {
-    lanes: Vec<Lane<'a>>,
-    calls: Calls,
+struct Readers<'a> {
     crowd: &'a Crowd,
     region: Region,
-    window: Window,
     rng: Rng,
-    /// The time of the foreground reader's next read, while it pauses; in ns of the run's clock.
+    /// By queue, the crowd's readers that are to read.
+    idle: Vec<u16>,
+    /// The time of the foreground reader's next read, in ns of the run's clock; none while it reads.
     due: Option<u64>,
     stats: Stats,
 }
 
-impl<'a> Driver<'a> {
-    fn new(
-        queues: &'a mut [GuestQueue],
-        crowd: &'a Crowd,
-        region: Region,
-        window: Window,
-    ) -> Result<Self, Error> {
-        let calls = Calls::of(queues.iter())?;
-        let lanes = queues.iter_mut().enumerate().map(|(index, queue)| {
-            let readers = crowd.readers.get(index).copied().unwrap_or(0);
-            let has_one = index == usize::from(crowd.queue);
-            let slots = usize::from(readers) + usize::from(has_one);
-            Lane { queue, readers, has_one, since: vec![0; slots] }
-        });
-        let stats = Stats {
-            one: latency_histogram()?,
-            readers: latency_histogram()?,
-            errors: Errors::default(),
-        };
-        let rng = Rng::new(crowd.seed);
-        Ok(Self { lanes: lanes.collect(), calls, crowd, region, window, rng, due: None, stats })
-    }
+/// The measured values.
+#[derive(Default)]
+struct Stats {
+    one: Latencies,
+    readers: Latencies,
+    errors: Errors,
+}
 
-    /// Reads until the time is over and all requests have come back.
-    fn run(mut self, shared: &Shared, clock: &Clock) -> Result<Stats, Error> {
-        precise_sleep();
-        let mut done: Vec<Completion> = Vec::new();
-        self.lanes.iter_mut().for_each(|lane| lane.queue.blk.disable_interrupts());
-        for lane in 0..self.lanes.len() {
-            for slot in 0..self.lanes[lane].since.len() {
-                // A queue has fewer slots than a u16 can count.
-                self.read(lane, u16::try_from(slot).unwrap_or(0), clock.now())?;
-            }
-            self.publish(lane)?;
-        }
-        while self.due.is_some() || self.lanes.iter().any(|lane| lane.queue.blk.held() > 0) {
-            let mut any = false;
-            for lane in 0..self.lanes.len() {
-                self.lanes[lane].queue.blk.reap(&mut done)?;
-                if done.is_empty() {
-                    continue;
-                }
-                any = true;
-                let now = clock.now();
-                let ended = now >= self.window.until || shared.stop.load(Ordering::Relaxed);
-                shared.done.fetch_add(done.len() as u64, Ordering::Relaxed);
-                for completion in done.drain(..) {
-                    self.record(lane, &completion, now, ended);
-                    if !ended {
-                        self.again(lane, completion.slot, now)?;
-                    }
-                }
-                self.publish(lane)?;
-            }
-            if self.think(shared, clock)? || any {
-                continue;
-            }
-            if shared.abort.load(Ordering::Relaxed) {
-                let gone = shared.gone.load(Ordering::Relaxed);
-                return Err(match gone {
-                    true => Error::new(ErrorKind::Gone, "the back end hung up with reads out"),
-                    false => Error::new(ErrorKind::Timeout, "reads never came back"),
-                });
-            }
-            self.wait(clock)?;
-        }
-        // As an idle guest has it.
-        self.lanes.iter_mut().for_each(|lane| {
-            lane.queue.blk.enable_interrupts();
-        });
-        Ok(self.stats)
-    }
+impl Source for Readers<'_> {
+    /// True for the foreground reader.
+    type Tag = bool;
 
-    fn read(&mut self, lane: usize, slot: u16, now: u64) -> Result<(), Error> {
-        let block = u64::from(self.crowd.block);
-        let sector = (self.region.offset + self.rng.below(self.region.blocks) * block) / 512;
-        let lane = &mut self.lanes[lane];
-        let ioprio = match slot == lane.readers && lane.has_one {
-            true => self.crowd.ioprio,
-            false => self.crowd.readers_ioprio,
+    fn next(
+        &mut self,
+        lane: usize,
+        _queue: &mut BlkQueue,
+        _slot: u16,
+        at: &Moment,
+    ) -> Result<Next<bool>, Error> {
+        let due = self.due.filter(|_| lane == usize::from(self.crowd.queue));
+        let is_one = match (self.idle.get_mut(lane), due) {
+            _ if at.ended => return Ok(Next::Nothing),
+            (Some(idle @ 1..), _) => {
+                *idle -= 1;
+                false
+            }
+            (_, Some(due)) if due > at.now => return Ok(Next::At(due)),
+            (_, Some(_)) => {
+                self.due = None;
+                true
+            }
+            (_, None) => return Ok(Next::Nothing),
         };
+        let Crowd { block, ioprio, readers_ioprio, .. } = *self.crowd;
+        let place = self.rng.below(self.region.blocks) * u64::from(block);
         let request = Request {
             kind: RequestKind::Read,
-            sector,
-            len: self.crowd.block,
-            ioprio: ioprio.into(),
+            sector: (self.region.offset + place) / 512,
+            len: block,
+            ioprio: if is_one { ioprio } else { readers_ioprio }.into(),
         };
-        lane.queue.blk.submit(slot, request)?;
-        lane.since[usize::from(slot)] = now;
-        Ok(())
+        Ok(Next::Send(request, is_one))
     }
 
-    /// Starts a reader's next read: at once, or after its pause.
-    fn again(&mut self, lane: usize, slot: u16, now: u64) -> Result<(), Error> {
-        let is_one = slot == self.lanes[lane].readers && self.lanes[lane].has_one;
-        if !is_one || self.crowd.think.is_zero() {
-            return self.read(lane, slot, now);
+    fn done(
+        &mut self,
+        lane: usize,
+        _queue: &BlkQueue,
+        out: Out<bool>,
+        completion: &Completion,
+        at: &Moment,
+    ) -> Result<(), Error> {
+        let Stats { one, readers, errors } = &mut self.stats;
+        errors.count(completion.status);
+        if at.counts() {
+            let latencies = if out.tag { one } else { readers };
+            latencies.saturating_record(at.now - out.since);
         }
-        self.due = Some(now + u64::try_from(self.crowd.think.as_nanos()).unwrap_or(u64::MAX >> 1));
-        Ok(())
-    }
-
-    /// Lets the foreground reader read if its pause is over; returns true if it did.
-    fn think(&mut self, shared: &Shared, clock: &Clock) -> Result<bool, Error> {
-        let Some(due) = self.due else { return Ok(false) };
-        let now = clock.now();
-        if now >= self.window.until || shared.stop.load(Ordering::Relaxed) {
-            self.due = None;
-            return Ok(true);
+        if out.tag {
+            let think = u64::try_from(self.crowd.think.as_nanos()).unwrap_or(u64::MAX >> 1);
+            self.due = Some(at.now.saturating_add(think));
+        } else {
+            self.idle[lane] += 1;
         }
-        if now < due {
-            return Ok(false);
-        }
-        self.due = None;
-        let lane = usize::from(self.crowd.queue);
-        self.read(lane, self.lanes[lane].readers, now)?;
-        self.publish(lane)?;
-        Ok(true)
-    }
-
-    fn publish(&mut self, lane: usize) -> Result<(), Error> {
-        let queue = &mut self.lanes[lane].queue;
-        if queue.blk.publish() { queue.kick() } else { Ok(()) }
-    }
-
-    fn record(&mut self, lane: usize, completion: &Completion, now: u64, ended: bool) {
-        if completion.status != 0 {
-            self.stats.errors.count(completion.status);
-        }
-        if ended || now < self.window.from {
-            return;
-        }
-        let lane = &self.lanes[lane];
-        let took = now.saturating_sub(lane.since[usize::from(completion.slot)]);
-        match completion.slot == lane.readers && lane.has_one {
-            true => self.stats.one.saturating_record(took),
-            false => self.stats.readers.saturating_record(took),
-        }
-    }
-
-    /// Sleeps until a queue has a completion, or the foreground reader's pause is over; an
-    /// interrupt that came meanwhile is not missed.
-    fn wait(&mut self, clock: &Clock) -> Result<(), Error> {
-        let mut quiet = true;
-        for lane in &mut self.lanes {
-            // Every queue's interrupts have to be on, independently of the others.
-            quiet &= !lane.queue.blk.enable_interrupts();
-        }
-        if quiet {
-            let now = clock.now();
-            self.calls.wait(self.due.map(|due| Duration::from_nanos(due.saturating_sub(now))))?;
-        }
-        self.lanes.iter_mut().for_each(|lane| lane.queue.blk.disable_interrupts());
         Ok(())
     }
 }

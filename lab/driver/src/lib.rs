@@ -16,11 +16,11 @@
 
 #![deny(unsafe_code)]
 
-mod clock;
 mod crowd;
 pub mod device;
 mod error;
 mod job;
+mod lanes;
 mod message;
 pub mod observe;
 mod random;

@@ -85,7 +85,7 @@ impl Snapshot {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-    use crate::job::thread_cpu;
+    use crate::lanes::thread_cpu;
 
     /// Uses CPU time, which takes longer on a busy machine.
     fn burn(time: Duration) {

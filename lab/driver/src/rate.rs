@@ -9,11 +9,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use hdrhistogram::Histogram;
-
-use crate::error::Error;
 use crate::random::Rng;
-use crate::window::{Window, latency_histogram};
+use crate::window::{Latencies, Window};
 
 /// The spacing of arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -97,13 +94,13 @@ impl Schedule {
 }
 
 /// The measured values of an open loop, of the arrivals within the window.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct OpenStats {
     /// From arrival to completion; for those that were never submitted, from arrival to the
     /// window's end.
-    pub(crate) response: Histogram<u64>,
+    pub(crate) response: Latencies,
     /// From when it could have been submitted to when it was: what the driver itself added.
-    pub(crate) late: Histogram<u64>,
+    pub(crate) late: Latencies,
     /// Arrivals.
     pub(crate) arrived: u64,
     /// Arrivals that found no free slot.
@@ -113,20 +110,9 @@ pub(crate) struct OpenStats {
 }
 
 impl OpenStats {
-    pub(crate) fn new() -> Result<Self, Error> {
-        Ok(Self {
-            response: latency_histogram()?,
-            late: latency_histogram()?,
-            arrived: 0,
-            queued: 0,
-            unserved: 0,
-        })
-    }
-
     pub(crate) fn add(&mut self, other: &Self) {
-        // They have the same bounds, so they can be added.
-        let _ = self.response.add(&other.response);
-        let _ = self.late.add(&other.late);
+        self.response += &other.response;
+        self.late += &other.late;
         self.arrived += other.arrived;
         self.queued += other.queued;
         self.unserved += other.unserved;
@@ -146,8 +132,8 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    pub(crate) fn new(schedule: Schedule, window: Window, depth: u16) -> Result<Self, Error> {
-        Ok(Self { schedule, window, idle: depth, idle_since: 0, stats: OpenStats::new()? })
+    pub(crate) fn new(schedule: Schedule, window: Window, depth: u16) -> Self {
+        Self { schedule, window, idle: depth, idle_since: 0, stats: OpenStats::default() }
     }
 
     fn counts(&self, arrival: u64) -> bool {

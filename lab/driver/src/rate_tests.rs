@@ -79,7 +79,7 @@ fn open_loop(
     depth: u16,
     mut device: Device,
 ) -> (OpenStats, Vec<(u64, u64)>) {
-    let mut books = Books::new(Schedule::new(rate, 0, 1, 7), window, depth).unwrap();
+    let mut books = Books::new(Schedule::new(rate, 0, 1, 7), window, depth);
     // Completion time, arrival, submission.
     let mut out = BTreeSet::new();
     let (mut now, mut served) = (0, Vec::new());
@@ -110,8 +110,8 @@ fn open_loop(
 }
 
 /// A closed loop against the same device: latencies only.
-fn closed_loop(window: Window, depth: u16, mut device: Device) -> Histogram<u64> {
-    let mut latency = latency_histogram().unwrap();
+fn closed_loop(window: Window, depth: u16, mut device: Device) -> Latencies {
+    let mut latency = Latencies::default();
     let mut out: BTreeSet<(u64, u64)> = BTreeSet::new();
     (0..depth).for_each(|_| {
         out.insert((device.submit(0), 0));

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
-use crate::job::{Job, JobStats, Shared};
+use crate::job::Job;
+use crate::lanes::{Effort, Lanes, Manner, Shared, Source};
 use crate::observe::{Snapshot, Usage};
-use crate::rate::{OpenStats, Schedule};
+use crate::rate::{Books, OpenStats, Schedule};
 use crate::report::{BackendUse, Buckets, ByKind, Latency, OpenReport, Report};
 use crate::session::{GuestQueue, Session, Waker};
-use crate::window::Window;
+use crate::window::{Counts, Window};
 use crate::workload::{Limit, Region, Requests, Workload};
 
 /// The time that requests that are out at the end may take to come back: 30 s.
@@ -78,11 +78,11 @@ pub fn run(
     let region = workload.check(session.config(), session.negotiated())?;
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, workload.ramp);
-    let driven = load(&mut session, &mut queues, &waker, workload, region, &plan, progress);
-    let stats = first_error(driven.results)?;
+    let driven =
+        load(&mut session, &mut queues, &waker, workload, region, &plan, progress).whole()?;
     session.stop()?;
     let window = Window { until: driven.until.min(plan.window.until), ..plan.window };
-    Ok(report(&session, workload, &stats, driven.usage, window))
+    Ok(report(&session, workload, &driven, window))
 }
 
 /// Watches an idle back end. Makes 1000 reads on every queue, waits for `settle` until it has
@@ -105,9 +105,7 @@ pub fn idle(
     let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, Duration::ZERO);
     let going_on: &mut OnProgress<'_> = &mut |_| ControlFlow::Continue(());
-    first_error(
-        load(&mut session, &mut queues, &waker, &workload, region, &plan, going_on).results,
-    )?;
+    load(&mut session, &mut queues, &waker, &workload, region, &plan, going_on).whole()?;
     let look = || {
         session.pid().and_then(|pid| Some((pid, Snapshot::take(pid)?))).ok_or_else(|| {
             let context = format!(
@@ -146,26 +144,38 @@ pub fn idle(
 }
 
 /// Runs a workload on started queues.
-fn load(
+fn load<'a>(
     session: &mut Session,
     queues: &mut [GuestQueue],
     waker: &Waker,
-    workload: &Workload,
+    workload: &'a Workload,
     region: Region,
     plan: &Plan,
     progress: &mut OnProgress<'_>,
-) -> Driven<JobStats> {
+) -> Driven<Job<'a>> {
     let jobs = session.negotiated().queues - workload.idle;
-    let window = plan.window;
-    let bodies = (0..jobs).zip(queues).map(|(index, queue)| {
-        let requests = Requests::new(workload, region, index, jobs);
-        let schedule = workload.rate.map(|rate| Schedule::new(rate, index, jobs, workload.seed));
-        let body: Body<'_, JobStats> = Box::new(move |shared, clock| {
-            Job { queue, workload, requests, shared, clock, window, schedule }.run()
-        });
-        body
-    });
-    drive(session, waker, &workload.cpus, plan, bodies.collect(), progress)
+    let Workload { seed, wait, batch, ref cpus, .. } = *workload;
+    let mut sources = Vec::new();
+    for (index, queue) in (0..jobs).zip(queues.chunks_mut(1)) {
+        for slot in 0..queue[0].blk.depth() {
+            // Data that does not compress.
+            if let Some(data) = queue[0].blk.data_mut(slot) {
+                data.fill_pattern(seed ^ u64::from(slot));
+            }
+        }
+        let depth = queue[0].blk.depth();
+        let books = |rate| Books::new(Schedule::new(rate, index, jobs, seed), plan.window, depth);
+        let job = Job {
+            workload,
+            requests: Requests::new(workload, region, index, jobs),
+            left: plan.window.count,
+            books: workload.rate.map(books),
+            counts: Counts::default(),
+        };
+        sources.push((queue, job));
+    }
+    let manner = Manner { wait, batch, cpus, ..Manner::usual(plan.window) };
+    drive(session, waker, plan, manner, sources, progress)
 }
 
 /// The times of a run's measurement, and its length.
@@ -198,75 +208,79 @@ impl Plan {
     }
 }
 
-/// One job's work.
-pub(crate) type Body<'a, T> = Box<dyn FnOnce(&Shared, &Clock) -> Result<T, Error> + Send + 'a>;
-
-/// The jobs' results.
-pub(crate) struct Driven<T> {
-    pub(crate) results: Vec<Result<T, Error>>,
+/// The results of a run's threads.
+pub(crate) struct Driven<S> {
+    /// The sources with what they counted, and the driver's own effort.
+    pub(crate) jobs: Vec<(S, Effort)>,
+    /// The most informative error of all threads.
+    pub(crate) failure: Option<Error>,
     /// The use of resources by the back end's process within the window.
-    pub(crate) usage: Option<(i32, Usage)>,
+    usage: Option<(i32, Usage)>,
     /// The time at which the jobs were asked to end, in ns of the run's clock; the maximum if they
     /// ended by themselves.
     pub(crate) until: u64,
 }
 
-/// Runs jobs, each in a thread, and watches the back end meanwhile.
-pub(crate) fn drive<T: Send>(
+impl<S> Driven<S> {
+    /// The results, if no thread failed.
+    pub(crate) fn whole(self) -> Result<Self, Error> {
+        match self.failure {
+            Some(error) => Err(error),
+            None => Ok(self),
+        }
+    }
+
+    /// The back end's use, for a number of requests.
+    pub(crate) fn backend(&self, ios: u64) -> Option<BackendUse> {
+        self.usage.as_ref().map(|(pid, usage)| BackendUse::of(*pid, usage, ios))
+    }
+}
+
+/// Runs sources on their queues, each in a thread, and watches the back end meanwhile.
+pub(crate) fn drive<S: Source + Send>(
     session: &mut Session,
     waker: &Waker,
-    cpus: &[usize],
     plan: &Plan,
-    bodies: Vec<Body<'_, T>>,
+    manner: Manner<'_>,
+    sources: Vec<(&mut [GuestQueue], S)>,
     progress: &mut OnProgress<'_>,
-) -> Driven<T> {
-    let shared = Shared::default();
-    let clock = Clock::start();
+) -> Driven<S> {
+    let shared = Shared::new();
     let (sender, ended) = channel();
     std::thread::scope(|scope| {
-        let jobs = bodies.len();
-        let mut threads = Vec::with_capacity(jobs);
-        for (index, body) in bodies.into_iter().enumerate() {
-            let (shared, clock, sender) = (&shared, &clock, sender.clone());
-            let cpu = (!cpus.is_empty()).then(|| cpus[index % cpus.len()]);
+        let left = sources.len();
+        let mut threads = Vec::with_capacity(left);
+        for (index, (queues, mut source)) in sources.into_iter().enumerate() {
+            let (shared, sender) = (&shared, sender.clone());
             threads.push(scope.spawn(move || {
-                let result =
-                    cpu.map_or(Ok(()), |cpu| pin(&[cpu])).and_then(|()| body(shared, clock));
+                let cpu = manner.cpus.get(index % manner.cpus.len().max(1));
+                let result = cpu
+                    .map_or(Ok(()), |cpu| pin(&[*cpu]))
+                    .and_then(|()| Lanes::new(queues, manner, shared)?.run(&mut source));
                 // The receiver lives until every job has ended.
                 let _ = sender.send(result.is_err());
-                result
+                (source, result)
             }));
         }
         drop(sender);
-        let mut overseer =
-            Overseer { session, waker, shared: &shared, clock: &clock, ended: &ended, jobs };
+        let mut overseer = Overseer { session, waker, shared: &shared, ended: &ended, left };
         let (usage, until) = overseer.watch(plan, progress);
-        let results = threads
-            .into_iter()
-            .map(|thread| {
-                thread
-                    .join()
-                    .unwrap_or_else(|_| Err(Error::new(ErrorKind::System, "a job panicked")))
-            })
-            .collect();
-        Driven { results, usage, until }
-    })
-}
-
-/// All results, or the most informative error: not that of a job which was merely asked to leave.
-fn first_error(results: Vec<Result<JobStats, Error>>) -> Result<Vec<JobStats>, Error> {
-    let mut worst: Option<Error> = None;
-    let mut stats = Vec::with_capacity(results.len());
-    for result in results {
-        match result {
-            Ok(one) => stats.push(one),
-            Err(error) if worst.as_ref().is_none_or(|w| w.kind() == ErrorKind::Timeout) => {
-                worst = Some(error)
+        let mut driven = Driven { jobs: Vec::new(), failure: None, usage, until };
+        for thread in threads {
+            let (effort, error) = match thread.join() {
+                Ok((source, Ok(effort))) => (Some((source, effort)), None),
+                Ok((source, Err(error))) => (Some((source, Effort::default())), Some(error)),
+                Err(_) => (None, Some(Error::new(ErrorKind::System, "a job panicked"))),
+            };
+            driven.jobs.extend(effort);
+            // The error of a job that was merely asked to leave is less useful than another's.
+            let asked = |e: &Error| matches!(e.kind(), ErrorKind::Timeout | ErrorKind::Gone);
+            if driven.failure.as_ref().is_none_or(asked) {
+                driven.failure = error.or(driven.failure);
             }
-            Err(_) => {}
         }
-    }
-    worst.map_or(Ok(stats), Err)
+        driven
+    })
 }
 
 /// The main thread while the jobs run.
@@ -274,9 +288,9 @@ struct Overseer<'a> {
     session: &'a mut Session,
     waker: &'a Waker,
     shared: &'a Shared,
-    clock: &'a Clock,
     ended: &'a Receiver<bool>,
-    jobs: usize,
+    /// Jobs that run.
+    left: usize,
 }
 
 impl Overseer<'_> {
@@ -286,10 +300,10 @@ impl Overseer<'_> {
         let look = |session: &Session| session.pid().and_then(Snapshot::take);
         let Window { from, mut until, .. } = plan.window;
         let (mut before, mut after) = (None, None);
-        let (mut left, mut failed, mut told) = (self.jobs, false, false);
+        let (mut failed, mut told) = (false, false);
         let (mut last_tick, mut last_done) = (Instant::now(), 0);
-        while left > 0 {
-            let now = self.clock.now();
+        while self.left > 0 {
+            let now = self.shared.now();
             if before.is_none() && now >= from {
                 before = look(self.session);
             }
@@ -323,7 +337,7 @@ impl Overseer<'_> {
             let sleep = Duration::from_nanos(next - now).min(Duration::from_millis(50));
             match self.ended.recv_timeout(sleep) {
                 Ok(error) => {
-                    left -= 1;
+                    self.left -= 1;
                     failed |= error;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -344,20 +358,28 @@ impl Overseer<'_> {
 fn report(
     session: &Session,
     workload: &Workload,
-    stats: &[JobStats],
-    usage: Option<(i32, Usage)>,
+    driven: &Driven<Job<'_>>,
     window: Window,
 ) -> Report {
-    let all = sum_of(stats);
+    let (mut all, mut effort) = (Counts::default(), Effort::default());
+    let mut open: Option<OpenStats> = None;
+    for (job, of_job) in &driven.jobs {
+        all += &job.counts;
+        effort.kicks += of_job.kicks;
+        effort.sleeps += of_job.sleeps;
+        effort.cpu += of_job.cpu;
+        if let Some(books) = &job.books {
+            open.get_or_insert_default().add(&books.stats);
+        }
+    }
     let ios = all.completed;
     let until = if window.until == u64::MAX { all.last } else { window.until };
     let seconds = (until.saturating_sub(window.from) as f64 / 1e9).max(1e-9);
-    let mut total = all.reads.clone();
-    let _ = total.add(&all.writes);
-    let _ = total.add(&all.flushes);
+    let total = all.all();
     let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
     let jobs = session.negotiated().queues - workload.idle;
     let slots = u64::from(session.depth()) * u64::from(jobs);
+    all.writes += &all.discards;
     Report {
         socket: session.socket().display().to_string(),
         device: *session.config(),
@@ -374,54 +396,16 @@ fn report(
         mb_per_second: all.bytes as f64 / seconds / 1e6,
         latency: Latency::of(&total),
         histogram: Buckets::of(&total),
-        open: all
-            .open
-            .zip(workload.rate)
-            .map(|(open, rate)| OpenReport::of(&open, rate, ios, slots)),
+        open: open.zip(workload.rate).map(|(open, rate)| OpenReport::of(&open, rate, ios, slots)),
         reads: ByKind::of(&all.reads, seconds),
         writes: ByKind::of(&all.writes, seconds),
         flushes: ByKind::of(&all.flushes, seconds),
         errors: all.errors,
-        backend: usage.map(|(pid, usage)| BackendUse::of(pid, &usage, ios)),
-        driver_cpu_us_per_io: per_io(all.cpu.as_secs_f64() * 1e6),
-        kicks_per_io: per_io(all.kicks as f64),
-        sleeps_per_io: per_io(all.sleeps as f64),
+        backend: driven.backend(ios),
+        driver_cpu_us_per_io: per_io(effort.cpu.as_secs_f64() * 1e6),
+        kicks_per_io: per_io(effort.kicks as f64),
+        sleeps_per_io: per_io(effort.sleeps as f64),
     }
-}
-
-/// The sum of all jobs' values.
-fn sum_of(stats: &[JobStats]) -> JobStats {
-    let mut all = match JobStats::new() {
-        Ok(all) => all,
-        Err(_) => unreachable!("the same histograms were made before"),
-    };
-    for one in stats {
-        // They have the same bounds, so they can be added.
-        let _ = all.reads.add(&one.reads);
-        let _ = all.writes.add(&one.writes);
-        let _ = all.flushes.add(&one.flushes);
-        all.bytes += one.bytes;
-        all.errors.add(&one.errors);
-        all.kicks += one.kicks;
-        all.sleeps += one.sleeps;
-        all.cpu += one.cpu;
-        all.last = all.last.max(one.last);
-        all.completed += one.completed;
-        if let Some(open) = &one.open {
-            match &mut all.open {
-                Some(sum) => sum.add(open),
-                None => {
-                    let mut sum = match OpenStats::new() {
-                        Ok(sum) => sum,
-                        Err(_) => unreachable!("the same histograms were made before"),
-                    };
-                    sum.add(open);
-                    all.open = Some(sum);
-                }
-            }
-        }
-    }
-    all
 }
 
 impl BackendUse {

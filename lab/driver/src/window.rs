@@ -1,16 +1,47 @@
-//! The measuring window, and its histograms.
+//! The measuring window, and the values that are measured in it.
+
+use std::ops::{AddAssign, Deref, DerefMut};
 
 use hdrhistogram::Histogram;
 
-use crate::error::{Error, ErrorKind};
+use crate::report::Errors;
+use crate::ring::{Completion, Request, RequestKind};
 
 /// The longest latency that is resolved: a minute.
 pub(crate) const LONGEST_NS: u64 = 60_000_000_000;
 
-/// A histogram for latencies in ns.
-pub(crate) fn latency_histogram() -> Result<Histogram<u64>, Error> {
-    Histogram::new_with_bounds(1, LONGEST_NS, 3)
-        .map_err(|e| Error::caused_by(ErrorKind::System, "cannot make a histogram", e))
+/// A histogram of latencies in ns.
+#[derive(Debug, Clone)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Default for Latencies {
+    fn default() -> Self {
+        match Histogram::new_with_bounds(1, LONGEST_NS, 3) {
+            Ok(empty) => Self(empty),
+            Err(_) => unreachable!("a histogram can have these bounds"),
+        }
+    }
+}
+
+impl Deref for Latencies {
+    type Target = Histogram<u64>;
+
+    fn deref(&self) -> &Histogram<u64> {
+        &self.0
+    }
+}
+
+impl DerefMut for Latencies {
+    fn deref_mut(&mut self) -> &mut Histogram<u64> {
+        &mut self.0
+    }
+}
+
+impl AddAssign<&Self> for Latencies {
+    fn add_assign(&mut self, other: &Self) {
+        // They have the same bounds, so they can be added.
+        let _ = self.0.add(&other.0);
+    }
 }
 
 /// The time in which a job measures, in ns of the run's clock, and its number of requests.
@@ -19,4 +50,70 @@ pub(crate) struct Window {
     pub(crate) from: u64,
     pub(crate) until: u64,
     pub(crate) count: u64,
+}
+
+/// The measured values of requests.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) reads: Latencies,
+    pub(crate) writes: Latencies,
+    pub(crate) flushes: Latencies,
+    /// Discards and write-zeroes.
+    pub(crate) discards: Latencies,
+    pub(crate) bytes: u64,
+    pub(crate) errors: Errors,
+    /// Requests completed within the window. Those whose latency counts are others in an open loop:
+    /// those that arrived within it.
+    pub(crate) completed: u64,
+    /// The last completion within the window, in ns of the run's clock.
+    pub(crate) last: u64,
+}
+
+impl Counts {
+    /// The latency of a request.
+    #[inline]
+    pub(crate) fn record(&mut self, kind: RequestKind, ns: u64) {
+        let latencies = match kind {
+            RequestKind::Read => &mut self.reads,
+            RequestKind::Flush => &mut self.flushes,
+            RequestKind::Discard | RequestKind::WriteZeroes => &mut self.discards,
+            _ => &mut self.writes,
+        };
+        latencies.saturating_record(ns);
+    }
+
+    /// Takes account of a completion within the window.
+    #[inline]
+    pub(crate) fn count(&mut self, request: &Request, completion: &Completion, now: u64) {
+        self.completed += 1;
+        self.last = now;
+        if completion.status == 0 {
+            self.bytes += u64::from(request.len);
+            if request.kind == RequestKind::Read && completion.len != request.len + 1 {
+                self.errors.length += 1;
+            }
+        } else {
+            self.errors.count(completion.status);
+        }
+    }
+
+    /// All latencies.
+    pub(crate) fn all(&self) -> Latencies {
+        let mut all = self.reads.clone();
+        [&self.writes, &self.flushes, &self.discards].into_iter().for_each(|other| all += other);
+        all
+    }
+}
+
+impl AddAssign<&Self> for Counts {
+    fn add_assign(&mut self, other: &Self) {
+        self.reads += &other.reads;
+        self.writes += &other.writes;
+        self.flushes += &other.flushes;
+        self.discards += &other.discards;
+        self.bytes += other.bytes;
+        self.errors.add(&other.errors);
+        self.completed += other.completed;
+        self.last = self.last.max(other.last);
+    }
 }

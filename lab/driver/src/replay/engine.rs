@@ -2,25 +2,19 @@
 
 use std::time::Duration;
 
-use crate::ring::{Completion, Request, RequestKind};
-use hdrhistogram::Histogram;
 use serde::Serialize;
-use vlane_error::counted;
 
 use super::plan::{ReplayPlan, State};
 use super::{AHEAD, ReplayKind};
-use crate::clock::Clock;
 use crate::device::{BlkConfig, Negotiated};
 use crate::error::{Error, ErrorKind};
-use crate::job::{Shared, precise_sleep, thread_cpu};
+use crate::lanes::{Effort, Manner, Moment, Next, Out, Source};
 use crate::report::{BackendUse, ByKind, Errors, Latency};
+use crate::ring::{BlkQueue, Completion, Request, RequestKind};
 use crate::run::{OnProgress, Plan, drive};
-use crate::session::{Calls, GuestQueue, Session};
-use crate::window::latency_histogram;
+use crate::session::Session;
+use crate::window::{Counts, Latencies};
 use crate::workload::Wait;
-
-/// Closer to a due time than this a replay does not sleep: waking up takes about as long.
-const SPIN_NS: u64 = 50_000;
 
 /// The times at which requests go out.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -126,16 +120,23 @@ pub fn replay(
         Timing::AsFast => None,
     };
     let time = Plan::open_end(total);
-    let work = |shared: &Shared, clock: &Clock| {
-        Replay::new(&mut queues, plan, options, shared, clock)?.run()
+    let lane = |queue| Lane { left: plan.queue(queue), held: None };
+    let source = Replay {
+        lanes: (0..queues.len()).map(lane).collect(),
+        plan,
+        state: plan.state(),
+        timing: options.timing,
+        stats: Stats::default(),
     };
-    let driven = drive(&mut session, &waker, &cpus, &time, vec![Box::new(work)], progress);
-    let mut stats = driven.results.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let stats =
-        stats.pop().ok_or_else(|| Error::new(ErrorKind::System, "the replay's thread is gone"))?;
+    let manner = Manner { wait: options.wait, cpus: &cpus, ..Manner::usual(time.window) };
+    let sources = vec![(queues.as_mut_slice(), source)];
+    let driven = drive(&mut session, &waker, &time, manner, sources, progress).whole()?;
     session.stop()?;
-    let usage = driven.usage.map(|(pid, usage)| BackendUse::of(pid, &usage, stats.ios()));
-    Ok(stats.report(&session, plan, options, usage))
+    let [(replay, effort)] = &driven.jobs[..] else {
+        return Err(Error::new(ErrorKind::System, "the replay's thread is gone"));
+    };
+    let backend = driven.backend(replay.stats.counts.completed);
+    Ok(replay.stats.report(&session, plan, options, effort, backend))
 }
 
 /// Checks that a trace fits a device.
@@ -209,20 +210,10 @@ fn scaled(ns: u64, speed: f64) -> u64 {
     if (speed - 1.0).abs() < f64::EPSILON { ns } else { (ns as f64 / speed) as u64 }
 }
 
-/// A request that is out.
-#[derive(Debug, Clone, Copy)]
-struct Out {
-    place: u32,
-    since: u64,
-}
-
 /// A queue's part of the trace.
 struct Lane<'a> {
-    queue: &'a mut GuestQueue,
     /// Unsubmitted requests, by place in the plan.
     left: &'a [u32],
-    out: Vec<Out>,
-    idle: Vec<u16>,
     /// The reason why the first of `left`, being due, has not gone out at the first look.
     held: Option<Held>,
 }
@@ -235,316 +226,137 @@ enum Held {
 }
 
 /// The measured values.
+#[derive(Default)]
 struct Stats {
-    reads: Histogram<u64>,
-    writes: Histogram<u64>,
-    flushes: Histogram<u64>,
-    discards: Histogram<u64>,
-    late: Histogram<u64>,
+    counts: Counts,
+    late: Latencies,
     held_by_order: u64,
     held_by_depth: u64,
-    bytes: u64,
-    errors: Errors,
-    cpu: Duration,
-    /// The last completion, in ns of the replay.
-    last: u64,
+    /// Writes so far: part of the data of those whose data are not given.
+    written: u64,
+    /// The begin of the replay, in ns of the run's clock.
+    start: Option<u64>,
 }
 
 struct Replay<'a> {
     lanes: Vec<Lane<'a>>,
-    calls: Calls,
     plan: &'a ReplayPlan,
     state: State<'a>,
-    options: &'a ReplayOptions,
-    shared: &'a Shared,
-    clock: &'a Clock,
+    timing: Timing,
     stats: Stats,
-    /// Writes so far: part of the data of those whose data are not given.
-    written: u64,
 }
 
-impl<'a> Replay<'a> {
-    fn new(
-        queues: &'a mut [GuestQueue],
-        plan: &'a ReplayPlan,
-        options: &'a ReplayOptions,
-        shared: &'a Shared,
-        clock: &'a Clock,
-    ) -> Result<Self, Error> {
-        let calls = Calls::of(queues.iter())?;
-        let lane = |(index, queue): (usize, &'a mut GuestQueue)| {
-            let depth = queue.blk.depth();
-            Lane {
-                left: plan.queue(index),
-                out: vec![Out { place: 0, since: 0 }; depth.into()],
-                idle: (0..depth).rev().collect(),
-                held: None,
-                queue,
-            }
-        };
-        let stats = Stats {
-            reads: latency_histogram()?,
-            writes: latency_histogram()?,
-            flushes: latency_histogram()?,
-            discards: latency_histogram()?,
-            late: latency_histogram()?,
-            held_by_order: 0,
-            held_by_depth: 0,
-            bytes: 0,
-            errors: Errors::default(),
-            cpu: Duration::ZERO,
-            last: 0,
-        };
-        let lanes = queues.iter_mut().enumerate().map(lane).collect();
-        Ok(Self {
-            lanes,
-            calls,
-            plan,
-            state: plan.state(),
-            options,
-            shared,
-            clock,
-            stats,
-            written: 0,
-        })
-    }
-
-    /// Submits all requests and waits until they have come back.
-    fn run(mut self) -> Result<Stats, Error> {
-        precise_sleep();
-        let cpu = thread_cpu();
-        let mut done: Vec<Completion> = Vec::new();
-        self.lanes.iter_mut().for_each(|lane| lane.queue.blk.disable_interrupts());
-        let start = self.clock.now();
-        loop {
-            let ended = self.shared.stop.load(std::sync::atomic::Ordering::Relaxed);
-            if ended {
-                self.lanes.iter_mut().for_each(|lane| lane.left = &[]);
-            }
-            let now = self.clock.now() - start;
-            let next = self.submit_all(now)?;
-            if self.lanes.iter().all(|lane| lane.left.is_empty() && lane.queue.blk.held() == 0) {
-                break;
-            }
-            if self.reap_all(start, &mut done)? {
-                continue;
-            }
-            if self.shared.abort.load(std::sync::atomic::Ordering::Relaxed) {
-                return Err(self.aborted());
-            }
-            self.wait(start, next)?;
-        }
-        self.stats.cpu = thread_cpu().saturating_sub(cpu);
-        self.lanes.iter_mut().for_each(|lane| {
-            // As an idle guest has it.
-            lane.queue.blk.enable_interrupts();
-        });
-        Ok(self.stats)
-    }
-
-    /// The due time of a request, in ns of the replay.
+impl Replay<'_> {
+    /// The due time of a request, in ns of the run's clock.
     fn due(&self, place: u32) -> u64 {
-        match self.options.timing {
+        let since_start = match self.timing {
             Timing::Original { speed } => scaled(self.plan.requests()[place as usize].at_ns, speed),
             Timing::AsFast => 0,
-        }
-    }
-
-    /// Submits the requests that are due and may go out; returns the due time of the next request
-    /// that only the time holds back.
-    fn submit_all(&mut self, now: u64) -> Result<Option<u64>, Error> {
-        let limit = match self.options.timing {
-            Timing::Original { .. } => u32::MAX,
-            Timing::AsFast => {
-                let first = self.lanes.iter().filter_map(|lane| lane.left.first()).min();
-                first.map_or(u32::MAX, |first| {
-                    first.saturating_add(u32::try_from(AHEAD).unwrap_or(u32::MAX))
-                })
-            }
         };
-        let mut next = None;
-        for index in 0..self.lanes.len() {
-            let mut submitted = false;
-            while let Some(place) =
-                self.lanes[index].left.first().copied().filter(|place| *place < limit)
-            {
-                let due = self.due(place);
-                if due > now {
-                    next = Some(next.map_or(due, |next: u64| next.min(due)));
-                    break;
-                }
-                let held = match self.state.is_free(place) {
-                    false => Some(Held::ByOrder),
-                    true if self.lanes[index].idle.is_empty() => Some(Held::ByDepth),
-                    true => None,
-                };
-                if held.is_some() {
-                    // The first obstacle counts.
-                    let lane = &mut self.lanes[index];
-                    lane.held = lane.held.or(held);
-                    break;
-                }
-                self.submit(index, place, now, now - due)?;
-                submitted = true;
-            }
-            let queue = &mut self.lanes[index].queue;
-            if submitted && queue.blk.publish() {
-                queue.kick()?;
-            }
-        }
-        Ok(next)
+        self.stats.start.unwrap_or(0) + since_start
     }
 
-    fn submit(&mut self, index: usize, place: u32, now: u64, late: u64) -> Result<(), Error> {
-        let request = &self.plan.requests()[place as usize];
-        let lane = &mut self.lanes[index];
-        let Some(slot) = lane.idle.pop() else { return Ok(()) };
-        lane.left = &lane.left[1..];
-        match lane.held.take() {
+    /// A lane's next request, if the others' are not too far behind it.
+    fn first(&self, lane: usize) -> Option<u32> {
+        let place = *self.lanes[lane].left.first()?;
+        if self.timing != Timing::AsFast {
+            return Some(place);
+        }
+        let first = self.lanes.iter().filter_map(|lane| lane.left.first()).min();
+        let ahead = u32::try_from(AHEAD).unwrap_or(u32::MAX);
+        first.filter(|first| place < first.saturating_add(ahead)).map(|_| place)
+    }
+}
+
+impl Source for Replay<'_> {
+    /// The place in the plan.
+    type Tag = u32;
+
+    fn next(
+        &mut self,
+        lane: usize,
+        queue: &mut BlkQueue,
+        slot: u16,
+        at: &Moment,
+    ) -> Result<Next<u32>, Error> {
+        self.stats.start.get_or_insert(at.now);
+        let Some(place) = self.first(lane).filter(|_| !at.ended) else { return Ok(Next::Nothing) };
+        let due = self.due(place);
+        if due > at.now {
+            return Ok(Next::At(due));
+        }
+        let Lane { left, held } = &mut self.lanes[lane];
+        if !self.state.is_free(place) {
+            // The first obstacle counts.
+            held.get_or_insert(Held::ByOrder);
+            return Ok(Next::Nothing);
+        }
+        *left = &left[1..];
+        match held.take() {
             Some(Held::ByOrder) => self.stats.held_by_order += 1,
             Some(Held::ByDepth) => self.stats.held_by_depth += 1,
             None => {}
         }
-        if matches!(self.options.timing, Timing::Original { .. }) {
-            self.stats.late.saturating_record(late);
+        if self.timing != Timing::AsFast {
+            self.stats.late.saturating_record(at.now - due);
         }
-        let (kind, sector, len) = match request.kind {
-            ReplayKind::Read => (RequestKind::Read, request.sector, request.sectors * 512),
-            ReplayKind::Flush => (RequestKind::Flush, 0, 0),
-            ReplayKind::Write => {
-                self.written += 1;
-                // Odd multipliers spread neighbouring places over all seeds.
-                let own = || request.sector.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.written;
-                let seed = request.data.unwrap_or_else(own);
-                if let Some(data) = lane.queue.blk.data_mut(slot) {
-                    data.fill_pattern_to(seed, request.sectors as usize * 512);
-                }
-                (RequestKind::Write, request.sector, request.sectors * 512)
-            }
-            ReplayKind::Discard | ReplayKind::WriteZeroes => {
-                let mut range = [0; 16];
-                range[..8].copy_from_slice(&request.sector.to_le_bytes());
-                range[8..12].copy_from_slice(&request.sectors.to_le_bytes());
-                if let Some(data) = lane.queue.blk.data_mut(slot) {
-                    data.copy_in(0, &range)?;
-                }
-                let kind = if request.kind == ReplayKind::Discard {
-                    RequestKind::Discard
-                } else {
-                    RequestKind::WriteZeroes
-                };
-                (kind, 0, 16)
-            }
+        let request = &self.plan.requests()[place as usize];
+        let kind = RequestKind::from(request.kind);
+        let (sector, len) = match kind {
+            RequestKind::Flush => (0, 0),
+            _ => (request.sector, request.sectors * 512),
         };
-        lane.queue
-            .blk
-            .submit(slot, Request { kind, sector, len, ioprio: request.ioprio.into() })?;
-        lane.out[usize::from(slot)] = Out { place, since: now };
+        if kind == RequestKind::Write {
+            self.stats.written += 1;
+            // Odd multipliers spread neighbouring places over all seeds.
+            let own = || sector.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.stats.written;
+            let seed = request.data.unwrap_or_else(own);
+            if let Some(data) = queue.data_mut(slot) {
+                data.fill_pattern_to(seed, len as usize);
+            }
+        }
+        let request = Request { kind, sector, len, ioprio: request.ioprio.into() };
+        Ok(Next::Send(request, place))
+    }
+
+    fn full(&mut self, lane: usize, at: &Moment) {
+        if let Some(place) = self.first(lane).filter(|place| self.due(*place) <= at.now) {
+            let free = self.state.is_free(place);
+            self.lanes[lane].held.get_or_insert(if free { Held::ByDepth } else { Held::ByOrder });
+        }
+    }
+
+    fn done(
+        &mut self,
+        _lane: usize,
+        _queue: &BlkQueue,
+        out: Out<u32>,
+        completion: &Completion,
+        at: &Moment,
+    ) -> Result<(), Error> {
+        self.state.complete(out.tag);
+        let counts = &mut self.stats.counts;
+        counts.record(out.request.kind, at.now - out.since);
+        let moves = matches!(out.request.kind, RequestKind::Read | RequestKind::Write);
+        let len = if moves { out.request.len } else { 0 };
+        counts.count(&Request { len, ..out.request }, completion, at.now);
         Ok(())
-    }
-
-    /// Takes back completed requests; returns true if there were any.
-    fn reap_all(&mut self, start: u64, done: &mut Vec<Completion>) -> Result<bool, Error> {
-        let mut any = false;
-        for lane in &mut self.lanes {
-            lane.queue.blk.reap(done)?;
-            if done.is_empty() {
-                continue;
-            }
-            any = true;
-            let now = self.clock.now() - start;
-            self.stats.last = now;
-            let n = done.len() as u64;
-            self.shared.done.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
-            for completion in done.drain(..) {
-                let Out { place, since } = lane.out[usize::from(completion.slot)];
-                lane.idle.push(completion.slot);
-                self.state.complete(place);
-                let request = &self.plan.requests()[place as usize];
-                let bytes = u64::from(request.sectors) * 512;
-                let stats = &mut self.stats;
-                let (histogram, moved) = match request.kind {
-                    ReplayKind::Read => (&mut stats.reads, bytes),
-                    ReplayKind::Write => (&mut stats.writes, bytes),
-                    ReplayKind::Flush => (&mut stats.flushes, 0),
-                    ReplayKind::Discard | ReplayKind::WriteZeroes => (&mut stats.discards, 0),
-                };
-                histogram.saturating_record(now.saturating_sub(since));
-                if completion.status != 0 {
-                    stats.errors.count(completion.status);
-                } else {
-                    stats.bytes += moved;
-                    if request.kind == ReplayKind::Read && u64::from(completion.len) != bytes + 1 {
-                        stats.errors.length += 1;
-                    }
-                }
-            }
-        }
-        Ok(any)
-    }
-
-    /// Returns when there may be a request to take back, or to submit.
-    fn wait(&mut self, start: u64, next: Option<u64>) -> Result<(), Error> {
-        if self.options.wait == Wait::Poll {
-            std::hint::spin_loop();
-            return Ok(());
-        }
-        let mut ready = false;
-        for lane in &mut self.lanes {
-            ready |= lane.queue.blk.enable_interrupts();
-        }
-        if !ready {
-            let now = self.clock.now() - start;
-            match next {
-                None => self.calls.wait(None)?,
-                Some(next) if next > now + SPIN_NS => {
-                    self.calls.wait(Some(Duration::from_nanos(next - now - SPIN_NS)))?;
-                }
-                Some(next) => {
-                    while self.clock.now() - start < next
-                        && !self.lanes.iter().any(|lane| lane.queue.blk.has_used())
-                    {
-                        std::hint::spin_loop();
-                    }
-                }
-            }
-        }
-        self.lanes.iter_mut().for_each(|lane| lane.queue.blk.disable_interrupts());
-        Ok(())
-    }
-
-    fn aborted(&self) -> Error {
-        let held: u32 = self.lanes.iter().map(|lane| u32::from(lane.queue.blk.held())).sum();
-        if self.shared.gone.load(std::sync::atomic::Ordering::Relaxed) {
-            Error::new(
-                ErrorKind::Gone,
-                format!("the back end hung up with {} out", counted(held, "request")),
-            )
-        } else {
-            Error::new(ErrorKind::Timeout, format!("{} never came back", counted(held, "request")))
-        }
     }
 }
 
 impl Stats {
-    fn ios(&self) -> u64 {
-        self.reads.len() + self.writes.len() + self.flushes.len() + self.discards.len()
-    }
-
     fn report(
         &self,
         session: &Session,
         plan: &ReplayPlan,
         options: &ReplayOptions,
+        effort: &Effort,
         backend: Option<BackendUse>,
     ) -> ReplayReport {
-        let ios = self.ios();
-        let seconds = (self.last as f64 / 1e9).max(1e-9);
-        let mut total = self.reads.clone();
-        for other in [&self.writes, &self.flushes, &self.discards] {
-            // They have the same bounds, so they can be added.
-            let _ = total.add(other);
-        }
+        let Counts { completed: ios, last, bytes, errors, .. } = self.counts;
+        let Counts { reads, writes, flushes, discards, .. } = &self.counts;
+        let took = last.saturating_sub(self.start.unwrap_or(0));
+        let seconds = (took as f64 / 1e9).max(1e-9);
         ReplayReport {
             socket: session.socket().display().to_string(),
             device: *session.config(),
@@ -559,22 +371,18 @@ impl Stats {
             seconds,
             ios,
             iops: ios as f64 / seconds,
-            mb_per_second: self.bytes as f64 / seconds / 1e6,
-            latency: Latency::of(&total),
-            reads: ByKind::of(&self.reads, seconds),
-            writes: ByKind::of(&self.writes, seconds),
-            flushes: ByKind::of(&self.flushes, seconds),
-            discards: ByKind::of(&self.discards, seconds),
+            mb_per_second: bytes as f64 / seconds / 1e6,
+            latency: Latency::of(&self.counts.all()),
+            reads: ByKind::of(reads, seconds),
+            writes: ByKind::of(writes, seconds),
+            flushes: ByKind::of(flushes, seconds),
+            discards: ByKind::of(discards, seconds),
             late: (!self.late.is_empty()).then(|| Latency::of(&self.late)),
             held_by_order: self.held_by_order,
             held_by_depth: self.held_by_depth,
-            errors: self.errors,
+            errors,
             backend,
-            driver_cpu_us_per_io: if ios == 0 {
-                0.0
-            } else {
-                self.cpu.as_secs_f64() * 1e6 / ios as f64
-            },
+            driver_cpu_us_per_io: effort.cpu.as_secs_f64() * 1e6 / ios.max(1) as f64,
         }
     }
 }

@@ -38,6 +38,7 @@ mod plan;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ring::RequestKind;
 pub use engine::{ReplayOptions, ReplayReport, Timing, replay};
 pub use plan::ReplayPlan;
 
@@ -65,6 +66,18 @@ impl ReplayKind {
     /// Returns true if it changes the stored data.
     pub fn writes(self) -> bool {
         matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
+    }
+}
+
+impl From<ReplayKind> for RequestKind {
+    fn from(kind: ReplayKind) -> Self {
+        match kind {
+            ReplayKind::Read => Self::Read,
+            ReplayKind::Write => Self::Write,
+            ReplayKind::Flush => Self::Flush,
+            ReplayKind::Discard => Self::Discard,
+            ReplayKind::WriteZeroes => Self::WriteZeroes,
+        }
     }
 }
 

@@ -44,10 +44,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::{Error, ErrorKind};
+use crate::lanes::Manner;
+use crate::random::Rng;
 use crate::report::Errors;
-use crate::run::{Body, OnProgress, Plan, drive};
+use crate::run::{Driven, OnProgress, Plan, drive};
 use crate::session::Session;
-use crate::window::Window;
 use crate::workload::{Limit, Wait, region};
 use job::{Mode, VerifyJob};
 use model::Block;
@@ -289,59 +290,61 @@ fn go(
         Mode::Load(options) => (Plan::of(options.limit, Duration::ZERO), options.cpus.clone()),
         Mode::Check => (Plan::of(Limit::Count(0), Duration::ZERO), Vec::new()),
     };
-    let Window { count, .. } = plan.window;
     let started = std::time::Instant::now();
+    let (load, seed, wait) = match mode {
+        Mode::Load(options) => (true, options.seed, options.wait),
+        Mode::Check => (false, 0, Wait::Interrupt),
+    };
 
     let jobs = queues.len();
     let mut rest = state.blocks.as_mut_slice();
     let mut first_sector = state.offset / 512;
-    let mut bodies: Vec<Body<'_, VerifyReport>> = Vec::with_capacity(jobs);
-    for (index, queue) in queues.iter_mut().enumerate() {
+    let mut sources = Vec::with_capacity(jobs);
+    for (index, queue) in queues.chunks_mut(1).enumerate() {
         // The remaining blocks over the remaining jobs: equal to within one.
-        let (mine, others) = rest.split_at_mut(rest.len() / (jobs - index));
+        let (blocks, others) = rest.split_at_mut(rest.len() / (jobs - index));
         rest = others;
-        let first = first_sector;
-        first_sector += mine.len() as u64 * u64::from(block / 512);
-        bodies.push(Box::new(move |shared, clock| {
-            let mut job = VerifyJob::new(queue, mine, mode, index as u64, run, first, block);
-            job.durable_when_done = !volatile || !can_flush;
-            job.can_flush = can_flush;
-            job.run(shared, clock, plan.window.until, count)
-        }));
+        let sectors = blocks.len() as u64 * u64::from(block / 512);
+        let job = VerifyJob {
+            busy: vec![false; blocks.len()],
+            left: if load { plan.window.count } else { blocks.len() as u64 },
+            blocks,
+            mode,
+            run,
+            first_sector,
+            block,
+            durable_when_done: !volatile || !can_flush,
+            can_flush,
+            rng: Rng::new(seed ^ run ^ (index as u64) << 48),
+            final_flush: load && can_flush,
+            dirty: Vec::new(),
+            flushing: None,
+            writes_since: 0,
+            next: 0,
+            buffer: vec![0; block as usize],
+            report: VerifyReport::default(),
+        };
+        sources.push((queue, job));
+        first_sector += sectors;
     }
-    let driven = drive(&mut session, &waker, &cpus, &plan, bodies, progress);
+    let manner = Manner { wait, cpus: &cpus, ..Manner::usual(plan.window) };
+    let Driven { jobs, failure, .. } =
+        drive(&mut session, &waker, &plan, manner, sources, progress);
     let mut report = VerifyReport::default();
-    let mut failure = None;
-    for result in driven.results {
-        match result {
-            Ok(one) => report.add(one),
-            // The error of a job that was stopped by another's failure is less useful than that
-            // failure.
-            Err(error)
-                if failure.as_ref().is_none_or(|f: &Error| f.kind() == ErrorKind::Timeout) =>
-            {
-                failure = Some(error);
-            }
-            Err(_) => {}
-        }
-    }
-    if failure.is_some() || report.backend_gone {
+    jobs.into_iter().for_each(|(job, _)| report.add(job.report));
+    if failure.is_some() {
         // Requests that were out are in doubt, and unflushed data may go with the process.
         state.crashed();
     }
     report.seconds = started.elapsed().as_secs_f64();
     report.reconnects = session.reconnects();
-    match failure {
-        Some(error) => Err(error),
-        None if report.backend_gone => Ok(report),
-        None => match session.stop() {
-            // All requests had come back and were flushed.
-            Err(error) if error.is_gone() => {
-                report.backend_gone = true;
-                Ok(report)
-            }
-            other => other.map(|()| report),
-        },
+    // If the session ends, all requests had come back and were flushed.
+    match failure.map_or_else(|| session.stop(), Err) {
+        Err(error) if !error.is_gone() => Err(error),
+        ended => {
+            report.backend_gone = ended.is_err();
+            Ok(report)
+        }
     }
 }
 
@@ -355,6 +358,5 @@ impl VerifyReport {
         self.first.truncate(FIRST);
         self.unflushed_lost += other.unflushed_lost;
         self.errors.add(&other.errors);
-        self.backend_gone |= other.backend_gone;
     }
 }
