@@ -180,7 +180,8 @@ impl Source for Readers<'_> {
         _queue: &mut BlkQueue,
         _slot: u16,
         at: &Moment,
-    ) -> Result<Next<bool>, Error> {
+        out: &mut Out<bool>,
+    ) -> Result<Next, Error> {
         let due = self.due.filter(|_| lane == usize::from(self.crowd.queue));
         let is_one = match (self.idle.get_mut(lane), due) {
             _ if at.ended => return Ok(Next::Nothing),
@@ -203,14 +204,14 @@ impl Source for Readers<'_> {
             len: block,
             ioprio: if is_one { ioprio } else { readers_ioprio }.into(),
         };
-        Ok(Next::Send(request, is_one))
+        Ok(out.send(request, is_one, at))
     }
 
     fn done(
         &mut self,
         lane: usize,
         _queue: &BlkQueue,
-        out: Out<bool>,
+        out: &Out<bool>,
         completion: &Completion,
         at: &Moment,
     ) -> Result<(), Error> {

@@ -29,7 +29,8 @@ impl Source for Job<'_> {
         _queue: &mut BlkQueue,
         slot: u16,
         at: &Moment,
-    ) -> Result<Next<u64>, Error> {
+        out: &mut Out<u64>,
+    ) -> Result<Next, Error> {
         let arrival = match &mut self.books {
             // Every completion makes room for the next request.
             None if at.ended || self.left == 0 => return Ok(Next::Nothing),
@@ -46,7 +47,7 @@ impl Source for Job<'_> {
         let (kind, offset) = self.requests.next(slot);
         let len = if kind == RequestKind::Flush { 0 } else { self.workload.block };
         let ioprio = self.workload.ioprio.into();
-        Ok(Next::Send(Request { kind, sector: offset / 512, len, ioprio }, arrival))
+        Ok(out.send(Request { kind, sector: offset / 512, len, ioprio }, arrival, at))
     }
 
     #[inline]
@@ -54,7 +55,7 @@ impl Source for Job<'_> {
         &mut self,
         _lane: usize,
         _queue: &BlkQueue,
-        out: Out<u64>,
+        out: &Out<u64>,
         completion: &Completion,
         at: &Moment,
     ) -> Result<(), Error> {

@@ -75,9 +75,10 @@ impl Moment {
 }
 
 /// The answer of a source that is asked for a request.
-pub(crate) enum Next<T> {
-    /// This one, now. Sector and length are those of its place; the tag comes back with it.
-    Send(Request, T),
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// One, now.
+    Now,
     /// One at this time.
     At(u64),
     /// None before a completion. If no request is out, there are no more.
@@ -89,23 +90,35 @@ pub(crate) enum Next<T> {
 pub(crate) struct Out<T> {
     /// The time of its submission.
     pub(crate) since: u64,
+    /// Sector and length are those of its place.
     pub(crate) request: Request,
+    /// Knowledge of the source about it.
     pub(crate) tag: T,
+}
+
+impl<T> Out<T> {
+    /// This request goes out now.
+    #[inline]
+    pub(crate) fn send(&mut self, request: Request, tag: T, at: &Moment) -> Next {
+        *self = Self { since: at.now, request, tag };
+        Next::Now
+    }
 }
 
 /// A source of requests, which also takes account of their completions.
 pub(crate) trait Source {
     /// Knowledge of the source about a request that is out.
-    type Tag: Copy;
+    type Tag: Copy + Default;
 
-    /// The next request of a lane, for a free slot, whose data may be written.
+    /// Makes the next request of a lane, for a free slot whose data may be written.
     fn next(
         &mut self,
         lane: usize,
         queue: &mut BlkQueue,
         slot: u16,
         at: &Moment,
-    ) -> Result<Next<Self::Tag>, Error>;
+        out: &mut Out<Self::Tag>,
+    ) -> Result<Next, Error>;
 
     /// All of a lane's slots are taken.
     fn full(&mut self, _lane: usize, _at: &Moment) {}
@@ -115,7 +128,7 @@ pub(crate) trait Source {
         &mut self,
         lane: usize,
         queue: &BlkQueue,
-        out: Out<Self::Tag>,
+        out: &Out<Self::Tag>,
         completion: &Completion,
         at: &Moment,
     ) -> Result<(), Error>;
@@ -162,7 +175,8 @@ pub(crate) fn thread_cpu() -> Duration {
 struct Lane<'a, T> {
     queue: &'a mut GuestQueue,
     idle: Vec<u16>,
-    out: Vec<Option<Out<T>>>,
+    /// By slot, its last request.
+    out: Vec<Out<T>>,
 }
 
 /// A thread's queues.
@@ -176,7 +190,7 @@ pub(crate) struct Lanes<'a, T> {
     cpu_from: Duration,
 }
 
-impl<'a, T: Copy> Lanes<'a, T> {
+impl<'a, T: Copy + Default> Lanes<'a, T> {
     pub(crate) fn new(
         queues: &'a mut [GuestQueue],
         manner: Manner<'a>,
@@ -185,11 +199,13 @@ impl<'a, T: Copy> Lanes<'a, T> {
         // Timeouts end when they are over, instead of up to 50 us later, which is what Linux allows
         // itself. If that is refused, the reported lateness shows it.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
-        let calls = Calls::of(queues.iter())?;
+        let calls = Calls::of(queues)?;
+        let request = Request { kind: RequestKind::Read, sector: 0, len: 0, ioprio: 0 };
+        let none = Out { since: 0, request, tag: T::default() };
         let lanes = queues.iter_mut().map(|queue| {
             queue.blk.disable_interrupts();
             let depth = queue.blk.depth();
-            Lane { queue, idle: (0..depth).rev().collect(), out: vec![None; depth.into()] }
+            Lane { queue, idle: (0..depth).rev().collect(), out: vec![none; depth.into()] }
         });
         Ok(Self {
             lanes: lanes.collect(),
@@ -215,12 +231,12 @@ impl<'a, T: Copy> Lanes<'a, T> {
                     self.shared.done.fetch_add(done.len() as u64, Ordering::Relaxed);
                 }
                 self.look(source);
+                let at = self.at;
                 let Lane { queue, idle, out } = &mut self.lanes[index];
                 for completion in done.drain(..) {
                     idle.push(completion.slot);
-                    if let Some(out) = out[usize::from(completion.slot)].take() {
-                        source.done(index, &queue.blk, out, &completion, &self.at)?;
-                    }
+                    let out = &out[usize::from(completion.slot)];
+                    source.done(index, &queue.blk, out, &completion, &at)?;
                 }
                 moved |= self.fill(index, source, &mut due)?;
             }
@@ -275,13 +291,13 @@ impl<'a, T: Copy> Lanes<'a, T> {
         due: &mut Option<u64>,
     ) -> Result<bool, Error> {
         let Lane { queue, idle, out } = &mut self.lanes[index];
-        let (mut unpublished, mut any) = (0, false);
+        let (mut unpublished, mut any, at) = (0, false, self.at);
         while let Some(slot) = idle.last().copied() {
-            match source.next(index, &mut queue.blk, slot, &self.at)? {
-                Next::Send(request, tag) => {
-                    submit(&mut queue.blk, slot, request)?;
+            let out = &mut out[usize::from(slot)];
+            match source.next(index, &mut queue.blk, slot, &at, out)? {
+                Next::Now => {
+                    submit(&mut queue.blk, slot, &out.request)?;
                     idle.pop();
-                    out[usize::from(slot)] = Some(Out { since: self.at.now, request, tag });
                     any = true;
                     unpublished += 1;
                     if unpublished == self.manner.batch {
@@ -297,7 +313,7 @@ impl<'a, T: Copy> Lanes<'a, T> {
             }
         }
         if idle.is_empty() {
-            source.full(index, &self.at);
+            source.full(index, &at);
         }
         if unpublished > 0 {
             publish(queue, &mut self.effort)?;
@@ -359,10 +375,10 @@ fn publish(queue: &mut GuestQueue, effort: &mut Effort) -> Result<(), Error> {
 
 /// Puts a request into a slot.
 #[inline]
-fn submit(queue: &mut BlkQueue, slot: u16, request: Request) -> Result<(), Error> {
-    let Request { kind, sector, len, .. } = request;
+fn submit(queue: &mut BlkQueue, slot: u16, request: &Request) -> Result<(), Error> {
+    let Request { kind, sector, len, .. } = *request;
     if !matches!(kind, RequestKind::Discard | RequestKind::WriteZeroes) {
-        return Ok(queue.submit(slot, request)?);
+        return Ok(queue.submit(slot, *request)?);
     }
     let mut range = [0; 16];
     range[..8].copy_from_slice(&sector.to_le_bytes());
@@ -370,7 +386,7 @@ fn submit(queue: &mut BlkQueue, slot: u16, request: Request) -> Result<(), Error
     if let Some(data) = queue.data_mut(slot) {
         data.copy_in(0, &range)?;
     }
-    Ok(queue.submit(slot, Request { sector: 0, len: 16, ..request })?)
+    Ok(queue.submit(slot, Request { sector: 0, len: 16, ..*request })?)
 }
 
 /// The error of a run that ends with requests out.

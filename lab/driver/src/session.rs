@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ring::{Arena, BlkOptions, BlkQueue, Format, Layout};
@@ -102,9 +103,15 @@ impl Default for SessionOptions {
 pub struct GuestQueue {
     /// The requests.
     pub blk: BlkQueue,
-    kick: OwnedFd,
-    call: OwnedFd,
-    epoll: OwnedFd,
+    signals: Signals,
+    calls: Calls,
+}
+
+/// A queue's eventfds. The session keeps them, too.
+#[derive(Debug, Clone)]
+struct Signals {
+    kick: Arc<OwnedFd>,
+    call: Arc<OwnedFd>,
 }
 
 impl GuestQueue {
@@ -118,13 +125,9 @@ impl GuestQueue {
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                 .map_err(system("make an eventfd"))
         };
-        let (kick, call) = (event()?, event()?);
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
-        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, &call, epoll::EventData::new_u64(0), flags)
-            .map_err(system("watch an eventfd"))?;
-        Ok(Self { blk: BlkQueue::new(arena, options)?, kick, call, epoll })
+        let signals = Signals { kick: Arc::new(event()?), call: Arc::new(event()?) };
+        let calls = Calls::watch([&signals])?;
+        Ok(Self { blk: BlkQueue::new(arena, options)?, signals, calls })
     }
 
     /// Tells the back end that there are requests.
@@ -133,7 +136,7 @@ impl GuestQueue {
     /// [`ErrorKind::System`] if the eventfd cannot be written.
     #[inline]
     pub fn kick(&self) -> Result<(), Error> {
-        signal(&self.kick).map_err(system("kick the back end"))
+        signal(&self.signals.kick).map_err(system("kick the back end"))
     }
 
     /// Waits for an interrupt from the back end, or from [`Waker::wake`]; may return without one.
@@ -144,7 +147,7 @@ impl GuestQueue {
     /// [`ErrorKind::System`] if it cannot be waited for.
     #[inline]
     pub fn wait(&self) -> Result<(), Error> {
-        sleep_on(&self.epoll, None)
+        self.calls.wait(None)
     }
 
     /// As [`GuestQueue::wait`], but no longer than `most`. The thread's timer slack may add to
@@ -154,49 +157,48 @@ impl GuestQueue {
     /// [`ErrorKind::System`] if it cannot be waited for.
     #[inline]
     pub fn wait_for(&self, most: Duration) -> Result<(), Error> {
-        sleep_on(&self.epoll, Some(most))
+        self.calls.wait(Some(most))
     }
 }
 
 /// The interrupts of several queues, for one thread that drives them all.
 #[derive(Debug)]
-pub(crate) struct Calls {
-    epoll: OwnedFd,
-}
+pub(crate) struct Calls(OwnedFd);
 
 impl Calls {
     /// The wait set of some queues. The queues' own [`GuestQueue::wait`] stays usable.
-    pub(crate) fn of<'a>(queues: impl IntoIterator<Item = &'a GuestQueue>) -> Result<Self, Error> {
+    pub(crate) fn of(queues: &[GuestQueue]) -> Result<Self, Error> {
+        Self::watch(queues.iter().map(|queue| &queue.signals))
+    }
+
+    fn watch<'a>(queues: impl IntoIterator<Item = &'a Signals>) -> Result<Self, Error> {
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        for queue in queues {
-            epoll::add(&epoll, &queue.call, epoll::EventData::new_u64(0), flags)
+        for Signals { call, .. } in queues {
+            epoll::add(&epoll, call, epoll::EventData::new_u64(0), flags)
                 .map_err(system("watch an eventfd"))?;
         }
-        Ok(Self { epoll })
+        Ok(Self(epoll))
     }
 
     /// Waits for an interrupt of any of the queues, or from [`Waker::wake`], no longer than `most`;
     /// may return without one.
+    #[inline]
     pub(crate) fn wait(&self, most: Option<Duration>) -> Result<(), Error> {
-        sleep_on(&self.epoll, most)
+        let none =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        match epoll::wait(&self.0, &mut [none; 16], most.map(timespec).as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(system("wait for an interrupt")(e)),
+        }
     }
 }
 
-/// Sleeps until an edge-triggered epoll instance has any event.
-#[inline]
-fn sleep_on(epoll: &OwnedFd, most: Option<Duration>) -> Result<(), Error> {
-    let mut events =
-        [epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
-            16];
-    let most = most.map(|time| Timespec {
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
         tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: time.subsec_nanos().into(),
-    });
-    match epoll::wait(epoll, &mut events, most.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(system("wait for an interrupt")(e)),
     }
 }
 
@@ -215,12 +217,12 @@ fn system(what: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
 
 /// Wakes the threads that wait for interrupts: at the end of a run, or when the back end is gone.
 #[derive(Debug)]
-pub struct Waker(Vec<OwnedFd>);
+pub struct Waker(Vec<Signals>);
 
 impl Waker {
     /// Makes every queue's [`GuestQueue::wait`] return once.
     pub fn wake(&self) {
-        for call in &self.0 {
+        for Signals { call, .. } in &self.0 {
             // An eventfd can be written, or else no thread waits for it either.
             let _ = signal(call);
         }
@@ -242,29 +244,18 @@ pub struct Session {
     wanted: SessionOptions,
     arena: Option<Arena>,
     /// The queues that run.
-    started: Vec<Started>,
+    started: Vec<(Layout, Signals)>,
     /// The back end agreed to mark what it has in flight; and where, once it was asked.
     marks_inflight: bool,
     inflight: Option<(VhostUserInflight, std::fs::File)>,
     reconnects: u64,
 }
 
-/// The facts on a queue that a back end must know.
-#[derive(Debug)]
-struct Started {
-    layout: Layout,
-    kick: OwnedFd,
-    call: OwnedFd,
-}
-
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session")
-            .field("socket", &self.socket)
-            .field("pid", &self.pid)
-            .field("config", &self.config)
-            .field("negotiated", &self.negotiated)
-            .finish_non_exhaustive()
+        let mut shown = f.debug_struct("Session");
+        shown.field("socket", &self.socket).field("negotiated", &self.negotiated);
+        shown.finish_non_exhaustive()
     }
 }
 
@@ -279,9 +270,7 @@ impl Session {
     /// answer as it should.
     pub fn connect(socket: &Path, options: &SessionOptions) -> Result<Self, Error> {
         let stream = open(socket)?;
-        let twin = stream
-            .try_clone()
-            .map_err(|e| Error::caused_by(ErrorKind::System, "cannot duplicate the socket", e))?;
+        let twin = duplicate(&stream)?;
         within(options.timeout, socket, &twin, || Self::negotiate(stream, socket, options))
     }
 
@@ -293,10 +282,7 @@ impl Session {
         let pid = rustix::net::sockopt::socket_peercred(&stream)
             .ok()
             .map(|cred| cred.pid.as_raw_nonzero().get());
-        let twin = stream
-            .try_clone()
-            .map_err(|e| Error::caused_by(ErrorKind::System, "cannot duplicate the socket", e))?;
-        let mut frontend = Frontend::from_stream(twin, 256);
+        let mut frontend = Frontend::from_stream(duplicate(&stream)?, 256);
         let at = |step: &'static str| move |e| Error::protocol(socket, step, e);
         let offered = offered_features(&frontend, socket)?;
         let acked = protocol_features(&mut frontend, socket, options)?;
@@ -418,19 +404,10 @@ impl Session {
         let queues = (0..count)
             .map(|_| GuestQueue::new(&arena, self.options))
             .collect::<Result<Vec<_>, _>>()?;
-        let duplicate = |fd: &OwnedFd| {
-            rustix::io::fcntl_dupfd_cloexec(fd, 0).map_err(system("duplicate an eventfd"))
-        };
-        let waker =
-            Waker(queues.iter().map(|queue| duplicate(&queue.call)).collect::<Result<_, _>>()?);
-        let started = queues.iter().map(|queue| {
-            Ok(Started {
-                layout: queue.blk.layout(),
-                kick: duplicate(&queue.kick)?,
-                call: duplicate(&queue.call)?,
-            })
-        });
-        let started = started.collect::<Result<Vec<_>, Error>>()?;
+        let signals = queues.iter().map(|queue| queue.signals.clone());
+        let waker = Waker(signals.collect());
+        let started: Vec<_> =
+            queues.iter().map(|queue| (queue.blk.layout(), queue.signals.clone())).collect();
         self.begin(&arena, &started)?;
         self.started = started;
         self.arena = Some(arena);
@@ -438,7 +415,7 @@ impl Session {
     }
 
     /// Gives the back end the memory and the queues.
-    fn begin(&mut self, arena: &Arena, queues: &[Started]) -> Result<(), Error> {
+    fn begin(&mut self, arena: &Arena, queues: &[(Layout, Signals)]) -> Result<(), Error> {
         let socket = self.socket.clone();
         let at = |step: &'static str| {
             let socket = socket.clone();
@@ -465,9 +442,8 @@ impl Session {
                 reconnect::share_marks(frontend, inflight, queues)
                     .map_err(at("the in-flight tracking"))?;
             }
-            for (index, queue) in (0_u16..).zip(queues) {
+            for (index, (layout, signals)) in (0_u16..).zip(queues) {
                 let i = usize::from(index);
-                let layout = queue.layout;
                 frontend.set_vring_num(i, layout.size).map_err(at("SET_VRING_NUM"))?;
                 match layout.format {
                     // The knowledge of a front end that cannot ask the back end before: the used
@@ -490,8 +466,10 @@ impl Session {
                     log_addr: None,
                 };
                 frontend.set_vring_addr(i, &rings).map_err(at("SET_VRING_ADDR"))?;
-                message::call(stream, index, queue.call.as_fd()).map_err(sent("SET_VRING_CALL"))?;
-                message::kick(stream, index, queue.kick.as_fd()).map_err(sent("SET_VRING_KICK"))?;
+                message::call(stream, index, signals.call.as_fd())
+                    .map_err(sent("SET_VRING_CALL"))?;
+                message::kick(stream, index, signals.kick.as_fd())
+                    .map_err(sent("SET_VRING_KICK"))?;
             }
             for i in 0..queues.len() {
                 frontend.set_vring_enable(i, true).map_err(at("SET_VRING_ENABLE"))?;
@@ -518,39 +496,22 @@ impl Session {
     /// Waits until the back end hangs up, but no longer than `timeout`; returns true if it has.
     pub fn wait_hangup(&self, timeout: Duration) -> bool {
         let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), PollFlags::RDHUP)];
-        let timeout = Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(n) => {
-                n > 0
-                    && fds[0]
-                        .revents()
-                        .intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
-            }
-            Err(_) => false,
-        }
+        let signs = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        poll(&mut fds, Some(&timespec(timeout))).is_ok_and(|n| n > 0)
+            && fds[0].revents().intersects(signs)
     }
+}
+
+fn duplicate(stream: &UnixStream) -> Result<UnixStream, Error> {
+    let failed = |e| Error::caused_by(ErrorKind::System, "cannot duplicate the socket", e);
+    stream.try_clone().map_err(failed)
 }
 
 /// Connects, with an error that says what is wrong with the path.
 fn open(socket: &Path) -> Result<UnixStream, Error> {
-    let fail = |why: String, source: Option<io::Error>| {
-        let context = format!("{}: {why}", socket.display());
-        match source {
-            Some(source) => Error::caused_by(ErrorKind::Connect, context, source),
-            None => Error::new(ErrorKind::Connect, context),
-        }
-    };
-    match std::fs::metadata(socket) {
-        Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(fail(
-                "is not a socket; give the path that the back end listens on".into(),
-                None,
-            ));
-        }
-        _ => {}
+    if std::fs::metadata(socket).is_ok_and(|meta| !meta.file_type().is_socket()) {
+        let why = "is not a socket; give the path that the back end listens on";
+        return Err(Error::new(ErrorKind::Connect, format!("{}: {why}", socket.display())));
     }
     UnixStream::connect(socket).map_err(|e| {
         let why = match e.kind() {
@@ -562,7 +523,7 @@ fn open(socket: &Path) -> Result<UnixStream, Error> {
             io::ErrorKind::InvalidInput => "not a possible socket path (107 bytes are the most)",
             _ => "cannot connect",
         };
-        fail(why.into(), Some(e))
+        Error::caused_by(ErrorKind::Connect, format!("{}: {why}", socket.display()), e)
     })
 }
 

@@ -46,14 +46,9 @@ impl FromStr for Pattern {
     /// `randtrim`, and `zero`, `randzero`; `rw` and `randrw` are half reads unless a percentage
     /// follows, as in `randrw:70`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let (name, percent) = match text.split_once(':') {
-            Some((name, percent)) => (name, Some(percent)),
-            None => (text, None),
-        };
-        let (random, kind) = match name.strip_prefix("rand") {
-            Some(kind) => (true, kind),
-            None => (false, name),
-        };
+        let (name, percent) =
+            text.split_once(':').map_or((text, None), |(name, percent)| (name, Some(percent)));
+        let (random, kind) = name.strip_prefix("rand").map_or((false, name), |kind| (true, kind));
         let mix = match kind {
             "read" => Mix::ReadPercent(100),
             "write" => Mix::ReadPercent(0),
@@ -199,8 +194,7 @@ impl Workload {
                 self.block
             ));
         }
-        let writes = self.pattern.mix != Mix::ReadPercent(100);
-        if writes && config.read_only {
+        if self.pattern.changes_data() && config.read_only {
             return invalid(format!("the device is read-only, and `{}` writes", self.pattern));
         }
         if self.idle >= negotiated.queues {
@@ -225,23 +219,17 @@ impl Workload {
                 return invalid("a rate goes with a time, not with a number of requests".into());
             }
         }
-        let sectors = self.block / 512;
-        match self.pattern.mix {
-            Mix::ReadPercent(_) => {}
-            Mix::Discard => match config.max_discard_sectors {
-                None => return unsupported("discard"),
-                Some(most) if most < sectors => {
-                    return invalid(format!("the device discards {most} sectors at most"));
-                }
-                Some(_) => {}
-            },
-            Mix::WriteZeroes => match config.max_write_zeroes_sectors {
-                None => return unsupported("write-zeroes"),
-                Some(most) if most < sectors => {
-                    return invalid(format!("the device zeroes {most} sectors at most"));
-                }
-                Some(_) => {}
-            },
+        let limit = match self.pattern.mix {
+            Mix::ReadPercent(_) => None,
+            Mix::Discard => Some((config.max_discard_sectors, "discard", "discards")),
+            Mix::WriteZeroes => Some((config.max_write_zeroes_sectors, "write-zeroes", "zeroes")),
+        };
+        match limit {
+            Some((None, what, _)) => return unsupported(what),
+            Some((Some(most), _, does)) if most < self.block / 512 => {
+                return invalid(format!("the device {does} {most} sectors at most"));
+            }
+            _ => {}
         }
         region(self.offset, self.size, self.block, config)
     }

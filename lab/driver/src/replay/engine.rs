@@ -278,7 +278,8 @@ impl Source for Replay<'_> {
         queue: &mut BlkQueue,
         slot: u16,
         at: &Moment,
-    ) -> Result<Next<u32>, Error> {
+        out: &mut Out<u32>,
+    ) -> Result<Next, Error> {
         self.stats.start.get_or_insert(at.now);
         let Some(place) = self.first(lane).filter(|_| !at.ended) else { return Ok(Next::Nothing) };
         let due = self.due(place);
@@ -316,7 +317,7 @@ impl Source for Replay<'_> {
             }
         }
         let request = Request { kind, sector, len, ioprio: request.ioprio.into() };
-        Ok(Next::Send(request, place))
+        Ok(out.send(request, place, at))
     }
 
     fn full(&mut self, lane: usize, at: &Moment) {
@@ -330,7 +331,7 @@ impl Source for Replay<'_> {
         &mut self,
         _lane: usize,
         _queue: &BlkQueue,
-        out: Out<u32>,
+        out: &Out<u32>,
         completion: &Completion,
         at: &Moment,
     ) -> Result<(), Error> {

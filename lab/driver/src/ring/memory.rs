@@ -307,27 +307,6 @@ impl Buf {
             words.iter().for_each(|to| to.store(splitmix(&mut state), Ordering::Relaxed));
         }
     }
-
-    /// A 64-bit sum over `len` bytes from byte `at` on: equal contents have equal sums; not a
-    /// cryptographic one.
-    ///
-    /// # Errors
-    /// [`Error::Bounds`] if the range reaches beyond the buffer.
-    pub fn checksum(&self, at: usize, len: usize) -> Result<u64, Error> {
-        let mut sum = 0xcbf2_9ce4_8422_2325_u64 ^ len as u64;
-        let mut word = [0_u8; 8];
-        let mut done = 0;
-        while done < len {
-            let n = (len - done).min(8);
-            word[n..].fill(0);
-            self.copy_out(at + done, &mut word[..n])?;
-            sum = (sum ^ u64::from_ne_bytes(word))
-                .wrapping_mul(0x0000_0100_0000_01b3)
-                .rotate_left(29);
-            done += n;
-        }
-        Ok(sum)
-    }
 }
 
 /// One step of splitmix64 (Steele, Lea, Flood 2014).

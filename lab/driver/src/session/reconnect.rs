@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 
-use super::{Session, Started};
+use super::{Session, Signals};
 use crate::error::{Error, ErrorKind};
+use crate::ring::Layout;
 
 /// Between two looks for another back end.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -19,11 +20,11 @@ const PAUSE: Duration = Duration::from_millis(5);
 pub(super) fn share_marks(
     frontend: &mut Frontend,
     inflight: &mut Option<(VhostUserInflight, File)>,
-    queues: &[Started],
+    queues: &[(Layout, Signals)],
 ) -> vhost::Result<()> {
     if inflight.is_none() {
         let count = u16::try_from(queues.len()).unwrap_or(u16::MAX);
-        let size = queues.iter().map(|queue| queue.layout.size).max().unwrap_or(0);
+        let size = queues.iter().map(|(layout, _)| layout.size).max().unwrap_or(0);
         let (shape, file) = frontend.get_inflight_fd(&VhostUserInflight::new(0, 0, count, size))?;
         // The crate receives it without: a program that is started meanwhile would keep it.
         rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::CLOEXEC)

@@ -47,56 +47,44 @@ impl Source for VerifyJob<'_> {
     /// The block's place.
     type Tag = usize;
 
-    /// The next request until the time is over, the count is reached or all blocks are read; then,
-    /// when all requests have come back, a flush.
     fn next(
         &mut self,
         _lane: usize,
         queue: &mut BlkQueue,
         slot: u16,
         at: &Moment,
-    ) -> Result<Next<usize>, Error> {
-        if at.ended || self.left == 0 {
-            if queue.held() > 0 || !std::mem::take(&mut self.final_flush) {
-                return Ok(Next::Nothing);
-            }
-            return Ok(self.flush());
-        }
-        self.left -= 1;
-        let Mode::Load(options) = self.mode else {
-            self.next += 1;
-            return Ok(self.request(RequestKind::Read, self.next - 1));
+        out: &mut Out<usize>,
+    ) -> Result<Next, Error> {
+        let Some((kind, index)) = self.choose(at.ended, queue.held()) else {
+            return Ok(Next::Nothing);
         };
-        if self.can_flush
-            && self.flushing.is_none()
-            && self.writes_since >= options.flush_every.max(1)
-        {
-            return Ok(self.flush());
+        if kind == RequestKind::Flush {
+            let covered = self.dirty.drain(..).map(|index| (index, self.blocks[index].acked));
+            self.flushing = Some(covered.collect());
+            self.writes_since = 0;
+            return Ok(out.send(Request { kind, sector: 0, len: 0, ioprio: 0 }, index, at));
         }
-        // There are at least twice as many blocks as slots, so a free one is near.
-        let mut index = usize::try_from(self.rng.below(self.blocks.len() as u64)).unwrap_or(0);
-        while self.busy[index] {
-            index = (index + 1) % self.blocks.len();
+        let first = self.sector(index);
+        if kind == RequestKind::Write {
+            let generation = self.blocks[index].issue();
+            for (sector, bytes) in (first..).zip(self.buffer.as_chunks_mut::<512>().0) {
+                sector::write(bytes, self.run, sector, generation);
+            }
+            if let Some(data) = queue.data_mut(slot) {
+                data.copy_in(0, &self.buffer)?;
+            }
+            self.writes_since += 1;
         }
-        if self.rng.below(100) < u64::from(options.read_percent) {
-            return Ok(self.request(RequestKind::Read, index));
-        }
-        let (first, generation) = (self.sector(index), self.blocks[index].issue());
-        for (sector, bytes) in (first..).zip(self.buffer.as_chunks_mut::<512>().0) {
-            sector::write(bytes, self.run, sector, generation);
-        }
-        if let Some(data) = queue.data_mut(slot) {
-            data.copy_in(0, &self.buffer)?;
-        }
-        self.writes_since += 1;
-        Ok(self.request(RequestKind::Write, index))
+        self.busy[index] = true;
+        let request = Request { kind, sector: first, len: self.block, ioprio: 0 };
+        Ok(out.send(request, index, at))
     }
 
     fn done(
         &mut self,
         _lane: usize,
         queue: &BlkQueue,
-        out: Out<usize>,
+        out: &Out<usize>,
         completion: &Completion,
         _at: &Moment,
     ) -> Result<(), Error> {
@@ -138,17 +126,31 @@ impl VerifyJob<'_> {
         self.first_sector + index as u64 * u64::from(self.block / 512)
     }
 
-    fn request(&mut self, kind: RequestKind, index: usize) -> Next<usize> {
-        self.busy[index] = true;
-        let (sector, len) = (self.sector(index), self.block);
-        Next::Send(Request { kind, sector, len, ioprio: 0 }, index)
-    }
-
-    fn flush(&mut self) -> Next<usize> {
-        let covered = self.dirty.drain(..).map(|index| (index, self.blocks[index].acked));
-        self.flushing = Some(covered.collect());
-        self.writes_since = 0;
-        Next::Send(Request { kind: RequestKind::Flush, sector: 0, len: 0, ioprio: 0 }, 0)
+    /// The next request until the time is over, the count is reached or all blocks are read; then,
+    /// when all requests have come back, a flush.
+    fn choose(&mut self, ended: bool, held: u16) -> Option<(RequestKind, usize)> {
+        if ended || self.left == 0 {
+            let flush = held == 0 && std::mem::take(&mut self.final_flush);
+            return flush.then_some((RequestKind::Flush, 0));
+        }
+        self.left -= 1;
+        let Mode::Load(options) = self.mode else {
+            self.next += 1;
+            return Some((RequestKind::Read, self.next - 1));
+        };
+        let due = self.writes_since >= options.flush_every.max(1);
+        if due && self.can_flush && self.flushing.is_none() {
+            return Some((RequestKind::Flush, 0));
+        }
+        // There are at least twice as many blocks as slots, so a free one is near.
+        let mut index = usize::try_from(self.rng.below(self.blocks.len() as u64)).unwrap_or(0);
+        while self.busy[index] {
+            index = (index + 1) % self.blocks.len();
+        }
+        match self.rng.below(100) < u64::from(options.read_percent) {
+            true => Some((RequestKind::Read, index)),
+            false => Some((RequestKind::Write, index)),
+        }
     }
 
     /// Compares what a read brought with what may be there.

@@ -38,10 +38,9 @@ mod model;
 mod sector;
 mod state;
 
-use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind};
 use crate::lanes::Manner;
@@ -96,7 +95,7 @@ impl Default for VerifyOptions {
 }
 
 /// The possible contents of each block of a region.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerifyState {
     /// Distinguishes this run's sectors from other data on the device.
     run: u64,
@@ -141,27 +140,6 @@ impl VerifyState {
             capacity: config.capacity,
             blocks: vec![Block::default(); count],
         })
-    }
-
-    /// Reads a state from a file.
-    ///
-    /// # Errors
-    /// [`ErrorKind::State`] if it cannot be read or is not one.
-    pub fn load(path: &Path) -> Result<Self, Error> {
-        state::load(path)
-    }
-
-    /// Writes the state to a file, replacing an existing one, in one step.
-    ///
-    /// # Errors
-    /// [`ErrorKind::State`] if it cannot be written.
-    pub fn save(&self, path: &Path) -> Result<(), Error> {
-        state::save(self, path)
-    }
-
-    /// Bytes per block.
-    pub fn block(&self) -> u32 {
-        self.block
     }
 
     /// Notes that the back end has died: writes acknowledged since the last flush may be lost. A

@@ -1,6 +1,6 @@
 //! The generations that a block may hold, and the reasons: pure bookkeeping.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::sector::Found;
 
@@ -8,7 +8,7 @@ use super::sector::Found;
 ///
 /// At most one request is out per block, so generations are issued one after the other, and
 /// `durable <= floor <= ceiling <= issued`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Block {
     /// The oldest generation that may be found after a crash: it was flushed.
     pub(super) durable: u32,
