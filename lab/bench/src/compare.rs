@@ -3,80 +3,22 @@
 use super::measure::nothing_yet;
 use super::profile::{Load, Profile};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
-use vlane_report::Spread;
 use vlane_report::stats::{Better, Outcome, Verdict, paired, unpaired};
 use vlane_testbed::error::{Error, ErrorKind, Result};
 
-/// A figure of a [`Run`] that is compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Metric {
-    /// Requests per second.
-    Iops,
-    /// Median latency.
-    P50,
-    /// 99th percentile of the latency.
-    P99,
-    /// CPU time of the back end per request.
-    ServerCpu,
-}
+/// Title of a figure of a [`Run`], the good direction, and its value.
+type Figure = (&'static str, Better, fn(&Run) -> f64);
 
-impl Metric {
-    /// The metrics compared for a load; the first one decides if the result got worse. Figures that
-    /// the load fixes are not compared: the throughput of a given rate, the median latency of a
-    /// given depth.
-    pub fn of_load(load: &Load) -> [Self; 3] {
-        match load.rate {
-            None => [Self::Iops, Self::P99, Self::ServerCpu],
-            Some(_) => [Self::P99, Self::P50, Self::ServerCpu],
-        }
+/// The figures compared for a load; the first one decides if the result got worse. Figures that the
+/// load fixes are not compared: the throughput of a given rate, the median latency of a given depth.
+fn figures(load: &Load) -> [Figure; 3] {
+    let p99: Figure = ("p99 latency", Better::Lower, |run| run.p99_us);
+    let cpu: Figure =
+        ("back end CPU per I/O", Better::Lower, |run| run.server_cpu_us_per_io.unwrap_or(f64::NAN));
+    match load.rate {
+        None => [("throughput", Better::Higher, |run| run.iops), p99, cpu],
+        Some(_) => [p99, ("p50 latency", Better::Lower, |run| run.p50_us), cpu],
     }
-
-    /// Its name.
-    pub fn title(self) -> &'static str {
-        self.parts().0
-    }
-
-    /// Its unit.
-    pub fn unit(self) -> &'static str {
-        self.parts().1
-    }
-
-    /// Which direction is good.
-    pub fn better(self) -> Better {
-        self.parts().2
-    }
-
-    fn parts(self) -> (&'static str, &'static str, Better) {
-        match self {
-            Self::Iops => ("throughput", "IOPS", Better::Higher),
-            Self::P50 => ("p50 latency", "us", Better::Lower),
-            Self::P99 => ("p99 latency", "us", Better::Lower),
-            Self::ServerCpu => ("back end CPU per I/O", "us", Better::Lower),
-        }
-    }
-
-    /// Its value in a measurement; not a number where it is not known.
-    pub fn value(self, run: &Run) -> f64 {
-        match self {
-            Self::Iops => run.iops,
-            Self::P50 => run.p50_us,
-            Self::P99 => run.p99_us,
-            Self::ServerCpu => run.server_cpu_us_per_io.unwrap_or(f64::NAN),
-        }
-    }
-}
-
-/// A figure of A against the same of B.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Judged {
-    /// Which figure.
-    pub metric: Metric,
-    /// A's.
-    pub a: Option<Spread>,
-    /// B's.
-    pub b: Option<Spread>,
-    /// The verdict.
-    pub verdict: Verdict,
 }
 
 /// A compared with B for one load.
@@ -88,27 +30,23 @@ pub struct Comparison {
     pub a: String,
     /// B's name.
     pub b: String,
-    /// Figure by figure, the one that decides first.
-    pub judged: Vec<Judged>,
+    /// The verdicts by their figures' titles, the one that decides first.
+    pub judged: Vec<(&'static str, Verdict)>,
 }
 
 /// Compares the measurements A with the measurements B of a load; `in_turns` if measurement i of
 /// both belong together.
-pub fn compare(
+fn compare(
     load: &Load,
     a: &TargetRuns,
     b: &TargetRuns,
     threshold: f64,
     in_turns: bool,
 ) -> Comparison {
-    let judged = Metric::of_load(load).into_iter().map(|metric| {
-        let values = |runs: &[Run]| runs.iter().map(|run| metric.value(run)).collect::<Vec<_>>();
-        let (x, y) = (values(&a.runs), values(&b.runs));
-        let verdict = match in_turns {
-            true => paired(&x, &y, metric.better(), threshold),
-            false => unpaired(&x, &y, metric.better(), threshold),
-        };
-        Judged { metric, a: Spread::of(&x), b: Spread::of(&y), verdict }
+    let judge = if in_turns { paired } else { unpaired };
+    let judged = figures(load).into_iter().map(|(title, better, value)| {
+        let [x, y] = [a, b].map(|of| of.runs.iter().map(value).collect::<Vec<_>>());
+        (title, judge(&x, &y, better, threshold))
     });
     Comparison {
         load: load.name.clone(),
@@ -186,22 +124,20 @@ pub fn check_saved(profile: &Profile, old: &Saved) -> Result<()> {
 
 /// The keys in which two loads differ.
 fn difference(then: &Load, now: &Load) -> String {
-    let keys = |load: &Load| match serde_json::to_value(load) {
-        Ok(serde_json::Value::Object(map)) => map,
-        _ => serde_json::Map::new(),
+    let [then, now] = [then, now].map(|load| serde_json::json!(load));
+    let keys = [&then, &now].into_iter().filter_map(|load| load.as_object());
+    let all: std::collections::BTreeSet<&String> = keys.flat_map(|keys| keys.keys()).collect();
+    let show = |load: &serde_json::Value, key: &str| {
+        load.get(key).map_or("unset".into(), ToString::to_string)
     };
-    let (then, now) = (keys(then), keys(now));
-    let all: std::collections::BTreeSet<&String> = then.keys().chain(now.keys()).collect();
-    let show =
-        |value: Option<&serde_json::Value>| value.map_or("unset".into(), ToString::to_string);
-    let words = all.into_iter().filter(|key| *key != "name" && then.get(*key) != now.get(*key));
-    let words =
-        words.map(|key| format!("{key} was {}, is {}", show(then.get(key)), show(now.get(key))));
+    let differs = |key: &&String| *key != "name" && then.get(*key) != now.get(*key);
+    let words = all.into_iter().filter(differs);
+    let words = words.map(|key| format!("{key} was {}, is {}", show(&then, key), show(&now, key)));
     words.collect::<Vec<_>>().join("; ")
 }
 
 /// True if the deciding figure is worse in any of the comparisons.
 pub fn is_worse(comparisons: &[Comparison]) -> bool {
-    let first = comparisons.iter().filter_map(|comparison| comparison.judged.first());
-    first.into_iter().any(|judged| judged.verdict.outcome == Outcome::Worse)
+    let mut first = comparisons.iter().filter_map(|comparison| comparison.judged.first());
+    first.any(|(_, verdict)| verdict.outcome == Outcome::Worse)
 }

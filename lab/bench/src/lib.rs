@@ -18,9 +18,7 @@ mod tell;
 mod threads;
 mod values;
 
-pub use compare::{
-    Comparison, Judged, Metric, against_saved, between_targets, check_saved, compare, is_worse,
-};
+pub use compare::{Comparison, against_saved, between_targets, check_saved, is_worse};
 pub use measure::{Setting, measure};
 pub use plan::{Step, order};
 pub use profile::{Backend, Client, Load, Pin, Profile, Storage, Target, embedded, embedded_names};

@@ -10,6 +10,7 @@ use vlane_driver::Buckets;
 
 use super::profile::{Load, Pin, Target};
 use vlane_report::machine::Machine;
+use vlane_report::stats::median;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::output::Output;
 use vlane_testbed::sniff::{SAVED, Wanted, mistaken};
@@ -150,6 +151,13 @@ impl Run {
     /// CPUs that the client kept busy.
     pub fn client_cpus(&self) -> f64 {
         self.client_cpu_us_per_io * self.iops / 1e6
+    }
+}
+
+impl TargetRuns {
+    /// The median of a figure.
+    pub(super) fn median(&self, value: impl Fn(&Run) -> f64) -> f64 {
+        median(&self.runs.iter().map(value).collect::<Vec<_>>())
     }
 }
 

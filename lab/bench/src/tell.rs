@@ -2,17 +2,18 @@
 
 use vlane_driver::{Arrivals, Buckets, Wait};
 use vlane_error::counted;
-use vlane_report::stats::median;
+use vlane_report::build::{bars, spread, table};
+use vlane_report::experiment::{Figure, arms_table};
+use vlane_report::judge::{Arms, Measured};
+use vlane_report::stats::{Outcome, Verdict};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Samples, Section, Series, figure,
+};
 use vlane_units::show_size;
 
-use super::compare::{Comparison, Judged};
+use super::compare::Comparison;
 use super::profile::{Load, Pin, Storage};
 use super::saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
-use vlane_report::stats::Verdict;
-use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Samples, Section, Series, Spread, Table,
-    figure,
-};
 
 /// A client that uses this share of its CPUs is the limit itself.
 pub const CLIENT_BOUND: f64 = 0.9;
@@ -29,16 +30,10 @@ pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> R
         let own: Vec<_> = comparisons.iter().filter(|c| c.load == results.load.name).collect();
         section(i, results, &own, older)
     }));
-    let was_measured =
-        |c: &&Comparison| c.judged.iter().any(|judged| judged.a.is_some() && judged.b.is_some());
-    let mut summary: Vec<_> =
-        comparisons.iter().filter(was_measured).filter_map(|c| sentence(c, older)).collect();
+    let mut summary: Vec<_> = comparisons.iter().filter_map(|c| sentence(c, older)).collect();
     if summary.is_empty() {
-        let measured = |t: &&TargetRuns| !t.runs.is_empty();
-        let lines = |results: &LoadRuns| -> Vec<String> {
-            results.targets.iter().filter(measured).map(|t| plain(results, t)).collect()
-        };
-        summary = run.loads.iter().flat_map(lines).collect();
+        let targets = run.loads.iter().flat_map(|load| load.targets.iter().map(move |t| (load, t)));
+        summary = targets.filter(|(_, t)| !t.runs.is_empty()).map(|(l, t)| plain(l, t)).collect();
     }
     if run.partial {
         summary.insert(0, format!("INTERRUPTED: {}.", how_much(run)));
@@ -59,47 +54,88 @@ pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> R
     }
 }
 
+/// A figure: its title, its unit and its value.
+type Told<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
+
+/// The figures of a measurement.
+const FIGURES: [Told<Run>; 10] = [
+    ("throughput", "IOPS", |run| Some(run.iops)),
+    ("data", "MB/s", |run| Some(run.mb_per_second)),
+    ("mean latency", "us", |run| Some(run.mean_us)),
+    ("p50", "us", |run| Some(run.p50_us)),
+    ("p99", "us", |run| Some(run.p99_us)),
+    ("p99.9", "us", |run| Some(run.p99_9_us)),
+    ("back end CPU per I/O", "us", |run| run.server_cpu_us_per_io),
+    ("back end switches per I/O", "", |run| run.server_switches_per_io),
+    ("client CPU per I/O", "us", |run| Some(run.client_cpu_us_per_io)),
+    ("client CPUs", "", |run| Some(run.client_cpus())),
+];
+
+/// The figures of its flushes.
+const FLUSHES: [Told<Flushing>; 4] = [
+    ("flushes", "1/s", |flushes| Some(flushes.per_second)),
+    ("fdatasyncs per flush", "", |flushes| flushes.fdatasyncs),
+    ("flush p50", "us", |flushes| Some(flushes.p50_us)),
+    ("flush p99", "us", |flushes| Some(flushes.p99_us)),
+];
+
 /// Every single measurement.
 fn samples(run: &Saved) -> Samples {
-    let columns = "Load | Target | Round | Throughput [IOPS] | Data [MB/s] | Mean latency [us] | \
-                   p50 [us] | p99 [us] | p99.9 [us] | Back end's CPU per I/O [us] | Back end's \
-                   switches per I/O | Client's CPU per I/O [us]";
+    let mut columns = vec![("Load", ""), ("Target", ""), ("Round", "")];
+    columns.extend(FIGURES.map(|(title, unit, _)| (title, unit)));
     let mut rows = Vec::new();
     for results in &run.loads {
         for target in &results.targets {
             for (run, round) in target.runs.iter().zip(0_u32..) {
-                let mut row =
-                    vec![results.load.name.clone().into(), target.target.name.clone().into()];
-                row.push(Cell::Number(round.into()));
-                row.extend([run.iops, run.mb_per_second, run.mean_us, run.p50_us].map(Cell::from));
-                row.extend([run.p99_us, run.p99_9_us].map(Cell::from));
-                row.extend([run.server_cpu_us_per_io, run.server_switches_per_io].map(Cell::from));
-                row.push(run.client_cpu_us_per_io.into());
+                let (load, target) = (results.load.name.clone(), target.target.name.clone());
+                let mut row = vec![load.into(), target.into(), Cell::Number(round.into())];
+                row.extend(FIGURES.map(|(.., of)| Cell::from(of(run))));
                 rows.push(row);
             }
         }
     }
-    Samples::new("runs", "Every run of every load", columns, rows)
+    Samples::new("runs", "Every run of every load", &columns, rows)
 }
 
-/// The verdict of a comparison, by the figure that decides.
-fn sentence(c: &Comparison, older: Option<&str>) -> Option<String> {
-    let Judged { metric, verdict, .. } = c.judged.first()?;
-    let against = match older {
-        Some(when) => format!("the run of {when}"),
-        None => c.b.clone(),
+/// A table of a load's targets.
+fn table_of<T>(
+    caption: &str,
+    results: &LoadRuns,
+    of: fn(&Run) -> Option<&T>,
+    figures: &[Told<T>],
+) -> Block {
+    let arms: Arms<&Run> = Arms(
+        results
+            .targets
+            .iter()
+            .map(|t| Measured { arm: t.target.name.clone(), rounds: t.runs.iter().collect() })
+            .collect(),
+    );
+    let figure = |(title, unit, value): &Told<T>| {
+        let value = *value;
+        Figure::maybe(*title, unit, move |run: &&Run| value(of(run)?))
     };
-    let Comparison { load, a, .. } = c;
-    Some(format!("{load}: {a} against {against}, {}: {verdict}", metric.title()))
+    arms_table(caption, "target", &figures.iter().map(figure).collect::<Vec<_>>(), &arms)
+}
+
+/// The verdict of a comparison, by the figure that decides; none without measurements.
+fn sentence(c: &Comparison, older: Option<&str>) -> Option<String> {
+    let Comparison { load, a, b, judged } = c;
+    let (title, verdict) = judged.first()?;
+    if verdict.outcome == Outcome::Few && verdict.ratio.is_nan() {
+        return None;
+    }
+    let against = older.map_or_else(|| b.clone(), |when| format!("the run of {when}"));
+    Some(format!("{load}: {a} against {against}, {title}: {verdict}"))
 }
 
 /// A result without anything to compare it with.
 fn plain(results: &LoadRuns, t: &TargetRuns) -> String {
-    let middle = |value: fn(&Run) -> f64| median(&t.runs.iter().map(value).collect::<Vec<_>>());
+    let [iops, p50, p99]: [(fn(&Run) -> f64, &str); 3] =
+        [(|run| run.iops, "IOPS"), (|run| run.p50_us, "us"), (|run| run.p99_us, "us")];
+    let [iops, p50, p99] =
+        [iops, p50, p99].map(|(value, unit)| figure::with_unit(t.median(value), unit));
     let (load, target) = (&results.load.name, &t.target.name);
-    let iops = figure::with_unit(middle(|run| run.iops), "IOPS");
-    let p50 = figure::with_unit(middle(|run| run.p50_us), "us");
-    let p99 = figure::with_unit(middle(|run| run.p99_us), "us");
     format!("{load} on {target}: {iops}, latency p50 {p50}, p99 {p99}")
 }
 
@@ -159,16 +195,15 @@ fn notes(run: &Saved) -> Vec<Note> {
     for results in &run.loads {
         for t in results.targets.iter().filter(|t| !t.runs.is_empty()) {
             let about = format!("{} on {}", results.load.name, t.target.name);
-            let cpus = median(&t.runs.iter().map(Run::client_cpus).collect::<Vec<_>>());
+            let cpus = t.median(Run::client_cpus);
+            let jobs = t.target.arrange(&results.load).jobs;
             // A client that polls uses its CPU in any state of the back end.
             let asleep = results.load.wait == Wait::Interrupt || results.load.rate.is_some();
-            if asleep
-                && cpus >= CLIENT_BOUND * f64::from(t.target.arrange(&results.load).jobs.get())
-            {
+            if asleep && cpus >= CLIENT_BOUND * f64::from(jobs.get()) {
                 notes.push(Note::warning(format!(
                     "{about}: the client used {cpus:.2} CPUs with {}: it was the limit, not the \
                      back end.",
-                    counted(t.target.arrange(&results.load).jobs, "job")
+                    counted(jobs, "job")
                 )));
             }
             if t.runs.iter().any(|run| run.kept_up == Some(false)) {
@@ -177,8 +212,8 @@ fn notes(run: &Saved) -> Vec<Note> {
                      and say little else."
                 )));
             }
-            let late = median(&t.runs.iter().filter_map(|run| run.late_p99_us).collect::<Vec<_>>());
-            let p99 = median(&t.runs.iter().map(|run| run.p99_us).collect::<Vec<_>>());
+            let late = t.median(|run| run.late_p99_us.unwrap_or(0.0));
+            let p99 = t.median(|run| run.p99_us);
             if late > 0.3 * p99 {
                 notes.push(Note::warning(format!(
                     "{about}: the driver itself was late by {late:.0} us (p99), a large part of \
@@ -197,78 +232,40 @@ fn overview(run: &Saved) -> Option<Section> {
     if closed.len() < 2 {
         return None;
     }
-    let chart = by_load(
+    let mut blocks = vec![by_load(
         "Throughput by load: medians, with the smallest and the largest",
         ("throughput", "IOPS"),
         &closed,
-        |run| run.iops,
-    );
-    Some(Section::new(
-        "overview",
-        "Overview",
-        run.text.clone(),
-        [Some(chart), flushes_by_load(&closed)].into_iter().flatten().collect(),
-    ))
-}
-
-/// Latencies of the flushes of all loads together.
-fn flushes_by_load(loads: &[&LoadRuns]) -> Option<Block> {
-    let loads: Vec<_> =
-        loads.iter().copied().filter(|results| results.load.flush_every.is_some()).collect();
-    (!loads.is_empty()).then(|| {
-        by_load(
+        |run| Some(run.iops),
+    )];
+    let flushing: Vec<_> =
+        closed.into_iter().filter(|results| results.load.flush_every.is_some()).collect();
+    if !flushing.is_empty() {
+        blocks.push(by_load(
             "99th percentile of a flush's latency by load: medians, with the smallest and the \
              largest",
             ("flush, p99", "us"),
-            &loads,
-            |run| flushing(run, |flushes| flushes.p99_us),
-        )
-    })
+            &flushing,
+            |run| Some(run.flushes?.p99_us),
+        ));
+    }
+    Some(Section::new("overview", "Overview", run.text.clone(), blocks))
 }
 
 /// A figure of all targets, load by load.
-fn by_load(caption: &str, y: (&str, &str), loads: &[&LoadRuns], value: fn(&Run) -> f64) -> Block {
-    let point = |place: usize, (x, results): (u32, &&LoadRuns)| {
-        Some(Point { x: x.into(), y: spread(results.targets.get(place)?, value)? })
-    };
+fn by_load(
+    caption: &str,
+    y: (&str, &str),
+    loads: &[&LoadRuns],
+    value: fn(&Run) -> Option<f64>,
+) -> Block {
     let names = loads.first().map_or(&[][..], |results| &results.targets).iter().enumerate();
-    let series = names.map(|(place, t)| {
-        let points = (0..).zip(loads).filter_map(|load| point(place, load));
-        Series::measured(t.target.name.as_str(), points.collect())
+    let rows = names.map(|(place, t)| {
+        let figures = loads.iter().map(|load| spread(&load.targets.get(place)?.runs, value));
+        (t.target.name.clone(), figures.collect())
     });
     let categories = loads.iter().map(|results| results.load.name.clone()).collect();
-    let (x, y) = (Axis::new("load", ""), Axis::new(y.0, y.1));
-    Block::Chart(Chart::bars(caption, x, y, categories, series.collect()))
-}
-
-/// A figure of a measurement's flushes; not a number if there were none.
-fn flushing(run: &Run, value: impl Fn(&Flushing) -> f64) -> f64 {
-    run.flushes.as_ref().map_or(f64::NAN, value)
-}
-
-/// The flushes of a load.
-fn flushes(results: &LoadRuns) -> Option<Table> {
-    results.load.flush_every?;
-    let rows = results.targets.iter().map(|t| {
-        let cell =
-            |value: &dyn Fn(&Flushing) -> f64| Cell::from(spread(t, |run| flushing(run, value)));
-        vec![
-            t.target.name.as_str().into(),
-            cell(&|flushes| flushes.per_second),
-            cell(&|flushes| flushes.fdatasyncs.unwrap_or(f64::NAN)),
-            cell(&|flushes| flushes.p50_us),
-            cell(&|flushes| flushes.p99_us),
-        ]
-    });
-    Some(Table::new(
-        "Flushes: medians, with the smallest and the largest",
-        "target | flushes [1/s] | fdatasyncs per flush | flush p50 [us] | flush p99 [us]",
-        rows.collect(),
-    ))
-}
-
-fn spread(t: &TargetRuns, value: impl Fn(&Run) -> f64) -> Option<Spread> {
-    Spread::of(&t.runs.iter().map(value).collect::<Vec<_>>())
+    bars(caption, y, categories, rows.collect())
 }
 
 /// One load.
@@ -278,12 +275,19 @@ fn section(
     comparisons: &[&Comparison],
     older: Option<&str>,
 ) -> Section {
-    let mut blocks = vec![Block::Table(figures(results))];
+    let caption = match results.load.rate {
+        None => "Medians, with the smallest and the largest",
+        Some(_) => "Medians, with the smallest and the largest; latencies are response latencies",
+    };
+    let mut blocks = vec![table_of(caption, results, |run| Some(run), &FIGURES)];
     if !comparisons.is_empty() {
-        blocks.push(Block::Table(verdicts(comparisons, older)));
+        blocks.push(verdicts(comparisons, older));
     }
-    blocks.extend(flushes(results).map(Block::Table));
-    blocks.extend(distribution(results).map(Block::Chart));
+    if results.load.flush_every.is_some() {
+        let caption = "Flushes: medians, with the smallest and the largest";
+        blocks.push(table_of(caption, results, |run| run.flushes.as_ref(), &FLUSHES));
+    }
+    blocks.extend(distribution(results));
     let mut text = vec![describe(&results.load)];
     for t in &results.targets {
         let words = [t.server.as_deref(), t.client.as_deref()].into_iter().flatten();
@@ -298,11 +302,10 @@ fn section(
 /// A load's parameters, in a sentence.
 fn describe(load: &Load) -> String {
     let mut words = format!(
-        "{} of {}, {} job{}, depth {}",
+        "{} of {}, {}, depth {}",
         load.rw.0,
         show_size(load.bs.0),
-        load.jobs,
-        if load.jobs.get() == 1 { "" } else { "s" },
+        counted(load.jobs, "job"),
         load.depth
     );
     if let Some(rate) = load.rate {
@@ -327,59 +330,26 @@ fn describe(load: &Load) -> String {
     words + "."
 }
 
-/// The figures of a load.
-fn figures(results: &LoadRuns) -> Table {
-    let cell = |t: &TargetRuns, value: &dyn Fn(&Run) -> f64| Cell::from(spread(t, value));
-    let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
-    let rows = results.targets.iter().map(|t| {
-        vec![
-            t.target.name.as_str().into(),
-            cell(t, &|run| run.iops),
-            cell(t, &|run| run.mb_per_second),
-            cell(t, &|run| run.p50_us),
-            cell(t, &|run| run.p99_us),
-            cell(t, &|run| run.p99_9_us),
-            cell(t, &|run| known(run.server_cpu_us_per_io)),
-            cell(t, &|run| known(run.server_switches_per_io)),
-            cell(t, &|run| run.client_cpu_us_per_io),
-            cell(t, &Run::client_cpus),
-        ]
-    });
-    Table::new(
-        match results.load.rate {
-            None => "Medians, with the smallest and the largest",
-            Some(_) => {
-                "Medians, with the smallest and the largest; latencies are response latencies"
-            }
-        },
-        "target | throughput [IOPS] | data [MB/s] | p50 [us] | p99 [us] | p99.9 [us] | \
-            back end CPU per I/O [us] | back end switches per I/O | client CPU per I/O [us] | \
-            client CPUs",
-        rows.collect(),
-    )
-}
-
 /// The verdicts on a load.
-fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
+fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Block {
     let rows = comparisons.iter().flat_map(|c| {
-        c.judged.iter().map(move |judged| {
-            let b = older.map_or_else(|| c.b.clone(), |when| format!("{}, saved {when}", c.b));
-            let Verdict { ratio, low, high, confidence, outcome } = judged.verdict;
-            let range = if confidence > 0.0 {
-                format!("{low:.3} to {high:.3} ({:.0} % sure)", confidence * 100.0)
-            } else {
-                String::new()
+        let b = older.map_or_else(|| c.b.clone(), |when| format!("{}, saved {when}", c.b));
+        c.judged.iter().map(move |(title, verdict)| {
+            let Verdict { ratio, low, high, confidence, outcome } = *verdict;
+            let range = match confidence > 0.0 {
+                true => format!("{low:.3} to {high:.3} ({:.0} % sure)", confidence * 100.0),
+                false => String::new(),
             };
             vec![
                 format!("{} against {b}", c.a).into(),
-                judged.metric.title().into(),
+                (*title).into(),
                 ratio.into(),
                 range.into(),
                 outcome.word().into(),
             ]
         })
     });
-    Table::new(
+    table(
         "Verdicts; the first figure of each decides",
         "compared | figure | ratio [x] | it lies within | verdict",
         rows.collect(),
@@ -387,23 +357,19 @@ fn verdicts(comparisons: &[&Comparison], older: Option<&str>) -> Table {
 }
 
 /// The distributions of a load's latencies, all runs together.
-fn distribution(results: &LoadRuns) -> Option<Chart> {
-    let series: Vec<_> = results
-        .targets
-        .iter()
-        .filter_map(|t| {
-            let all = Buckets::merged(t.runs.iter().map(|run| &run.latencies));
-            let points = steps(&all);
-            (!points.is_empty()).then(|| Series::measured(t.target.name.clone(), points))
-        })
-        .collect();
+fn distribution(results: &LoadRuns) -> Option<Block> {
+    let series = results.targets.iter().map(|t| {
+        let all = Buckets::merged(t.runs.iter().map(|run| &run.latencies));
+        Series::measured(t.target.name.clone(), steps(&all))
+    });
+    let series: Vec<_> = series.filter(|series| !series.points.is_empty()).collect();
     (!series.is_empty()).then(|| {
-        Chart::steps(
+        Block::Chart(Chart::steps(
             "Share of requests that took no longer",
             Axis::log("latency", "us"),
             Axis::new("requests", "%"),
             series,
-        )
+        ))
     })
 }
 

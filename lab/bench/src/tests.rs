@@ -104,19 +104,15 @@ fn first_target_is_judged_by_the_back_ends_part() {
     for (scale, outcome) in [(2.0, Outcome::Better), (0.5, Outcome::Worse), (1.0, Outcome::Same)] {
         let comparisons = between_targets(&saved(scale));
         assert_eq!(comparisons.len(), 2);
-        assert_eq!(comparisons[0].judged[0].metric, Metric::Iops);
+        assert_eq!(comparisons[0].judged[0].0, "throughput");
         assert_eq!(
-            comparisons[1].judged[0].metric,
-            Metric::P99,
+            comparisons[1].judged[0].0, "p99 latency",
             "a given rate has no throughput of its own"
         );
-        assert!(
-            comparisons.iter().all(|c| c.judged[0].verdict.outcome == outcome),
-            "{comparisons:#?}"
-        );
+        assert!(comparisons.iter().all(|c| c.judged[0].1.outcome == outcome), "{comparisons:#?}");
         assert_eq!(is_worse(&comparisons), outcome == Outcome::Worse);
         // A figure that one measurement lacks has no verdict.
-        assert_eq!(comparisons[0].judged[2].verdict.outcome, Outcome::Unfit);
+        assert_eq!(comparisons[0].judged[2].1.outcome, Outcome::Unfit);
     }
 }
 
@@ -126,7 +122,7 @@ fn only_equal_loads_are_compared_with_saved() {
     let (comparisons, missing) = against_saved(&new, &old).unwrap();
     assert_eq!((comparisons.len(), missing.len()), (4, 0));
     let worse: Vec<_> =
-        comparisons.iter().map(|c| c.judged[0].verdict.outcome == Outcome::Worse).collect();
+        comparisons.iter().map(|c| c.judged[0].1.outcome == Outcome::Worse).collect();
     assert_eq!(worse, [true, false, true, false], "a is slower than it was, b is not");
 
     let mut other = saved(1.0);

@@ -4,6 +4,7 @@ mod runs;
 mod verify;
 
 use std::io::{IsTerminal, Write};
+use std::num::{NonZeroU16, NonZeroU32};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,13 +14,14 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use vlane_units::show_size;
-use vlane_units::{parse_ioprio, parse_rate};
+use vlane_bench::{Ioprio, Load, Size};
+use vlane_error::counted;
+use vlane_units::{parse_ioprio, parse_rate, show_size};
 
 use crate::{exit, explain, values};
 use vlane_driver::{
-    Arrivals, BackendUse, ByKind, Latency, Limit, OnProgress, OpenReport, Pattern, Progress, Rate,
-    Report, Session, SessionOptions, Wait, Want, Workload,
+    Arrivals, BackendUse, ByKind, Latency, Limit, Negotiated, OnProgress, OpenReport, Pattern,
+    Progress, Report, Session, SessionOptions, Wait, Want, Workload,
 };
 
 use crate::output::{self, Overwrite};
@@ -192,6 +194,20 @@ impl BenchArgs {
         output::give_json_or_text(self.json.as_deref(), &json, self.overwrite, text)
     }
 
+    /// Gives the result of a single run, marked if it is of less than what was asked for.
+    fn give_run(
+        &self,
+        result: &impl serde::Serialize,
+        partial: bool,
+        text: &str,
+    ) -> anyhow::Result<()> {
+        let mut value = serde_json::to_value(result)?;
+        if partial {
+            value["partial"] = true.into();
+        }
+        self.give(&value, &format!("{}{}", interrupted_line(partial), text.trim_end()))
+    }
+
     fn time(&self) -> Duration {
         self.time.unwrap_or(Duration::from_secs(5))
     }
@@ -216,14 +232,23 @@ impl BenchArgs {
         Ok(())
     }
 
-    fn block(&self) -> anyhow::Result<u32> {
-        match u32::try_from(self.bs) {
-            Ok(bs) if bs >= 512 && bs % 512 == 0 && bs <= 64 << 20 => Ok(bs),
-            _ => usage!("--bs {}: a block is a multiple of 512 bytes, up to 64M", self.bs),
+    /// The session of a single run of a load.
+    fn session(&self, load: &Load) -> SessionOptions {
+        SessionOptions {
+            queue_size: self.queue_size,
+            event_idx: if self.no_event_idx { Want::No } else { Want::IfOffered },
+            indirect: if self.direct { Want::No } else { Want::IfOffered },
+            ..load.session()
         }
     }
 
-    fn session(&self) -> anyhow::Result<SessionOptions> {
+    /// The end of a single run.
+    fn limit(&self) -> Limit {
+        self.ios.map_or(Limit::Time(self.time()), Limit::Count)
+    }
+
+    /// The command line's load, of a pattern.
+    fn load(&self, pattern: Pattern) -> anyhow::Result<Load> {
         let memory = u64::from(self.depth) * u64::from(self.jobs) * self.bs;
         if memory > 4 << 30 {
             usage!(
@@ -231,50 +256,51 @@ impl BenchArgs {
                 show_size(memory)
             );
         }
-        Ok(SessionOptions {
-            queues: self.jobs,
-            depth: self.depth,
-            data: self.block()?,
-            segments: self.segments,
-            queue_size: self.queue_size,
-            packed: if self.packed { Want::Must } else { Want::No },
-            event_idx: if self.no_event_idx { Want::No } else { Want::IfOffered },
-            indirect: if self.direct { Want::No } else { Want::IfOffered },
-            write_cache: match self.write_cache {
-                CacheArg::On => Some(true),
-                CacheArg::Off => Some(false),
-                CacheArg::Keep => None,
-            },
-            ..SessionOptions::default()
-        })
-    }
-
-    fn workload(&self, pattern: Pattern) -> anyhow::Result<Workload> {
-        Ok(Workload {
-            pattern,
-            block: self.block()?,
-            offset: self.offset,
-            size: self.size,
-            limit: self.ios.map_or(Limit::Time(self.time()), Limit::Count),
-            ramp: self.ramp(),
-            seed: self.seed,
-            flush_every: self.flush_every,
-            ioprio: self.ioprio,
-            rate: self.rate.map(|per_second| Rate {
-                per_second,
-                arrivals: match self.arrivals {
-                    Some(ArrivalsArg::Poisson) => Arrivals::Poisson,
-                    Some(ArrivalsArg::Constant) | None => Arrivals::Constant,
-                },
+        let at_least_one = |number| NonZeroU16::new(number).unwrap_or(NonZeroU16::MIN);
+        Ok(Load {
+            rw: vlane_bench::Pattern(pattern),
+            bs: Size(self.bs),
+            depth: at_least_one(self.depth),
+            jobs: at_least_one(self.jobs),
+            segments: at_least_one(self.segments),
+            rate: self.rate,
+            arrivals: self.arrivals.map(|arrivals| match arrivals {
+                ArrivalsArg::Constant => Arrivals::Constant,
+                ArrivalsArg::Poisson => Arrivals::Poisson,
             }),
+            flush_every: self.flush_every.and_then(NonZeroU32::new),
+            ioprio: Ioprio(self.ioprio),
             wait: match self.wait {
                 WaitArg::Interrupt => Wait::Interrupt,
                 WaitArg::Poll => Wait::Poll,
             },
             batch: self.batch,
-            cpus: self.cpus.clone(),
-            idle: 0,
+            offset: Size(self.offset),
+            size: self.size.map(Size),
+            seed: self.seed,
+            packed: self.packed,
+            write_cache: match self.write_cache {
+                CacheArg::On => Some(true),
+                CacheArg::Off => Some(false),
+                CacheArg::Keep => None,
+            },
+            ..Load::named(self.describe())
         })
+    }
+
+    /// A name for the command line's load, by which a later run finds it.
+    fn describe(&self) -> String {
+        let (bs, jobs) = (show_size(self.bs), counted(self.jobs, "job"));
+        let rate = self.rate.map(|rate| format!(", {rate} per second")).unwrap_or_default();
+        format!("{} {bs}, depth {}, {jobs}{rate}", self.rw, self.depth)
+    }
+
+    /// The access pattern; none for `idle`.
+    fn pattern(&self) -> anyhow::Result<Option<Pattern>> {
+        match self.rw.as_str() {
+            "idle" => Ok(None),
+            rw => Ok(Some(rw.parse().map_err(anyhow::Error::msg).context("--rw")?)),
+        }
     }
 }
 
@@ -287,63 +313,48 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         return runs::run(args);
     }
     output::check_json(args.json.as_deref(), args.overwrite)?;
-    let options = args.session()?;
     if args.verify || args.verify_only {
-        return verify::run(args, &options);
+        return verify::run(args);
     }
     if args.state.is_some() {
         usage!("--state goes with --verify or --verify-only");
     }
-    if args.rw == "idle" {
-        return idle(args, &options);
-    }
-    let pattern = args.rw.parse::<Pattern>().map_err(anyhow::Error::msg).context("--rw")?;
-    let workload = args.workload(pattern)?;
-    if pattern.changes_data() {
-        args.may_overwrite(args.socket()?, &format!("--rw {}", args.rw))?;
-    }
     let socket = args.socket()?;
+    let pattern = args.pattern()?;
+    let load = args.load(pattern.unwrap_or(Workload::default().pattern))?;
+    let options = args.session(&load);
+    if pattern.is_none() {
+        return idle(args, socket, &options);
+    }
+    let workload =
+        Workload { limit: args.limit(), ..load.workload(args.time(), args.ramp(), &args.cpus) };
+    if load.rw.0.changes_data() {
+        args.may_overwrite(socket, &format!("--rw {}", args.rw))?;
+    }
     let session = explain::connecting(socket, Session::connect(socket, &options))?;
     let (report, partial) =
         with_progress(|progress| vlane_driver::run(session, &workload, progress))?;
     if partial && report.ios == 0 {
         bail!("interrupted before anything was measured");
     }
-    let text = format!("{}{}", interrupted_line(partial), report_text(&report).trim_end());
-    args.give(&Given { partial, result: &report }, &text)?;
+    args.give_run(&report, partial, &report_text(&report))?;
     match report.errors.total() {
-        0 if partial => Err(partial_error(&format!("{:.1} s", report.seconds))),
-        0 => Ok(()),
-        n => bail!("{n} of {} failed", plural(report.ios, "request")),
+        0 => ended(partial, report.seconds),
+        n => bail!("{n} of {} failed", counted(report.ios, "request")),
     }
 }
 
 /// Measures the back end's use of CPU time without requests.
-fn idle(args: &BenchArgs, options: &SessionOptions) -> anyhow::Result<()> {
-    let socket = args.socket()?;
+fn idle(args: &BenchArgs, socket: &Path, options: &SessionOptions) -> anyhow::Result<()> {
     let session = explain::connecting(socket, Session::connect(socket, options))?;
     let settle = args.ramp().max(Duration::from_secs(1));
-    let idle =
-        |progress: &mut OnProgress<'_>| vlane_driver::idle(session, settle, args.time(), progress);
-    let ((used, watched), partial) = with_progress(idle)?;
+    let ((used, watched), partial) =
+        with_progress(|progress| vlane_driver::idle(session, settle, args.time(), progress))?;
     if partial && watched.is_zero() {
         bail!("interrupted before anything was measured");
     }
-    let text = format!("{}{}", interrupted_line(partial), idle_text(&used, watched));
-    args.give(&Given { partial, result: &used }, text.trim_end())?;
-    match partial {
-        true => Err(partial_error(&format!("{:.1} s", watched.as_secs_f64()))),
-        false => Ok(()),
-    }
-}
-
-/// A result as JSON, marked if it is of less than what was asked for.
-#[derive(serde::Serialize)]
-struct Given<'a, T> {
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    partial: bool,
-    #[serde(flatten)]
-    result: &'a T,
+    args.give_run(&used, partial, &idle_text(&used, watched))?;
+    ended(partial, watched.as_secs_f64())
 }
 
 /// The line above a partial result.
@@ -351,8 +362,10 @@ fn interrupted_line(partial: bool) -> &'static str {
     if partial { "INTERRUPTED: partial result\n" } else { "" }
 }
 
-fn partial_error(what: &str) -> anyhow::Error {
-    exit::Partial(format!("interrupted after {what}: the result covers that time only")).into()
+/// The end of a run that was measured for so many seconds.
+fn ended(partial: bool, seconds: f64) -> anyhow::Result<()> {
+    let why = format!("interrupted after {seconds:.1} s: the result covers that time only");
+    if partial { Err(exit::Partial(why).into()) } else { Ok(()) }
 }
 
 /// Runs something that tells how far it is, and shows that on a terminal; SIGINT, SIGTERM and
@@ -406,21 +419,17 @@ fn group(value: f64) -> String {
     out
 }
 
-fn plural(n: u64, one: &str) -> String {
-    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
-}
-
 /// The target and the settings of a run, as text.
 fn setting_text(r: &Report) -> String {
-    let yes = |on: bool, what: &'static str| on.then_some(what);
+    let Negotiated { packed, event_idx, indirect, write_cache, .. } = r.negotiated;
     let ring: Vec<_> = [
-        Some(if r.negotiated.packed { "packed ring" } else { "split ring" }),
-        yes(r.negotiated.event_idx, "event index"),
-        yes(r.negotiated.indirect, "indirect"),
-        Some(if r.negotiated.write_cache { "write cache on" } else { "write cache off" }),
+        (true, if packed { "packed ring" } else { "split ring" }),
+        (event_idx, "event index"),
+        (indirect, "indirect"),
+        (true, if write_cache { "write cache on" } else { "write cache off" }),
     ]
     .into_iter()
-    .flatten()
+    .filter_map(|(is, what)| is.then_some(what))
     .collect();
     let mut wait = String::from(if r.wait == Wait::Poll { "polling" } else { "interrupts" });
     if r.batch > 0 {
@@ -433,13 +442,13 @@ fn setting_text(r: &Report) -> String {
         show_size(r.device.capacity),
         if r.device.read_only { ", read-only" } else { "" },
         r.device.blk_size,
-        plural(r.negotiated.queues.into(), "queue"),
+        counted(r.negotiated.queues, "queue"),
         r.negotiated.queue_size,
         ring.join(", "),
         r.pattern,
         show_size(r.block.into()),
         r.depth,
-        plural(r.jobs.into(), "job"),
+        counted(r.jobs, "job"),
         r.seconds
     )
 }
@@ -478,7 +487,7 @@ fn report_text(r: &Report) -> String {
                 b.cpu_us_per_io,
                 b.switches_per_io,
                 b.cpus,
-                plural(b.threads as u64, "thread"),
+                counted(b.threads, "thread"),
                 b.pid
             );
         }
@@ -551,8 +560,8 @@ fn idle_text(used: &BackendUse, time: Duration) -> String {
         "idle for {:.1} s: {:.3} ms CPU, {} in {} (pid {})\n",
         time.as_secs_f64(),
         used.cpu_seconds * 1e3,
-        plural(used.switches, "context switch").replace("switchs", "switches"),
-        plural(used.threads as u64, "thread"),
+        counted(used.switches, "context switch").replace("switchs", "switches"),
+        counted(used.threads, "thread"),
         used.pid
     )
 }

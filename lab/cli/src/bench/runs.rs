@@ -1,23 +1,23 @@
 //! `vlane-lab bench` with more than one run: profiles, repeats, A against B, saved runs.
 
 use std::io::{IsTerminal, Write};
-use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
 use vlane_bench::{
-    self, Backend, Client, Ioprio, Load, Pattern, Profile, Saved, Setting, Size, Target,
-    against_saved, between_targets, is_worse,
+    Backend, Client, Load, Profile, Saved, Setting, Target, against_saved, between_targets,
+    is_worse,
 };
 use vlane_client::Progress;
+use vlane_error::counted;
 use vlane_guest::{Host, Install};
 use vlane_testbed::{Interrupt, Output};
 
 use crate::output::{OutputArgs, command_line};
 use crate::{exit, explain, values};
 
-use super::{ArrivalsArg, BenchArgs, CacheArg, WaitArg};
+use super::BenchArgs;
 
 /// Options that make several runs.
 #[derive(Debug, Args)]
@@ -104,68 +104,20 @@ impl RunsArgs {
 }
 
 impl BenchArgs {
-    /// The command line's load.
-    fn load(&self) -> anyhow::Result<Load> {
+    /// The command line's load, for several runs.
+    fn repeated_load(&self) -> anyhow::Result<Load> {
         for (set, name) in [
             (self.direct, "--no-indirect"),
             (self.no_event_idx, "--no-event-idx"),
             (self.queue_size.is_some(), "--queue-size"),
             (self.ios.is_some(), "--ios"),
+            (self.rw == "idle", "--rw idle"),
         ] {
             if set {
                 usage!("{name} is for a single run; it does not go with several");
             }
         }
-        if self.rw == "idle" {
-            usage!("--rw idle is for a single run; it does not go with several");
-        }
-        // Checks what the loads of a file are checked for when they are read.
-        let options = self.session()?;
-        let pattern = self.rw.parse().map_err(anyhow::Error::msg).context("--rw")?;
-        let named = NonZeroU16::MIN;
-        let mut load = Load::named(self.describe());
-        load.rw = Pattern(pattern);
-        load.bs = Size(options.data.into());
-        load.depth = NonZeroU16::new(self.depth).unwrap_or(named);
-        load.jobs = NonZeroU16::new(self.jobs).unwrap_or(named);
-        load.segments = NonZeroU16::new(self.segments).unwrap_or(named);
-        load.rate = self.rate;
-        load.arrivals = self.arrivals.map(|arrivals| match arrivals {
-            ArrivalsArg::Constant => vlane_driver::Arrivals::Constant,
-            ArrivalsArg::Poisson => vlane_driver::Arrivals::Poisson,
-        });
-        load.flush_every = self.flush_every.and_then(NonZeroU32::new);
-        load.ioprio = Ioprio(self.ioprio);
-        load.wait = match self.wait {
-            WaitArg::Interrupt => vlane_driver::Wait::Interrupt,
-            WaitArg::Poll => vlane_driver::Wait::Poll,
-        };
-        load.batch = self.batch;
-        load.offset = Size(self.offset);
-        load.size = self.size.map(Size);
-        load.seed = self.seed;
-        load.packed = self.packed;
-        load.write_cache = match self.write_cache {
-            CacheArg::On => Some(true),
-            CacheArg::Off => Some(false),
-            CacheArg::Keep => None,
-        };
-        Ok(load)
-    }
-
-    /// A name for the command line's load, by which a later run finds it.
-    fn describe(&self) -> String {
-        let mut name = format!(
-            "{} {}, depth {}, {}",
-            self.rw,
-            vlane_units::show_size(self.bs),
-            self.depth,
-            super::plural(self.jobs.into(), "job")
-        );
-        if let Some(rate) = self.rate {
-            name += &format!(", {rate} per second");
-        }
-        name
+        self.load(self.pattern()?.context("--rw")?)
     }
 
     /// Refuses a profile that writes to a back end that was not started for it, unless that was
@@ -186,7 +138,7 @@ impl BenchArgs {
         let mut profile = match &self.runs.profile {
             Some(name) => Profile::find(name)?,
             None => {
-                let mut profile = Profile::of("vlane-lab bench", vec![self.load()?]);
+                let mut profile = Profile::of("vlane-lab bench", vec![self.repeated_load()?]);
                 (profile.time, profile.ramp) = (self.time(), self.ramp());
                 profile
             }
@@ -283,7 +235,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         let made: usize = measured.loads.iter().map(runs).sum();
         return Err(exit::Partial(format!(
             "interrupted after {made} of {}: the result is of those only",
-            super::plural(steps as u64, "measurement")
+            counted(steps, "measurement")
         ))
         .into());
     }
@@ -323,7 +275,7 @@ fn tell_repeats(profile: &Profile, steps: usize) {
     let each = (profile.time + profile.ramp).as_secs_f64();
     eprintln!(
         "measuring {}, {each:.1} s each, because one has no spread; --repeat 1 measures once",
-        super::plural(steps as u64, "time")
+        counted(steps, "time")
     );
 }
 
@@ -417,13 +369,9 @@ mod tests {
         ];
         let args = parse(&words).unwrap();
         let profile = args.profile().unwrap();
-        let single = args.workload("randrw:70".parse().unwrap()).unwrap();
-        let several = profile.loads[0].workload(profile.time, profile.ramp, &[]);
-        assert_eq!(format!("{several:?}"), format!("{single:?}"));
-        assert_eq!(
-            format!("{:?}", profile.loads[0].session()),
-            format!("{:?}", args.session().unwrap())
-        );
+        let load = args.load("randrw:70".parse().unwrap()).unwrap();
+        assert_eq!(profile.loads, [load.clone()]);
+        assert_eq!(format!("{:?}", load.session()), format!("{:?}", args.session(&load)));
         assert_eq!((profile.repeats, profile.targets.len()), (3, 1));
         let two = parse(&["s", "--profile", "quick", "--against", "t", "--time", "7s"])
             .unwrap()

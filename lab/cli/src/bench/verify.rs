@@ -1,12 +1,14 @@
 //! `vlane-lab bench --verify`: data that prove themselves, across the death of the back end.
 
 use anyhow::{Context, bail};
+use vlane_bench::Load;
 use vlane_driver::{
-    Limit, Mix, Session, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Wait,
+    Mix, Pattern, Session, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Workload,
     verify_check, verify_load,
 };
+use vlane_error::counted;
 
-use super::{BenchArgs, WaitArg, group, with_progress};
+use super::{BenchArgs, group, with_progress};
 use crate::{exit, explain};
 
 /// The reports of one invocation, in the order in which they were made.
@@ -23,8 +25,10 @@ struct Reports {
     partial: bool,
 }
 
-pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<()> {
-    let options = verify_options(args)?;
+pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let pattern = args.rw.parse().map_err(anyhow::Error::msg).context("--rw")?;
+    let load = args.load(pattern)?;
+    let (session, options) = (args.session(&load), verify_options(args, &load)?);
     if !args.verify_only {
         args.may_overwrite(args.socket()?, "--verify")?;
     }
@@ -33,7 +37,7 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
         _ => None,
     };
     let mut reports = Reports::default();
-    let outcome = steps(args, session, &options, old, &mut reports);
+    let outcome = steps(args, &session, &options, old, &mut reports);
     let given = args.give(&reports, text(&reports).trim_end());
     outcome?;
     given?;
@@ -44,7 +48,7 @@ pub(super) fn run(args: &BenchArgs, session: &SessionOptions) -> anyhow::Result<
         bail!("the back end lost or damaged data: {mismatches} sectors have wrong data");
     }
     if errors > 0 {
-        bail!("{} failed", super::plural(errors, "request"));
+        bail!("{} failed", counted(errors, "request"));
     }
     if reports.partial {
         let why =
@@ -122,33 +126,21 @@ fn steps(
     Ok(())
 }
 
-fn verify_options(args: &BenchArgs) -> anyhow::Result<VerifyOptions> {
-    let read_percent = match args
-        .rw
-        .parse::<vlane_driver::Pattern>()
-        .map_err(anyhow::Error::msg)
-        .context("--rw")?
-    {
+fn verify_options(args: &BenchArgs, load: &Load) -> anyhow::Result<VerifyOptions> {
+    let usual = VerifyOptions::default();
+    let read_percent = match load.rw.0 {
         p if !p.random => {
             usage!("--rw {}: --verify goes to random addresses; randrw:N is possible", args.rw)
         }
-        vlane_driver::Pattern { mix: Mix::ReadPercent(100), .. } => {
-            VerifyOptions::default().read_percent
-        }
-        vlane_driver::Pattern { mix: Mix::ReadPercent(percent), .. } => percent,
+        Pattern { mix: Mix::ReadPercent(100), .. } => usual.read_percent,
+        Pattern { mix: Mix::ReadPercent(percent), .. } => percent,
         _ => usage!("--rw {}: --verify reads and writes; randrw:N is possible", args.rw),
     };
-    Ok(VerifyOptions {
-        block: args.block()?,
-        offset: args.offset,
-        size: args.size,
-        limit: args.ios.map_or(Limit::Time(args.time()), Limit::Count),
-        read_percent,
-        flush_every: args.flush_every.unwrap_or(VerifyOptions::default().flush_every),
-        seed: args.seed,
-        wait: if args.wait == WaitArg::Poll { Wait::Poll } else { Wait::Interrupt },
-        cpus: args.cpus.clone(),
-    })
+    let Workload { block, offset, size, flush_every, seed, wait, cpus, .. } =
+        load.workload(args.time(), args.ramp(), &args.cpus);
+    let flush_every = flush_every.unwrap_or(usual.flush_every);
+    let limit = args.limit();
+    Ok(VerifyOptions { block, offset, size, limit, read_percent, flush_every, seed, wait, cpus })
 }
 
 fn text(reports: &Reports) -> String {
@@ -180,7 +172,7 @@ fn text(reports: &Reports) -> String {
             );
         }
         if r.errors.total() > 0 {
-            out += &format!("             {} failed\n", super::plural(r.errors.total(), "request"));
+            out += &format!("             {} failed\n", counted(r.errors.total(), "request"));
         }
     }
     out
