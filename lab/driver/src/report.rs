@@ -100,36 +100,31 @@ impl Buckets {
     const DIGITS: u8 = 2;
 
     pub(crate) fn of(ns: &Histogram<u64>) -> Self {
-        let Some(mut coarse) = Self::histogram() else { return Self::default() };
-        for step in ns.iter_recorded() {
-            let _ = coarse
-                .record_n(step.value_iterated_to().clamp(1, LONGEST_NS), step.count_at_value());
-        }
-        Self::from_coarse(&coarse)
-    }
-
-    fn histogram() -> Option<Histogram<u64>> {
-        Histogram::new_with_bounds(1, LONGEST_NS, Self::DIGITS).ok()
-    }
-
-    fn from_coarse(coarse: &Histogram<u64>) -> Self {
-        let mut new = Self::default();
-        for step in coarse.iter_recorded() {
-            new.upto_ns.push(step.value_iterated_to());
-            new.count.push(step.count_at_value());
-        }
-        new
+        Self::coarse(
+            ns.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())),
+        )
     }
 
     /// Several distributions as one.
     pub fn merged<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
-        let Some(mut sum) = Self::histogram() else { return Self::default() };
-        for one in all {
-            for (upto, count) in one.upto_ns.iter().zip(&one.count) {
-                let _ = sum.record_n((*upto).clamp(1, LONGEST_NS), *count);
-            }
+        let steps = |one: &'a Self| one.upto_ns.iter().copied().zip(one.count.iter().copied());
+        Self::coarse(all.into_iter().flat_map(steps))
+    }
+
+    /// The distribution of latencies with their counts.
+    fn coarse(latencies: impl Iterator<Item = (u64, u64)>) -> Self {
+        let mut new = Self::default();
+        let Ok(mut sum) = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, Self::DIGITS) else {
+            return new;
+        };
+        for (ns, count) in latencies {
+            let _ = sum.record_n(ns.clamp(1, LONGEST_NS), count);
         }
-        Self::from_coarse(&sum)
+        for step in sum.iter_recorded() {
+            new.upto_ns.push(step.value_iterated_to());
+            new.count.push(step.count_at_value());
+        }
+        new
     }
 
     /// The number of latencies.

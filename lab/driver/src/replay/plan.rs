@@ -28,14 +28,13 @@ pub(super) struct Waits {
     pub(super) writes: u32,
     /// The number of flushes, the first by completion in the trace, that must have completed.
     pub(super) flushes: u32,
-    /// The begin of its earlier writes to the same blocks in [`ReplayPlan::earlier`], and their
-    /// number.
-    earlier: (u32, u32),
+    /// The begin and the end of its earlier writes to the same blocks in [`ReplayPlan::earlier`].
+    earlier: (usize, usize),
     /// Its place among the writes, or among the flushes, by completion.
     rank: u32,
 }
 
-/// A trace made ready for replay. It is held in memory: about 80 bytes per request.
+/// A trace made ready for replay. It is held in memory: about 100 bytes per request.
 #[derive(Debug)]
 pub struct ReplayPlan {
     /// By time of submission.
@@ -45,8 +44,8 @@ pub struct ReplayPlan {
     earlier: Vec<u32>,
     /// By queue, the places of its requests.
     queues: Vec<Vec<u32>>,
-    writes: u32,
-    flushes: u32,
+    writes: usize,
+    flushes: usize,
 }
 
 impl ReplayPlan {
@@ -130,74 +129,46 @@ impl ReplayPlan {
         // A request may have completed at the very moment of another's submission. It counts as
         // before it only if it was submitted before it too: then it cannot wait for itself, nor two
         // for each other.
-        let (mut covered, mut after) = (0, 0);
+        let (mut covered, mut after) = (0_u32, 0_u32);
         for (place, request) in (0_u32..).zip(&self.requests) {
             let before = |entry: &(u64, u32)| entry.0 <= request.at_ns && entry.1 < place;
-            while writes.get(covered).is_some_and(before) {
+            while writes.get(covered as usize).is_some_and(before) {
                 covered += 1;
             }
-            while flushes.get(after).is_some_and(before) {
+            while flushes.get(after as usize).is_some_and(before) {
                 after += 1;
             }
             let waits = &mut self.waits[place as usize];
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "there are fewer than 2^32 requests"
-            )]
             if request.kind == ReplayKind::Flush {
-                waits.writes = covered as u32;
+                waits.writes = covered;
             }
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "there are fewer than 2^32 requests"
-            )]
-            {
-                waits.flushes = after as u32;
-            }
+            waits.flushes = after;
         }
-        #[expect(clippy::cast_possible_truncation, reason = "there are fewer than 2^32 requests")]
-        {
-            (self.writes, self.flushes) = (writes.len() as u32, flushes.len() as u32);
-        }
+        (self.writes, self.flushes) = (writes.len(), flushes.len());
     }
 
     /// Rule 3.
     fn order_writes(&mut self) {
         let mut last: HashMap<u64, u32> = HashMap::new();
         // A range that is too large to be taken apart is ordered against all writes.
-        let mut wall = None;
+        let (mut wall, mut before) = (None, Vec::new());
         for (place, request) in (0_u32..).zip(&self.requests) {
             if !request.kind.writes() {
                 continue;
             }
-            let begin = self.earlier.len();
             let first = request.sector / BLOCK_SECTORS;
             let end = (request.sector + u64::from(request.sectors)).div_ceil(BLOCK_SECTORS);
             if end - first > WALL_BLOCKS {
-                self.earlier.extend(last.drain().map(|(_, before)| before).chain(wall));
-                self.earlier[begin..].sort_unstable();
+                before.extend(last.drain().map(|(_, before)| before).chain(wall));
                 wall = Some(place);
             } else {
-                let before = (first..end).filter_map(|block| last.insert(block, place).or(wall));
-                self.earlier.extend(before);
-                self.earlier[begin..].sort_unstable();
+                before.extend((first..end).filter_map(|block| last.insert(block, place).or(wall)));
             }
-            // Most lists have one entry or none.
-            let mut kept = begin;
-            for at in begin..self.earlier.len() {
-                if at == begin || self.earlier[at] != self.earlier[kept - 1] {
-                    self.earlier[kept] = self.earlier[at];
-                    kept += 1;
-                }
-            }
-            self.earlier.truncate(kept);
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "a list that long does not fit into memory"
-            )]
-            {
-                self.waits[place as usize].earlier = (begin as u32, (kept - begin) as u32);
-            }
+            before.sort_unstable();
+            before.dedup();
+            let begin = self.earlier.len();
+            self.earlier.append(&mut before);
+            self.waits[place as usize].earlier = (begin, self.earlier.len());
         }
     }
 
@@ -281,10 +252,10 @@ impl State<'_> {
     #[inline]
     pub(super) fn is_free(&self, place: u32) -> bool {
         let waits = &self.plan.waits[place as usize];
-        let (begin, n) = (waits.earlier.0 as usize, waits.earlier.1 as usize);
+        let (begin, end) = waits.earlier;
         self.writes.upto >= waits.writes
             && self.flushes.upto >= waits.flushes
-            && self.plan.earlier[begin..begin + n].iter().all(|before| self.done[*before as usize])
+            && self.plan.earlier[begin..end].iter().all(|before| self.done[*before as usize])
     }
 
     /// A request has completed.
@@ -310,8 +281,8 @@ struct Prefix {
 }
 
 impl Prefix {
-    fn of(n: u32) -> Self {
-        Self { done: vec![false; n as usize], upto: 0 }
+    fn of(n: usize) -> Self {
+        Self { done: vec![false; n], upto: 0 }
     }
 
     fn complete(&mut self, rank: u32) {

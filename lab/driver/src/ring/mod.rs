@@ -30,9 +30,7 @@ pub use blk::{BlkOptions, BlkQueue, Completion, Request, RequestKind, STATUS_NON
 pub use error::{Error, Violation};
 pub use layout::{Format, Layout, Segment, Used};
 pub use memory::{Arena, Buf};
-pub use packed::PackedQueue;
 pub use queue::Queue;
-pub use split::SplitQueue;
 
 #[cfg(target_endian = "big")]
 compile_error!("the driver writes little-endian rings with native stores");

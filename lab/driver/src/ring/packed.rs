@@ -7,9 +7,10 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::error::{Error, Violation};
-use super::layout::{F_INDIRECT, F_NEXT, F_WRITE, Format, Layout, Segment, Used};
+use super::error::Error;
+use super::layout::{F_INDIRECT, F_NEXT, F_WRITE, Format, Layout, Segment};
 use super::memory::{Arena, Buf};
+use super::queue::Ring;
 use super::{MAX_QUEUE_SIZE, passed};
 
 /// VIRTQ_DESC_F_AVAIL.
@@ -24,34 +25,12 @@ const EVENT_DISABLE: u32 = 1;
 /// RING_EVENT_FLAGS_DESC.
 const EVENT_DESC: u32 = 2;
 
-/// The owner of a chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
-    /// None: the id is free.
-    Nobody,
-    /// The device; the id is freed when it comes back.
-    DeviceOnce,
-    /// Us, bound.
-    Idle,
-    /// The device; bound.
-    Device,
-}
-
-/// The state of a buffer id.
-#[derive(Debug)]
-struct Chain {
-    owner: Owner,
-    /// Segments that it may have.
-    capacity: usize,
-    segments: Vec<Segment>,
-}
-
 /// The driver's side of a packed virtqueue.
 #[derive(Debug)]
-pub struct PackedQueue {
+pub(super) struct PackedQueue {
     /// Keeps what the pointers below point to.
     _areas: [Buf; 3],
-    layout: Layout,
+    pub(super) layout: Layout,
     event_idx: bool,
     /// Pairs of words, one per descriptor.
     desc: NonNull<AtomicU64>,
@@ -66,9 +45,9 @@ pub struct PackedQueue {
     /// Descriptors in that batch.
     batch: u16,
     /// Ring entries free.
-    free: u16,
-    held: u16,
-    chains: Box<[Chain]>,
+    pub(super) free: u16,
+    /// By id.
+    chains: Box<[Vec<Segment>]>,
     ids: Vec<u16>,
 }
 
@@ -78,7 +57,7 @@ impl PackedQueue {
     /// # Errors
     /// [`Error::QueueSize`] if `size` is 0 or above 32768, [`Error::Exhausted`] if the arena is
     /// full.
-    pub fn new(arena: &Arena, size: u16, event_idx: bool) -> Result<Self, Error> {
+    pub(super) fn new(arena: &Arena, size: u16, event_idx: bool) -> Result<Self, Error> {
         if size == 0 || size > MAX_QUEUE_SIZE {
             return Err(Error::QueueSize {
                 size: size.into(),
@@ -89,7 +68,6 @@ impl PackedQueue {
         let driver = arena.alloc(4, 128)?;
         let device = arena.alloc(4, 128)?;
         arena.alloc(0, 128)?;
-        let empty = || Chain { owner: Owner::Nobody, capacity: 0, segments: Vec::new() };
         Ok(Self {
             layout: Layout {
                 format: Format::Packed,
@@ -110,107 +88,34 @@ impl PackedQueue {
             first: None,
             batch: 0,
             free: size,
-            held: 0,
-            chains: (0..size).map(|_| empty()).collect(),
+            chains: vec![Vec::new(); size.into()].into(),
             ids: (0..size).rev().collect(),
         })
     }
+}
 
-    /// The queue's addresses for the device.
-    pub fn layout(&self) -> Layout {
-        self.layout
-    }
-
-    /// Ring entries that are free.
-    pub fn free(&self) -> u16 {
-        self.free
-    }
-
-    /// Chains that are with the device, published or not.
-    pub fn held(&self) -> u16 {
-        self.held
-    }
-
-    /// See [`Queue::add`](super::Queue::add).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn add(&mut self, chain: &[Segment]) -> Result<u16, Error> {
-        self.check(chain)?;
-        if chain.len() > usize::from(self.free) {
-            return Err(Error::Full);
-        }
+impl Ring for PackedQueue {
+    /// A chain takes ring entries only while the device holds it.
+    fn take(&mut self, chain: &[Segment]) -> Result<u16, Error> {
         let id = self.ids.pop().ok_or(Error::Full)?;
-        let slot = &mut self.chains[usize::from(id)];
-        slot.segments.clear();
-        slot.segments.extend_from_slice(chain);
-        self.offer(id, Owner::DeviceOnce);
+        self.write(id, chain);
         Ok(id)
     }
 
-    /// See [`Queue::bind`](super::Queue::bind). A bound chain takes ring entries only while the
-    /// device holds it.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn bind(&mut self, chain: &[Segment]) -> Result<u16, Error> {
-        self.check(chain)?;
-        let id = self.ids.pop().ok_or(Error::Full)?;
-        self.chains[usize::from(id)] =
-            Chain { owner: Owner::Idle, capacity: chain.len(), segments: chain.to_vec() };
-        Ok(id)
+    fn write(&mut self, id: u16, chain: &[Segment]) {
+        chain.clone_into(&mut self.chains[usize::from(id)]);
     }
 
-    /// See [`Queue::rebind`](super::Queue::rebind).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn rebind(&mut self, id: u16, chain: &[Segment]) -> Result<(), Error> {
-        match self.chains.get_mut(usize::from(id)) {
-            Some(slot) if slot.owner == Owner::Idle => {
-                if chain.is_empty() || chain.len() > slot.capacity {
-                    return Err(Error::ChainLength(chain.len()));
-                }
-                slot.segments.clear();
-                slot.segments.extend_from_slice(chain);
-                Ok(())
-            }
-            _ => Err(Error::NotIdle(id)),
-        }
-    }
-
-    /// See [`Queue::submit`](super::Queue::submit).
-    ///
-    /// # Errors
-    /// As there.
     #[inline]
-    pub fn submit(&mut self, id: u16) -> Result<(), Error> {
-        match self.chains.get(usize::from(id)) {
-            Some(slot) if slot.owner == Owner::Idle => {
-                if slot.segments.len() > usize::from(self.free) {
-                    return Err(Error::Full);
-                }
-                self.offer(id, Owner::Device);
-                Ok(())
-            }
-            _ => Err(Error::NotIdle(id)),
-        }
+    fn has_room(&self, id: u16) -> bool {
+        self.chains[usize::from(id)].len() <= usize::from(self.free)
     }
 
-    fn check(&self, chain: &[Segment]) -> Result<(), Error> {
-        if chain.is_empty() || chain.len() > usize::from(self.layout.size) {
-            return Err(Error::ChainLength(chain.len()));
-        }
-        Ok(())
-    }
-
-    /// Writes a chain, for which there is room, into the ring.
     #[inline]
-    fn offer(&mut self, id: u16, owner: Owner) {
-        let slot = &mut self.chains[usize::from(id)];
-        slot.owner = owner;
-        let mut left = slot.segments.len();
-        for segment in &slot.segments {
+    fn offer(&mut self, id: u16) {
+        let chain = &self.chains[usize::from(id)];
+        let mut left = chain.len();
+        for segment in chain {
             left -= 1;
             // 2.8.1: available is AVAIL = our wrap counter, USED = its inverse.
             let turn = if self.avail_wrap { F_AVAIL } else { F_USED };
@@ -235,12 +140,10 @@ impl PackedQueue {
                 self.avail_wrap = !self.avail_wrap;
             }
         }
-        self.held += 1;
     }
 
-    /// See [`Queue::publish`](super::Queue::publish).
     #[inline]
-    pub fn publish(&mut self) -> bool {
+    fn publish(&mut self) -> bool {
         let Some((at, word)) = self.first.take() else { return false };
         let batch = std::mem::take(&mut self.batch);
         // SAFETY: `at` < size. Release: the device that sees this descriptor sees the batch behind
@@ -264,69 +167,49 @@ impl PackedQueue {
         }
     }
 
-    /// See [`Queue::reap`](super::Queue::reap).
-    ///
-    /// # Errors
-    /// As there.
+    /// As many as there are marks of.
     #[inline]
-    pub fn reap(&mut self, mut each: impl FnMut(Used)) -> Result<usize, Error> {
-        let mut returned = 0;
-        while let Some(word) = self.used() {
-            #[expect(clippy::cast_possible_truncation, reason = "the fields of the descriptor")]
-            let (len, id) = (word as u32, (word >> 32) as u16);
-            let slot = match self.chains.get_mut(usize::from(id)) {
-                Some(slot) if matches!(slot.owner, Owner::Device | Owner::DeviceOnce) => slot,
-                _ => return Err(Violation::UnknownChain { id: id.into() }.into()),
-            };
-            if slot.owner == Owner::Device {
-                slot.owner = Owner::Idle;
-            } else {
-                slot.owner = Owner::Nobody;
-                self.ids.push(id);
-            }
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "at most 32768 segments fit the ring"
-            )]
-            let n = slot.segments.len() as u16;
-            self.free += n;
-            self.held -= 1;
-            // 2.8.7: the device skips as many entries as the chain had, so do we.
-            self.last_used += n;
-            if self.last_used >= self.layout.size {
-                self.last_used -= self.layout.size;
-                self.used_wrap = !self.used_wrap;
-            }
-            returned += 1;
-            each(Used { id, len });
-        }
-        Ok(returned)
+    fn returned(&self, held: u16) -> Result<u16, Error> {
+        Ok(held)
     }
 
-    /// The second word of the next used descriptor, if there is one.
     #[inline]
-    fn used(&self) -> Option<u64> {
-        if self.held == 0 {
-            // Unpublished descriptors may look used from the round before.
-            return None;
-        }
+    fn used(&self) -> Option<(u32, u32)> {
         // SAFETY: `last_used` < size. Acquire: the data before the flags.
         let word = unsafe { self.desc.add(2 * usize::from(self.last_used) + 1).as_ref() }
             .load(Ordering::Acquire);
         let flags = (word >> 48) as u16;
         // 2.8.1: used is AVAIL = USED = the device's wrap counter.
         let (avail, used) = (flags & F_AVAIL != 0, flags & F_USED != 0);
-        (avail == used && used == self.used_wrap).then_some(word)
+        #[expect(clippy::cast_possible_truncation, reason = "the fields of the descriptor")]
+        let (id, len) = ((word >> 32) as u16, word as u32);
+        (avail == used && used == self.used_wrap).then_some((id.into(), len))
     }
 
-    /// See [`Queue::has_used`](super::Queue::has_used).
     #[inline]
-    pub fn has_used(&self) -> bool {
-        self.used().is_some()
+    fn pass(&mut self, id: u16) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most 32768 segments fit the ring")]
+        let n = self.chains[usize::from(id)].len() as u16;
+        self.free += n;
+        // 2.8.7: the device skips as many entries as the chain had, so do we.
+        self.last_used += n;
+        if self.last_used >= self.layout.size {
+            self.last_used -= self.layout.size;
+            self.used_wrap = !self.used_wrap;
+        }
     }
 
-    /// See [`Queue::enable_interrupts`](super::Queue::enable_interrupts).
-    pub fn enable_interrupts(&mut self) -> bool {
+    fn release(&mut self, id: u16, _capacity: u16) {
+        self.ids.push(id);
+    }
+
+    #[inline]
+    fn has_used(&self, held: u16) -> bool {
+        // Unpublished descriptors may look used from the round before.
+        held > 0 && self.used().is_some()
+    }
+
+    fn enable_interrupts(&mut self) {
         let event = if self.event_idx {
             u32::from(self.last_used) | u32::from(self.used_wrap) << 15 | EVENT_DESC << 16
         } else {
@@ -336,11 +219,9 @@ impl PackedQueue {
         unsafe { self.driver_event.as_ref() }.store(event, Ordering::Relaxed);
         // The wish before the look: else an entry between the two would go unnoticed by both.
         fence(Ordering::SeqCst);
-        self.has_used()
     }
 
-    /// See [`Queue::disable_interrupts`](super::Queue::disable_interrupts).
-    pub fn disable_interrupts(&mut self) {
+    fn disable_interrupts(&mut self) {
         // SAFETY: the area lives as long as `self`.
         unsafe { self.driver_event.as_ref() }.store(EVENT_DISABLE << 16, Ordering::Relaxed);
     }

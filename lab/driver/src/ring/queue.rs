@@ -1,9 +1,70 @@
 //! The common part of split and packed queues, and the choice between them.
 
-use super::error::Error;
+use super::error::{Error, Violation};
 use super::layout::{F_NEXT, Format, Layout, Segment, Used};
 use super::memory::{Arena, Buf};
-use super::{PackedQueue, SplitQueue};
+use super::packed::PackedQueue;
+use super::split::SplitQueue;
+
+/// A format's ring. Ids of chains are below its size.
+pub(super) trait Ring {
+    /// Gives an id to a chain.
+    fn take(&mut self, chain: &[Segment]) -> Result<u16, Error>;
+
+    /// Writes another chain, which is no longer, in the place of one.
+    fn write(&mut self, id: u16, chain: &[Segment]);
+
+    /// Returns true if a chain can be offered.
+    fn has_room(&self, id: u16) -> bool;
+
+    /// Puts a chain into the ring, to be seen at the next publish.
+    fn offer(&mut self, id: u16);
+
+    /// See [`Queue::publish`].
+    fn publish(&mut self) -> bool;
+
+    /// Most chains that the device may have returned, of those that it held.
+    fn returned(&self, held: u16) -> Result<u16, Error>;
+
+    /// Id and length of the next returned chain.
+    fn used(&self) -> Option<(u32, u32)>;
+
+    /// Goes on behind a returned chain.
+    fn pass(&mut self, id: u16);
+
+    /// Frees a chain of so many segments at most.
+    fn release(&mut self, id: u16, capacity: u16);
+
+    /// See [`Queue::has_used`].
+    fn has_used(&self, held: u16) -> bool;
+
+    /// Asks for an interrupt when the next chain comes back.
+    fn enable_interrupts(&mut self);
+
+    /// See [`Queue::disable_interrupts`].
+    fn disable_interrupts(&mut self);
+}
+
+/// The owner of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// None: the id is free.
+    Nobody,
+    /// The device; the id is freed when it comes back.
+    DeviceOnce,
+    /// Us, bound.
+    Idle,
+    /// The device; bound.
+    Device,
+}
+
+/// The state of a chain.
+#[derive(Debug, Clone)]
+struct Chain {
+    owner: Owner,
+    /// Segments that it may have.
+    capacity: u16,
+}
 
 /// A virtqueue of either format.
 ///
@@ -12,18 +73,24 @@ use super::{PackedQueue, SplitQueue};
 /// device again and again, which for a split queue is one store into the avail ring. Either becomes
 /// visible to the device with [`Queue::publish`] and comes back by [`Queue::reap`].
 #[derive(Debug)]
-pub enum Queue {
-    /// Split.
+pub struct Queue {
+    ring: Either,
+    /// By id.
+    chains: Box<[Chain]>,
+    held: u16,
+}
+
+#[derive(Debug)]
+enum Either {
     Split(SplitQueue),
-    /// Packed.
     Packed(PackedQueue),
 }
 
 macro_rules! either {
-    ($self:expr, $queue:ident => $body:expr) => {
-        match $self {
-            Queue::Split($queue) => $body,
-            Queue::Packed($queue) => $body,
+    ($ring:expr, $queue:ident => $body:expr) => {
+        match $ring {
+            Either::Split($queue) => $body,
+            Either::Packed($queue) => $body,
         }
     };
 }
@@ -35,25 +102,27 @@ impl Queue {
     /// [`Error::QueueSize`] for a size the format does not allow, [`Error::Exhausted`] if the arena
     /// is full.
     pub fn new(arena: &Arena, format: Format, size: u16, event_idx: bool) -> Result<Self, Error> {
-        Ok(match format {
-            Format::Split => Self::Split(SplitQueue::new(arena, size, event_idx)?),
-            Format::Packed => Self::Packed(PackedQueue::new(arena, size, event_idx)?),
-        })
+        let ring = match format {
+            Format::Split => Either::Split(SplitQueue::new(arena, size, event_idx)?),
+            Format::Packed => Either::Packed(PackedQueue::new(arena, size, event_idx)?),
+        };
+        let free = Chain { owner: Owner::Nobody, capacity: 0 };
+        Ok(Self { ring, chains: vec![free; size.into()].into(), held: 0 })
     }
 
     /// The queue's addresses for the device.
     pub fn layout(&self) -> Layout {
-        either!(self, q => q.layout())
+        either!(&self.ring, ring => ring.layout)
     }
 
     /// Descriptors that are free.
     pub fn free(&self) -> u16 {
-        either!(self, q => q.free())
+        either!(&self.ring, ring => ring.free)
     }
 
     /// Chains that are with the device, published or not.
     pub fn held(&self) -> u16 {
-        either!(self, q => q.held())
+        self.held
     }
 
     /// Gives the device a chain; returns its id, free again once reaped.
@@ -62,7 +131,12 @@ impl Queue {
     /// [`Error::ChainLength`] if it is empty or longer than the queue, [`Error::Full`] if it does
     /// not fit now.
     pub fn add(&mut self, chain: &[Segment]) -> Result<u16, Error> {
-        either!(self, q => q.add(chain))
+        if (usize::from(self.free()) + 1..=self.chains.len()).contains(&chain.len()) {
+            return Err(Error::Full);
+        }
+        let id = self.bind(chain)?;
+        self.offer(id, Owner::DeviceOnce);
+        Ok(id)
     }
 
     /// Builds a chain that stays, without giving it to the device.
@@ -70,7 +144,12 @@ impl Queue {
     /// # Errors
     /// As [`Queue::add`].
     pub fn bind(&mut self, chain: &[Segment]) -> Result<u16, Error> {
-        either!(self, q => q.bind(chain))
+        let len = u16::try_from(chain.len()).ok();
+        let fits = |len: &u16| (1..=self.chains.len()).contains(&usize::from(*len));
+        let capacity = len.filter(fits).ok_or(Error::ChainLength(chain.len()))?;
+        let id = either!(&mut self.ring, ring => ring.take(chain))?;
+        self.chains[usize::from(id)] = Chain { owner: Owner::Idle, capacity };
+        Ok(id)
     }
 
     /// Changes a bound chain, which the device must not hold, to another of at most as many
@@ -80,7 +159,12 @@ impl Queue {
     /// [`Error::NotIdle`] if the device holds it or `id` is not bound; [`Error::ChainLength`] if it
     /// became longer.
     pub fn rebind(&mut self, id: u16, chain: &[Segment]) -> Result<(), Error> {
-        either!(self, q => q.rebind(id, chain))
+        let capacity = self.idle(id)?.capacity.into();
+        if chain.is_empty() || chain.len() > capacity {
+            return Err(Error::ChainLength(chain.len()));
+        }
+        either!(&mut self.ring, ring => ring.write(id, chain));
+        Ok(())
     }
 
     /// Gives the device a bound chain.
@@ -90,14 +174,32 @@ impl Queue {
     /// (packed only) if the ring is.
     #[inline]
     pub fn submit(&mut self, id: u16) -> Result<(), Error> {
-        either!(self, q => q.submit(id))
+        self.idle(id)?;
+        if !either!(&self.ring, ring => ring.has_room(id)) {
+            return Err(Error::Full);
+        }
+        self.offer(id, Owner::Device);
+        Ok(())
+    }
+
+    #[inline]
+    fn idle(&self, id: u16) -> Result<&Chain, Error> {
+        let chain = self.chains.get(usize::from(id)).filter(|chain| chain.owner == Owner::Idle);
+        chain.ok_or(Error::NotIdle(id))
+    }
+
+    #[inline]
+    fn offer(&mut self, id: u16, owner: Owner) {
+        self.chains[usize::from(id)].owner = owner;
+        self.held += 1;
+        either!(&mut self.ring, ring => ring.offer(id));
     }
 
     /// Makes everything added and submitted visible to the device; returns true if the device wants
     /// a kick for it.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        either!(self, q => q.publish())
+        either!(&mut self.ring, ring => ring.publish())
     }
 
     /// Takes back what the device has finished, in its order; returns how many chains that were.
@@ -106,24 +208,26 @@ impl Queue {
     /// [`Error::Device`] if the device broke the rules; the queue is of no use after that.
     #[inline]
     pub fn reap(&mut self, each: impl FnMut(Used)) -> Result<usize, Error> {
-        either!(self, q => q.reap(each))
+        let Self { ring, chains, held } = self;
+        either!(ring, ring => reap(ring, chains, held, each))
     }
 
     /// Returns true if [`Queue::reap`] would find a completion.
     #[inline]
     pub fn has_used(&self) -> bool {
-        either!(self, q => q.has_used())
+        either!(&self.ring, ring => ring.has_used(self.held))
     }
 
     /// Asks for an interrupt when the next chain comes back. Returns true if one has come back
     /// already; then no interrupt may follow: reap first.
     pub fn enable_interrupts(&mut self) -> bool {
-        either!(self, q => q.enable_interrupts())
+        either!(&mut self.ring, ring => ring.enable_interrupts());
+        self.has_used()
     }
 
     /// Asks for no interrupts. A stray one may still come.
     pub fn disable_interrupts(&mut self) {
-        either!(self, q => q.disable_interrupts());
+        either!(&mut self.ring, ring => ring.disable_interrupts());
     }
 
     /// Writes an indirect table of this queue's format into `table`, from byte `at` on
@@ -132,7 +236,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Bounds`] if it does not fit.
     pub fn write_table(&self, table: &mut Buf, at: usize, chain: &[Segment]) -> Result<(), Error> {
-        let packed = matches!(self, Queue::Packed(_));
+        let packed = matches!(self.ring, Either::Packed(_));
         for (i, segment) in chain.iter().enumerate() {
             let mut entry = [0; 16];
             entry[..8].copy_from_slice(&segment.addr.to_le_bytes());
@@ -155,4 +259,36 @@ impl Queue {
         }
         Ok(())
     }
+}
+
+#[inline]
+fn reap(
+    ring: &mut impl Ring,
+    chains: &mut [Chain],
+    held: &mut u16,
+    mut each: impl FnMut(Used),
+) -> Result<usize, Error> {
+    let most = ring.returned(*held)?;
+    for count in 0..most {
+        let Some((id, len)) = ring.used() else { return Ok(count.into()) };
+        let unknown = Violation::UnknownChain { id };
+        let chain = chains.get_mut(id as usize).ok_or(unknown)?;
+        #[expect(clippy::cast_possible_truncation, reason = "it is below the queue's size")]
+        let id = id as u16;
+        match chain.owner {
+            Owner::Device => {
+                chain.owner = Owner::Idle;
+                ring.pass(id);
+            }
+            Owner::DeviceOnce => {
+                chain.owner = Owner::Nobody;
+                ring.pass(id);
+                ring.release(id, chain.capacity);
+            }
+            Owner::Nobody | Owner::Idle => return Err(unknown.into()),
+        }
+        *held -= 1;
+        each(Used { id, len });
+    }
+    Ok(most.into())
 }
