@@ -24,7 +24,7 @@ pub use plan::{Step, order};
 pub use profile::{Backend, Client, Load, Pin, Profile, Storage, Target, embedded, embedded_names};
 pub use saved::{Flushing, LoadRuns, Run, Saved, TargetRuns};
 pub use tell::{CLIENT_BOUND, report};
-pub use values::{Ioprio, Pattern, Size, Time};
+pub use values::{Ioprio, Pattern, Size};
 
 #[cfg(test)]
 mod tests;

@@ -81,7 +81,7 @@ pub enum Pin {
 }
 
 /// Target of a load.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Target {
     /// Its name in the results.
@@ -298,14 +298,7 @@ impl Load {
 impl Target {
     /// `vlane serve` without further arguments.
     pub fn named(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            backend: Backend::default(),
-            args: Vec::new(),
-            socket: None,
-            client: Client::default(),
-            one_queue: false,
-        }
+        Self { name: name.into(), ..Self::default() }
     }
 
     /// A back end that runs already.

@@ -186,20 +186,17 @@ impl Saved {
     /// [`ErrorKind::Io`] if it cannot be read, [`ErrorKind::Format`] if it is no saved run, or one
     /// of another version.
     pub fn read(path: &Path) -> Result<Self> {
-        #[derive(Deserialize)]
-        struct Head {
-            schema: Option<String>,
-        }
         if let Some(words) = mistaken(path, Wanted::SavedRun) {
             return Err(Error::new(ErrorKind::Format, words));
         }
         let at = |what: &str| format!("{}: {what}", path.display());
         let text = std::fs::read_to_string(path).context(ErrorKind::Io, || at("cannot be read"))?;
-        let head: Head = serde_json::from_str(&text)
-            .context(ErrorKind::Format, || at("not a saved run of `vlane-lab bench --save`"))?;
-        match head.schema.as_deref() {
+        let unknown = "not a saved run of `vlane-lab bench --save`";
+        let run: serde_json::Value =
+            serde_json::from_str(&text).context(ErrorKind::Format, || at(unknown))?;
+        match run["schema"].as_str() {
             Some(SAVED) => {
-                serde_json::from_str(&text).context(ErrorKind::Format, || at("a damaged saved run"))
+                serde_json::from_value(run).context(ErrorKind::Format, || at("a damaged saved run"))
             }
             Some(other) => Err(Error::new(
                 ErrorKind::Format,
@@ -208,10 +205,7 @@ impl Saved {
                      again"
                 )),
             )),
-            None => Err(Error::new(
-                ErrorKind::Format,
-                at("not a saved run of `vlane-lab bench --save`"),
-            )),
+            None => Err(Error::new(ErrorKind::Format, at(unknown))),
         }
     }
 }

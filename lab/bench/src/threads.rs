@@ -33,11 +33,8 @@ pub(super) fn cannot(load: &Load) -> Option<&'static str> {
     }
 }
 
-/// Measurements of one thread.
-struct Measured {
-    all: Histogram<u64>,
-    flushes: Histogram<u64>,
-}
+/// Latencies of all requests of one thread, and of its flushes.
+type Measured = [Histogram<u64>; 2];
 
 fn histogram() -> Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, LONGEST_US, 3)
@@ -76,17 +73,18 @@ pub(super) fn measure(
         running.into_iter().map(joined).collect()
     });
     interrupt.check()?;
-    let (mut all, mut flushes) = (histogram()?, histogram()?);
+    let mut sum = [histogram()?, histogram()?];
     for one in measured {
         let one =
             one.map_err(|error| Error::caused_by(error.kind(), about(), error.to_string()))?;
-        all.add(one.all).context(ErrorKind::Process, || "histograms differ")?;
-        flushes.add(one.flushes).context(ErrorKind::Process, || "histograms differ")?;
+        for (sum, one) in sum.iter_mut().zip(one) {
+            sum.add(one).context(ErrorKind::Process, || "histograms differ")?;
+        }
     }
-    Ok(figures(&all, &flushes, load.bs.0, time))
+    Ok(figures(&sum, load.bs.0, time))
 }
 
-fn figures(all: &Histogram<u64>, flushes: &Histogram<u64>, block: u64, time: Duration) -> Run {
+fn figures([all, flushes]: &Measured, block: u64, time: Duration) -> Run {
     let at = |of: &Histogram<u64>, quantile| of.value_at_quantile(quantile) as f64;
     let per_second = |count: u64| count as f64 / time.as_secs_f64();
     Run {
@@ -119,7 +117,7 @@ fn thread(
     let mut memory = vec![0x5a_u8; len.saturating_add(ALIGNMENT)];
     let at = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
     let buffer = &mut memory[at..at + len];
-    let mut measured = Measured { all: histogram()?, flushes: histogram()? };
+    let [mut all, mut flushes] = [histogram()?, histogram()?];
     while !interrupt.is_raised() {
         let (kind, offset) = requests.next(0);
         let begin = Instant::now();
@@ -135,13 +133,13 @@ fn thread(
         let end = Instant::now();
         if end >= window.0 && end < window.1 {
             let us = u64::try_from((end - begin).as_micros()).unwrap_or(LONGEST_US);
-            measured.all.saturating_record(us.max(1));
+            all.saturating_record(us.max(1));
             if kind == RequestKind::Flush {
-                measured.flushes.saturating_record(us.max(1));
+                flushes.saturating_record(us.max(1));
             }
         }
     }
-    Ok(measured)
+    Ok([all, flushes])
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ use vlane_units::{parse_duration, parse_ioprio, parse_size};
 pub struct Size(pub u64);
 
 /// A time: a number of seconds, or text such as `3s`, `250ms`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "f64")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Written")]
 pub struct Time(pub Duration);
 
 /// The kind of requests and their addresses, as `--rw` takes it.
@@ -36,20 +36,12 @@ enum Written {
 }
 
 impl Written {
-    /// Its text by a parser, or its whole number as it is.
-    fn read<T>(
-        &self,
-        text: impl Fn(&str) -> Result<T, String>,
-        whole: impl Fn(u64) -> Option<T>,
-        what: &str,
-    ) -> Result<T, String> {
+    /// Its text, as the command line would have it.
+    fn text(self) -> String {
         match self {
-            Self::Text(words) => text(words),
-            Self::Whole(n) => u64::try_from(*n)
-                .ok()
-                .and_then(whole)
-                .ok_or_else(|| format!("{n} stands where {what} is expected")),
-            Self::Real(n) => Err(format!("{n} stands where {what} is expected")),
+            Self::Whole(number) => number.to_string(),
+            Self::Real(number) => number.to_string(),
+            Self::Text(text) => text,
         }
     }
 }
@@ -58,7 +50,7 @@ impl TryFrom<Written> for Size {
     type Error = String;
 
     fn try_from(written: Written) -> Result<Self, String> {
-        written.read(parse_size, Some, "a size such as 4096 or \"4k\"").map(Self)
+        parse_size(&written.text()).map(Self)
     }
 }
 
@@ -66,19 +58,7 @@ impl TryFrom<Written> for Time {
     type Error = String;
 
     fn try_from(written: Written) -> Result<Self, String> {
-        if let Written::Real(seconds) = written {
-            return Duration::try_from_secs_f64(seconds)
-                .map(Self)
-                .map_err(|error| error.to_string());
-        }
-        let whole = |n| Some(Duration::from_secs(n));
-        written.read(parse_duration, whole, "a time such as 3 (seconds) or \"250ms\"").map(Self)
-    }
-}
-
-impl From<Time> for f64 {
-    fn from(time: Time) -> Self {
-        time.0.as_secs_f64()
+        parse_duration(&written.text()).map(Self)
     }
 }
 
@@ -86,8 +66,7 @@ impl TryFrom<Written> for Pattern {
     type Error = String;
 
     fn try_from(written: Written) -> Result<Self, String> {
-        let text = |text: &str| text.parse();
-        written.read(text, |_| None, "a pattern such as \"randread\" or \"randrw:70\"").map(Self)
+        written.text().parse().map(Self)
     }
 }
 
@@ -101,7 +80,7 @@ impl TryFrom<Written> for Ioprio {
     type Error = String;
 
     fn try_from(written: Written) -> Result<Self, String> {
-        let whole = |n| u16::try_from(n).ok();
-        written.read(parse_ioprio, whole, "an I/O priority such as \"be/4\"").map(Self)
+        let text = written.text();
+        text.parse().or_else(|_| parse_ioprio(&text)).map(Self)
     }
 }

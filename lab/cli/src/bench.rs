@@ -7,15 +7,13 @@ use std::io::{IsTerminal, Write};
 use std::num::{NonZeroU16, NonZeroU32};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vlane_bench::{Ioprio, Load, Size};
 use vlane_error::counted;
+use vlane_testbed::Interrupt;
 use vlane_units::{parse_ioprio, parse_rate, show_size};
 
 use crate::{exit, explain, values};
@@ -369,17 +367,11 @@ fn ended(partial: bool, seconds: f64) -> anyhow::Result<()> {
 }
 
 /// Runs something that tells how far it is, and shows that on a terminal; SIGINT, SIGTERM and
-/// SIGHUP end it early. Returns its results, and
-/// whether it was ended so.
+/// SIGHUP end it early. Returns its results, and whether it was ended so.
 fn with_progress<T>(
     work: impl FnOnce(&mut OnProgress<'_>) -> Result<T, vlane_driver::Error>,
 ) -> anyhow::Result<(T, bool)> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let mut handlers = Vec::new();
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        let flag = Arc::clone(&interrupted);
-        handlers.push(signal_hook::flag::register(signal, flag).context("cannot handle signals")?);
-    }
+    let interrupt = Interrupt::listen()?;
     let mut stderr = std::io::stderr();
     let shown = stderr.is_terminal();
     let mut ended = false;
@@ -394,14 +386,11 @@ fn with_progress<T>(
                 group(p.iops)
             );
         }
-        ended |= interrupted.load(Ordering::Relaxed);
+        ended |= interrupt.is_raised();
         if ended { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     if shown {
         let _ = write!(stderr, "\r\x1b[K");
-    }
-    for handler in handlers {
-        signal_hook::low_level::unregister(handler);
     }
     Ok((result?, ended))
 }

@@ -67,13 +67,15 @@ fn steps(
 ) -> anyhow::Result<()> {
     let socket = args.socket()?;
     let connect = || explain::connecting(socket, Session::connect(socket, session));
+    let check = |state: &mut VerifyState| {
+        let session = connect()?;
+        with_progress(|progress| verify_check(session, state, progress))
+    };
     let save = |state: &VerifyState| args.state.as_ref().map_or(Ok(()), |path| state.save(path));
     let mut state = match old {
         None => VerifyState::new(&connect()?, options)?,
         Some(mut state) => {
-            let session = connect()?;
-            let (report, ended) =
-                with_progress(|progress| verify_check(session, &mut state, progress))?;
+            let (report, ended) = check(&mut state)?;
             reports.partial |= ended;
             let gone = report.backend_gone;
             reports.before = Some(report);
@@ -94,12 +96,11 @@ fn steps(
             .with_context(|| format!("{}: cannot remove the old state", path.display()))?;
     }
     let session = connect()?;
-    let (loaded, ended) = with_progress(|progress| {
+    let ((saved, report), ended) = with_progress(|progress| {
         let result = verify_load(session, &mut state, options, progress);
         Ok((save(&state), result))
     })?;
     reports.partial |= ended;
-    let (saved, report) = loaded;
     let report = report?;
     let gone = report.backend_gone;
     let seconds = report.seconds;
@@ -118,8 +119,7 @@ fn steps(
             ),
         }
     }
-    let session = connect()?;
-    let (report, ended) = with_progress(|progress| verify_check(session, &mut state, progress))?;
+    let (report, ended) = check(&mut state)?;
     reports.after = Some(report);
     reports.partial |= ended;
     save(&state)?;
