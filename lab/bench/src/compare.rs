@@ -9,8 +9,9 @@ use vlane_testbed::error::{Error, ErrorKind, Result};
 /// Title of a figure of a [`Run`], the good direction, and its value.
 type Figure = (&'static str, Better, fn(&Run) -> f64);
 
-/// The figures compared for a load; the first one decides if the result got worse. Figures that the
-/// load fixes are not compared: the throughput of a given rate, the median latency of a given depth.
+/// The figures compared for a load; the first one decides if the result got worse. Figures that
+/// the load fixes are not compared: the throughput of a given rate, the median latency of a given
+/// depth.
 fn figures(load: &Load) -> [Figure; 3] {
     let p99: Figure = ("p99 latency", Better::Lower, |run| run.p99_us);
     let cpu: Figure =

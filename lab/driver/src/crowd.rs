@@ -157,7 +157,8 @@ struct Readers<'a> {
     rng: Rng,
     /// By queue, the crowd's readers that are to read.
     idle: Vec<u16>,
-    /// The time of the foreground reader's next read, in ns of the run's clock; none while it reads.
+    /// The time of the foreground reader's next read, in ns of the run's clock; none while it
+    /// reads.
     due: Option<u64>,
     stats: Stats,
 }

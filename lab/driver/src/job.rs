@@ -59,20 +59,22 @@ impl Source for Job<'_> {
         completion: &Completion,
         at: &Moment,
     ) -> Result<(), Error> {
-        let counts = match &mut self.books {
-            None => at.counts(),
+        let counts = at.counts();
+        let is_recorded = match &mut self.books {
+            None => counts,
             Some(books) => books.complete(out.tag, at.now),
         };
-        if counts {
+        if is_recorded {
             self.counts.record(out.request.kind, at.now - out.since);
         }
-        if at.counts() {
+        if counts {
             self.counts.count(&out.request, completion, at.now);
         }
         Ok(())
     }
 
     fn end(&mut self, now: u64) {
+        self.counts.settle();
         if let Some(books) = &mut self.books {
             books.end(now);
         }

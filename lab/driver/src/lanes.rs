@@ -133,7 +133,7 @@ pub(crate) trait Source {
         at: &Moment,
     ) -> Result<(), Error>;
 
-    /// The window is over.
+    /// The window is over; or, a last time, all requests have come back.
     fn end(&mut self, _now: u64) {}
 }
 
@@ -258,6 +258,7 @@ impl<'a, T: Copy + Default> Lanes<'a, T> {
         if !self.at.ended {
             self.effort.cpu = thread_cpu().saturating_sub(self.cpu_from);
         }
+        source.end(self.at.now);
         // As an idle guest has it.
         self.lanes.iter_mut().for_each(|lane| {
             lane.queue.blk.enable_interrupts();
@@ -292,24 +293,22 @@ impl<'a, T: Copy + Default> Lanes<'a, T> {
     ) -> Result<bool, Error> {
         let Lane { queue, idle, out } = &mut self.lanes[index];
         let (mut unpublished, mut any, at) = (0, false, self.at);
-        while let Some(slot) = idle.last().copied() {
+        while let Some(slot) = idle.pop() {
             let out = &mut out[usize::from(slot)];
-            match source.next(index, &mut queue.blk, slot, &at, out)? {
-                Next::Now => {
-                    submit(&mut queue.blk, slot, &out.request)?;
-                    idle.pop();
-                    any = true;
-                    unpublished += 1;
-                    if unpublished == self.manner.batch {
-                        unpublished = 0;
-                        publish(queue, &mut self.effort)?;
-                    }
-                }
-                Next::At(time) => {
+            let next = source.next(index, &mut queue.blk, slot, &at, out)?;
+            if next != Next::Now {
+                idle.push(slot);
+                if let Next::At(time) = next {
                     *due = Some(due.map_or(time, |due| due.min(time)));
-                    break;
                 }
-                Next::Nothing => break,
+                break;
+            }
+            submit(&mut queue.blk, slot, &out.request)?;
+            any = true;
+            unpublished += 1;
+            if unpublished == self.manner.batch {
+                unpublished = 0;
+                publish(queue, &mut self.effort)?;
             }
         }
         if idle.is_empty() {

@@ -67,19 +67,34 @@ pub(crate) struct Counts {
     pub(crate) completed: u64,
     /// The last completion within the window, in ns of the run's clock.
     pub(crate) last: u64,
+    /// A latency, and the number of requests in a row that had it: those of a batch often do. They
+    /// are not in the histograms yet.
+    same: Option<(RequestKind, u64, u64)>,
 }
 
 impl Counts {
-    /// The latency of a request.
+    /// The latency of a request; [`Counts::settle`] follows after the last one.
     #[inline]
     pub(crate) fn record(&mut self, kind: RequestKind, ns: u64) {
+        match &mut self.same {
+            Some((of, same, number)) if *same == ns && *of == kind => *number += 1,
+            _ => {
+                self.settle();
+                self.same = Some((kind, ns, 1));
+            }
+        }
+    }
+
+    /// Puts all latencies into their histograms.
+    pub(crate) fn settle(&mut self) {
+        let Some((kind, ns, number)) = self.same.take() else { return };
         let latencies = match kind {
             RequestKind::Read => &mut self.reads,
             RequestKind::Flush => &mut self.flushes,
             RequestKind::Discard | RequestKind::WriteZeroes => &mut self.discards,
             _ => &mut self.writes,
         };
-        latencies.saturating_record(ns);
+        latencies.saturating_record_n(ns, number);
     }
 
     /// Takes account of a completion within the window.

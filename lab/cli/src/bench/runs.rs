@@ -20,7 +20,7 @@ use crate::{exit, explain, values};
 use super::BenchArgs;
 
 /// Options that make several runs.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Multiple runs")]
 pub(super) struct RunsArgs {
     /// Loads from a built-in profile or a TOML file
@@ -75,31 +75,21 @@ fn parse_profile(text: &str) -> Result<String, String> {
 
 impl RunsArgs {
     /// Prints the profiles' names, or one profile, if that is what was asked for.
-    fn shows_profiles(&self) -> anyhow::Result<bool> {
+    fn shows_profiles(&self) -> bool {
         if self.list_profiles {
             for (name, title) in vlane_bench::embedded_names() {
                 println!("{name:<12} {title}");
             }
         } else if let Some(name) = &self.show_profile {
-            let text = vlane_bench::embedded(name).with_context(|| {
-                format!("there is no profile `{name}`; --list-profiles names them")
-            })?;
-            print!("{text}");
+            // The name was parsed as one of those that there are.
+            print!("{}", vlane_bench::embedded(name).unwrap_or_default());
         }
-        Ok(self.list_profiles || self.show_profile.is_some())
+        self.list_profiles || self.show_profile.is_some()
     }
 
-    /// True if any of these options was given.
+    /// True if any of these options was given. An installation alone makes no runs.
     pub(super) fn is_wanted(&self) -> bool {
-        self.profile.is_some()
-            || self.repeats.is_some()
-            || self.against.is_some()
-            || self.save.is_some()
-            || self.compare.is_some()
-            || self.html.is_some()
-            || self.fail_on_worse
-            || self.list_profiles
-            || self.show_profile.is_some()
+        *self != Self { install: self.install, ..Self::default() }
     }
 }
 
@@ -171,7 +161,7 @@ impl BenchArgs {
 /// Obstacles to the measurements; with --fail-on-worse, a result that is worse.
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let runs = &args.runs;
-    if runs.shows_profiles()? {
+    if runs.shows_profiles() {
         return Ok(());
     }
     let profile = args.profile()?;
@@ -230,9 +220,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         );
     }
     if measured.partial {
-        let runs =
-            |l: &vlane_bench::LoadRuns| l.targets.iter().map(|t| t.runs.len()).sum::<usize>();
-        let made: usize = measured.loads.iter().map(runs).sum();
+        let targets = measured.loads.iter().flat_map(|load| &load.targets);
+        let made: usize = targets.map(|target| target.runs.len()).sum();
         return Err(exit::Partial(format!(
             "interrupted after {made} of {}: the result is of those only",
             counted(steps, "measurement")
@@ -249,10 +238,16 @@ fn measure(
     setting: &Setting<'_>,
     steps: usize,
 ) -> anyhow::Result<Saved> {
+    let each = profile.time + profile.ramp;
     if args.runs.repeats.is_none() && args.runs.profile.is_none() {
-        tell_repeats(profile, steps);
+        // One option makes several measurements of what would be one.
+        let (times, seconds) = (counted(steps, "time"), each.as_secs_f64());
+        eprintln!(
+            "measuring {times}, {seconds:.1} s each, because one has no spread; --repeat 1 \
+             measures once"
+        );
     }
-    let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
+    let mut progress = Progress::new(steps).expecting(each);
     let measured = vlane_bench::measure(profile, setting, &mut progress);
     match &args.socket {
         Some(socket) => explain::connecting(socket, measured),
@@ -268,15 +263,6 @@ fn tell_written(output: &OutputArgs) {
             let _ = writeln!(std::io::stderr(), "written: {}", path.display());
         }
     }
-}
-
-/// Says that one option makes several measurements of what would be one.
-fn tell_repeats(profile: &Profile, steps: usize) {
-    let each = (profile.time + profile.ramp).as_secs_f64();
-    eprintln!(
-        "measuring {}, {each:.1} s each, because one has no spread; --repeat 1 measures once",
-        counted(steps, "time")
-    );
 }
 
 #[cfg(test)]

@@ -343,6 +343,10 @@ impl Source for Replay<'_> {
         counts.count(&Request { len, ..out.request }, completion, at.now);
         Ok(())
     }
+
+    fn end(&mut self, _now: u64) {
+        self.stats.counts.settle();
+    }
 }
 
 impl Stats {

@@ -228,15 +228,6 @@ impl Buf {
         }
     }
 
-    fn bytes(&self, at: usize, len: usize) -> Result<&[AtomicU8], Error> {
-        self.check(at, len)?;
-        // SAFETY: the range lies within the mapping (checked), which lives as long as `self`.
-        // AtomicU8 has the layout of u8, and concurrent writes from outside are allowed.
-        Ok(unsafe {
-            std::slice::from_raw_parts(self.map.start.add(self.offset + at).cast().as_ptr(), len)
-        })
-    }
-
     /// The range as single bytes, words, single bytes.
     #[expect(clippy::type_complexity, reason = "three slices are what it is")]
     fn words(
@@ -244,7 +235,12 @@ impl Buf {
         at: usize,
         len: usize,
     ) -> Result<(&[AtomicU8], &[AtomicU64], &[AtomicU8]), Error> {
-        let bytes = self.bytes(at, len)?;
+        self.check(at, len)?;
+        // SAFETY: the range lies within the mapping (checked), which lives as long as `self`.
+        // AtomicU8 has the layout of u8, and concurrent writes from outside are allowed.
+        let bytes: &[AtomicU8] = unsafe {
+            std::slice::from_raw_parts(self.map.start.add(self.offset + at).cast().as_ptr(), len)
+        };
         // SAFETY: AtomicU64 is valid for any bytes, and `align_to` hands out only aligned ones.
         Ok(unsafe { bytes.align_to::<AtomicU64>() })
     }

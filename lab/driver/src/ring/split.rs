@@ -1,8 +1,8 @@
 //! The driver's side of a split virtqueue (virtio 1.2, section 2.7).
 //!
 //! Three areas: the descriptor table (written by us), the avail ring (ours), the used ring (the
-//! device's). All state for decisions here (free list, chain lengths) is kept in private memory. The
-//! shared areas are only written, but for the used ring and the device's event index.
+//! device's). All state for decisions here (the free list, lengths of chains) is kept in private
+//! memory. The shared areas are only written, but for the used ring and the device's event index.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};

@@ -7,19 +7,11 @@ use crate::lanes::{Moment, Next, Out, Source};
 use crate::random::Rng;
 use crate::ring::{BlkQueue, Completion, Request, RequestKind};
 
-/// The job's mode.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Mode<'a> {
-    /// Random reads, writes and flushes.
-    Load(&'a VerifyOptions),
-    /// Every block read once.
-    Check,
-}
-
 /// One job's part of the blocks.
 pub(super) struct VerifyJob<'a> {
     pub(super) blocks: &'a mut [Block],
-    pub(super) mode: Mode<'a>,
+    /// Random reads, writes and flushes; or else every block is read once.
+    pub(super) load: Option<&'a VerifyOptions>,
     pub(super) run: u64,
     pub(super) first_sector: u64,
     pub(super) block: u32,
@@ -134,7 +126,7 @@ impl VerifyJob<'_> {
             return flush.then_some((RequestKind::Flush, 0));
         }
         self.left -= 1;
-        let Mode::Load(options) = self.mode else {
+        let Some(options) = self.load else {
             self.next += 1;
             return Some((RequestKind::Read, self.next - 1));
         };

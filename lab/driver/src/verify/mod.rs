@@ -49,7 +49,7 @@ use crate::report::Errors;
 use crate::run::{Driven, OnProgress, Plan, drive};
 use crate::session::Session;
 use crate::workload::{Limit, Wait, region};
-use job::{Mode, VerifyJob};
+use job::VerifyJob;
 use model::Block;
 pub use model::Mismatch;
 
@@ -237,7 +237,7 @@ pub fn verify_load(
     if options.read_percent >= 100 {
         return Err(Error::new(ErrorKind::Invalid, "a verified load needs writes"));
     }
-    go(session, state, Mode::Load(options), progress)
+    go(session, state, Some(options), progress)
 }
 
 /// Reads every block that the state knows and compares; what is found then counts as what is there.
@@ -251,28 +251,24 @@ pub fn verify_check(
     state: &mut VerifyState,
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
-    go(session, state, Mode::Check, progress)
+    go(session, state, None, progress)
 }
 
+/// Loads, or reads all blocks once.
 fn go(
     mut session: Session,
     state: &mut VerifyState,
-    mode: Mode<'_>,
+    load: Option<&VerifyOptions>,
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
     state.fits(&session)?;
     let (mut queues, waker) = session.start()?;
     let (run, block, volatile) = (state.run, state.block, session.negotiated().write_cache);
     let can_flush = session.negotiated().flush;
-    let (plan, cpus) = match mode {
-        Mode::Load(options) => (Plan::of(options.limit, Duration::ZERO), options.cpus.clone()),
-        Mode::Check => (Plan::of(Limit::Count(0), Duration::ZERO), Vec::new()),
-    };
+    let check = VerifyOptions { limit: Limit::Count(0), seed: 0, ..VerifyOptions::default() };
+    let options = load.unwrap_or(&check);
+    let plan = Plan::of(options.limit, Duration::ZERO);
     let started = std::time::Instant::now();
-    let (load, seed, wait) = match mode {
-        Mode::Load(options) => (true, options.seed, options.wait),
-        Mode::Check => (false, 0, Wait::Interrupt),
-    };
 
     let jobs = queues.len();
     let mut rest = state.blocks.as_mut_slice();
@@ -285,16 +281,16 @@ fn go(
         let sectors = blocks.len() as u64 * u64::from(block / 512);
         let job = VerifyJob {
             busy: vec![false; blocks.len()],
-            left: if load { plan.window.count } else { blocks.len() as u64 },
+            left: load.map_or(blocks.len() as u64, |_| plan.window.count),
             blocks,
-            mode,
+            load,
             run,
             first_sector,
             block,
             durable_when_done: !volatile || !can_flush,
             can_flush,
-            rng: Rng::new(seed ^ run ^ (index as u64) << 48),
-            final_flush: load && can_flush,
+            rng: Rng::new(options.seed ^ run ^ (index as u64) << 48),
+            final_flush: load.is_some() && can_flush,
             dirty: Vec::new(),
             flushing: None,
             writes_since: 0,
@@ -305,7 +301,8 @@ fn go(
         sources.push((queue, job));
         first_sector += sectors;
     }
-    let manner = Manner { wait, cpus: &cpus, ..Manner::usual(plan.window) };
+    let (wait, cpus) = (options.wait, &options.cpus[..]);
+    let manner = Manner { wait, cpus, ..Manner::usual(plan.window) };
     let Driven { jobs, failure, .. } =
         drive(&mut session, &waker, &plan, manner, sources, progress);
     let mut report = VerifyReport::default();
