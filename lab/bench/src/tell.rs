@@ -131,10 +131,9 @@ fn sentence(c: &Comparison, older: Option<&str>) -> Option<String> {
 
 /// A result without anything to compare it with.
 fn plain(results: &LoadRuns, t: &TargetRuns) -> String {
-    let [iops, p50, p99]: [(fn(&Run) -> f64, &str); 3] =
-        [(|run| run.iops, "IOPS"), (|run| run.p50_us, "us"), (|run| run.p99_us, "us")];
-    let [iops, p50, p99] =
-        [iops, p50, p99].map(|(value, unit)| figure::with_unit(t.median(value), unit));
+    let iops = figure::with_unit(t.median(|run| run.iops), "IOPS");
+    let p50 = figure::with_unit(t.median(|run| run.p50_us), "us");
+    let p99 = figure::with_unit(t.median(|run| run.p99_us), "us");
     let (load, target) = (&results.load.name, &t.target.name);
     format!("{load} on {target}: {iops}, latency p50 {p50}, p99 {p99}")
 }

@@ -15,7 +15,7 @@ use crate::rate::{Books, OpenStats, Schedule};
 use crate::report::{BackendUse, Buckets, ByKind, Latency, OpenReport, Report};
 use crate::session::{GuestQueue, Session, Waker};
 use crate::window::{Counts, Window};
-use crate::workload::{Limit, Region, Requests, Workload};
+use crate::workload::{Limit, Requests, Workload};
 
 /// The time that requests that are out at the end may take to come back: 30 s.
 const DRAIN_NS: u64 = 30_000_000_000;
@@ -75,11 +75,8 @@ pub fn run(
     workload: &Workload,
     progress: &mut OnProgress<'_>,
 ) -> Result<Report, Error> {
-    let region = workload.check(session.config(), session.negotiated())?;
-    let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, workload.ramp);
-    let driven =
-        load(&mut session, &mut queues, &waker, workload, region, &plan, progress).whole()?;
+    let driven = load(&mut session, workload, &plan, progress)?;
     session.stop()?;
     let window = Window { until: driven.until.min(plan.window.until), ..plan.window };
     Ok(report(&session, workload, &driven, window))
@@ -101,11 +98,8 @@ pub fn idle(
     progress: &mut OnProgress<'_>,
 ) -> Result<(BackendUse, Duration), Error> {
     let workload = Workload { limit: Limit::Count(1000), block: 512, ..Workload::default() };
-    let region = workload.check(session.config(), session.negotiated())?;
-    let (mut queues, waker) = session.start()?;
     let plan = Plan::of(workload.limit, Duration::ZERO);
-    let going_on: &mut OnProgress<'_> = &mut |_| ControlFlow::Continue(());
-    load(&mut session, &mut queues, &waker, &workload, region, &plan, going_on).whole()?;
+    load(&mut session, &workload, &plan, &mut |_| ControlFlow::Continue(()))?;
     let look = || {
         session.pid().and_then(|pid| Some((pid, Snapshot::take(pid)?))).ok_or_else(|| {
             let context = format!(
@@ -143,16 +137,15 @@ pub fn idle(
     Ok((BackendUse::of(pid, &after.since(&before), 0), watched))
 }
 
-/// Runs a workload on started queues.
+/// Starts a session's queues and runs a workload on them.
 fn load<'a>(
     session: &mut Session,
-    queues: &mut [GuestQueue],
-    waker: &Waker,
     workload: &'a Workload,
-    region: Region,
     plan: &Plan,
     progress: &mut OnProgress<'_>,
-) -> Driven<Job<'a>> {
+) -> Result<Driven<Job<'a>>, Error> {
+    let region = workload.check(session.config(), session.negotiated())?;
+    let (mut queues, waker) = session.start()?;
     let jobs = session.negotiated().queues - workload.idle;
     let Workload { seed, wait, batch, ref cpus, .. } = *workload;
     let mut sources = Vec::new();
@@ -175,7 +168,7 @@ fn load<'a>(
         sources.push((queue, job));
     }
     let manner = Manner { wait, batch, cpus, ..Manner::usual(plan.window) };
-    drive(session, waker, plan, manner, sources, progress)
+    drive(session, &waker, plan, manner, sources, progress).whole()
 }
 
 /// The times of a run's measurement, and its length.

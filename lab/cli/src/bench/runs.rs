@@ -356,7 +356,7 @@ mod tests {
         let args = parse(&words).unwrap();
         let profile = args.profile().unwrap();
         let load = args.load("randrw:70".parse().unwrap()).unwrap();
-        assert_eq!(profile.loads, [load.clone()]);
+        assert_eq!(profile.loads, std::slice::from_ref(&load));
         assert_eq!(format!("{:?}", load.session()), format!("{:?}", args.session(&load)));
         assert_eq!((profile.repeats, profile.targets.len()), (3, 1));
         let two = parse(&["s", "--profile", "quick", "--against", "t", "--time", "7s"])

@@ -33,12 +33,6 @@ impl Segment {
     pub fn indirect(addr: u64, entries: u16) -> Self {
         Self { addr, len: u32::from(entries) * 16, flags: F_INDIRECT }
     }
-
-    /// Any address, length and descriptor flags (NEXT excepted, which the queue sets): for hostile
-    /// tests.
-    pub fn raw(addr: u64, len: u32, flags: u16) -> Self {
-        Self { addr, len, flags: flags & !F_NEXT }
-    }
 }
 
 /// A chain that the device gave back.
