@@ -30,7 +30,7 @@ use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::{Server, Storage as Served};
 use vlane_testbed::sniff::SAVED;
 
-/// Where and with what it is measured.
+/// Place and means of a measurement.
 #[derive(Debug)]
 pub struct Setting<'a> {
     /// vlane's own program file, for `vlane serve`.
@@ -138,7 +138,7 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
     })
 }
 
-/// A profile's results before anything is measured.
+/// A profile's results before the first measurement.
 pub(super) fn nothing_yet(profile: &Profile) -> Vec<LoadRuns> {
     let targets = || {
         let empty = |target: &Target| TargetRuns {

@@ -45,7 +45,7 @@ pub fn embedded(name: &str) -> Option<&'static str> {
 /// The measurements of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// One line that says what it is for.
+    /// One line on its purpose.
     pub title: String,
     /// More words, by paragraph.
     pub text: Vec<String>,

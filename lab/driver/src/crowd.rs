@@ -14,11 +14,11 @@ use vlane_error::counted;
 use crate::error::{Error, ErrorKind};
 use crate::lanes::{Manner, Moment, Next, Out, Source};
 use crate::random::Rng;
-use crate::report::{BackendUse, Buckets, Errors, Latency};
+use crate::report::{BackendUse, Buckets, Latency};
 use crate::ring::{BlkQueue, Completion, Request, RequestKind};
 use crate::run::{OnProgress, Plan, drive};
 use crate::session::Session;
-use crate::window::Latencies;
+use crate::window::{Errors, Latencies};
 use crate::workload::{Limit, Region, region};
 
 /// The readers and their options.
@@ -185,7 +185,7 @@ impl Source for Readers<'_> {
     ) -> Result<Next, Error> {
         let due = self.due.filter(|_| lane == usize::from(self.crowd.queue));
         let is_one = match (self.idle.get_mut(lane), due) {
-            _ if at.ended => return Ok(Next::Nothing),
+            _ if at.ended => return Ok(Next::Later),
             (Some(idle @ 1..), _) => {
                 *idle -= 1;
                 false
@@ -195,7 +195,7 @@ impl Source for Readers<'_> {
                 self.due = None;
                 true
             }
-            (_, None) => return Ok(Next::Nothing),
+            (_, None) => return Ok(Next::Later),
         };
         let Crowd { block, ioprio, readers_ioprio, .. } = *self.crowd;
         let place = self.rng.below(self.region.blocks) * u64::from(block);

@@ -33,7 +33,7 @@ impl Source for Job<'_> {
     ) -> Result<Next, Error> {
         let arrival = match &mut self.books {
             // Every completion makes room for the next request.
-            None if at.ended || self.left == 0 => return Ok(Next::Nothing),
+            None if at.ended || self.left == 0 => return Ok(Next::Later),
             None => {
                 self.left -= 1;
                 at.now
@@ -41,7 +41,7 @@ impl Source for Job<'_> {
             // Requests go out when the schedule says so, if there is a slot.
             Some(books) => match books.take(at.now) {
                 Some(arrival) => arrival,
-                None => return Ok(books.next().map_or(Next::Nothing, Next::At)),
+                None => return Ok(books.next().map_or(Next::Later, Next::At)),
             },
         };
         let (kind, offset) = self.requests.next(slot);

@@ -82,7 +82,7 @@ pub(crate) enum Next {
     /// One at this time.
     At(u64),
     /// None before a completion. If no request is out, there are no more.
-    Nothing,
+    Later,
 }
 
 /// A request that is out.
@@ -110,7 +110,7 @@ pub(crate) trait Source {
     /// Knowledge of the source about a request that is out.
     type Tag: Copy + Default;
 
-    /// Makes the next request of a lane, for a free slot whose data may be written.
+    /// Makes the next request of a lane, for a free slot. Its data may be written.
     fn next(
         &mut self,
         lane: usize,
@@ -196,8 +196,8 @@ impl<'a, T: Copy + Default> Lanes<'a, T> {
         manner: Manner<'a>,
         shared: &'a Shared,
     ) -> Result<Self, Error> {
-        // Timeouts end when they are over, instead of up to 50 us later, which is what Linux allows
-        // itself. If that is refused, the reported lateness shows it.
+        // Timeouts end when they are over, instead of up to 50 us later, as Linux allows itself. If
+        // that is refused, the reported lateness shows it.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let calls = Calls::of(queues)?;
         let request = Request { kind: RequestKind::Read, sector: 0, len: 0, ioprio: 0 };
@@ -282,8 +282,8 @@ impl<'a, T: Copy + Default> Lanes<'a, T> {
         }
     }
 
-    /// Submits what a lane can take; returns true if that was any, and makes `due` the time of the
-    /// next request if only the time holds it back.
+    /// Submits as many requests as a lane can take. Returns true if that was any. `due` becomes the
+    /// time of the next request if only the time holds it back.
     #[inline]
     fn fill(
         &mut self,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::{BlkConfig, Negotiated};
 use crate::rate::{Arrivals, OpenStats, Rate};
-use crate::window::LONGEST_NS;
+use crate::window::{Errors, LONGEST_NS};
 use crate::workload::Wait;
 
 /// The results of a run.
@@ -188,42 +188,6 @@ pub struct ByKind {
     pub latency: Latency,
 }
 
-/// Requests that failed, by status.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Errors {
-    /// VIRTIO_BLK_S_IOERR.
-    pub io: u64,
-    /// VIRTIO_BLK_S_UNSUPP.
-    pub unsupported: u64,
-    /// Completed without a status, or with an unknown one.
-    pub no_status: u64,
-    /// Reads whose length in the used ring is not what was asked for.
-    pub length: u64,
-}
-
-impl Errors {
-    /// All of them.
-    pub fn total(&self) -> u64 {
-        self.io + self.unsupported + self.no_status + self.length
-    }
-
-    pub(crate) fn count(&mut self, status: u8) {
-        match status {
-            0 => {}
-            1 => self.io += 1,
-            2 => self.unsupported += 1,
-            _ => self.no_status += 1,
-        }
-    }
-
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.io += other.io;
-        self.unsupported += other.unsupported;
-        self.no_status += other.no_status;
-        self.length += other.length;
-    }
-}
-
 /// The resources that the back end's process used during the measurement.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct BackendUse {
@@ -278,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn added_distributions_are_that_of_all() {
+    fn added_distributions_equal_whole() {
         let mut halves = [1_u64, 2].map(|_| Histogram::new_with_bounds(1, LONGEST_NS, 3).unwrap());
         let mut whole = halves[0].clone();
         for n in 1..=20_000_u64 {

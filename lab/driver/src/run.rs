@@ -203,7 +203,7 @@ impl Plan {
 
 /// The results of a run's threads.
 pub(crate) struct Driven<S> {
-    /// The sources with what they counted, and the driver's own effort.
+    /// The sources with their counts, and the driver's own effort.
     pub(crate) jobs: Vec<(S, Effort)>,
     /// The most informative error of all threads.
     pub(crate) failure: Option<Error>,

@@ -3,8 +3,8 @@
 use std::ops::{AddAssign, Deref, DerefMut};
 
 use hdrhistogram::Histogram;
+use serde::Serialize;
 
-use crate::report::Errors;
 use crate::ring::{Completion, Request, RequestKind};
 
 /// The longest latency that is resolved: a minute.
@@ -50,6 +50,42 @@ pub(crate) struct Window {
     pub(crate) from: u64,
     pub(crate) until: u64,
     pub(crate) count: u64,
+}
+
+/// Requests that failed, by status.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Errors {
+    /// VIRTIO_BLK_S_IOERR.
+    pub io: u64,
+    /// VIRTIO_BLK_S_UNSUPP.
+    pub unsupported: u64,
+    /// Completed without a status, or with an unknown one.
+    pub no_status: u64,
+    /// Reads whose length in the used ring is not what was asked for.
+    pub length: u64,
+}
+
+impl Errors {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.io + self.unsupported + self.no_status + self.length
+    }
+
+    pub(crate) fn count(&mut self, status: u8) {
+        match status {
+            0 => {}
+            1 => self.io += 1,
+            2 => self.unsupported += 1,
+            _ => self.no_status += 1,
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.io += other.io;
+        self.unsupported += other.unsupported;
+        self.no_status += other.no_status;
+        self.length += other.length;
+    }
 }
 
 /// The measured values of requests.

@@ -9,11 +9,11 @@ use super::{AHEAD, ReplayKind};
 use crate::device::{BlkConfig, Negotiated};
 use crate::error::{Error, ErrorKind};
 use crate::lanes::{Effort, Manner, Moment, Next, Out, Source};
-use crate::report::{BackendUse, ByKind, Errors, Latency};
+use crate::report::{BackendUse, ByKind, Latency};
 use crate::ring::{BlkQueue, Completion, Request, RequestKind};
 use crate::run::{OnProgress, Plan, drive};
 use crate::session::Session;
-use crate::window::{Counts, Latencies};
+use crate::window::{Counts, Errors, Latencies};
 use crate::workload::Wait;
 
 /// The times at which requests go out.
@@ -281,7 +281,7 @@ impl Source for Replay<'_> {
         out: &mut Out<u32>,
     ) -> Result<Next, Error> {
         self.stats.start.get_or_insert(at.now);
-        let Some(place) = self.first(lane).filter(|_| !at.ended) else { return Ok(Next::Nothing) };
+        let Some(place) = self.first(lane).filter(|_| !at.ended) else { return Ok(Next::Later) };
         let due = self.due(place);
         if due > at.now {
             return Ok(Next::At(due));
@@ -290,7 +290,7 @@ impl Source for Replay<'_> {
         if !self.state.is_free(place) {
             // The first obstacle counts.
             held.get_or_insert(Held::ByOrder);
-            return Ok(Next::Nothing);
+            return Ok(Next::Later);
         }
         *left = &left[1..];
         match held.take() {

@@ -18,6 +18,7 @@
 
 mod blk;
 mod error;
+mod format;
 mod layout;
 mod memory;
 mod packed;

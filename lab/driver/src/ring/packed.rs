@@ -8,9 +8,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::error::Error;
+use super::format::Ring;
 use super::layout::{F_INDIRECT, F_NEXT, F_WRITE, Format, Layout, Segment};
 use super::memory::{Arena, Buf};
-use super::queue::Ring;
 use super::{MAX_QUEUE_SIZE, passed};
 
 /// VIRTQ_DESC_F_AVAIL.

@@ -8,9 +8,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::error::{Error, Violation};
+use super::format::Ring;
 use super::layout::{F_NEXT, Format, Layout, Segment};
 use super::memory::{Arena, Buf};
-use super::queue::Ring;
 use super::{MAX_QUEUE_SIZE, passed};
 
 /// VIRTQ_AVAIL_F_NO_INTERRUPT.

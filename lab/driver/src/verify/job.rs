@@ -48,7 +48,7 @@ impl Source for VerifyJob<'_> {
         out: &mut Out<usize>,
     ) -> Result<Next, Error> {
         let Some((kind, index)) = self.choose(at.ended, queue.held()) else {
-            return Ok(Next::Nothing);
+            return Ok(Next::Later);
         };
         if kind == RequestKind::Flush {
             let covered = self.dirty.drain(..).map(|index| (index, self.blocks[index].acked));
@@ -118,8 +118,8 @@ impl VerifyJob<'_> {
         self.first_sector + index as u64 * u64::from(self.block / 512)
     }
 
-    /// The next request until the time is over, the count is reached or all blocks are read; then,
-    /// when all requests have come back, a flush.
+    /// The next request, until the time is over, the count is reached or all blocks are read. A
+    /// flush follows when all requests have come back.
     fn choose(&mut self, ended: bool, held: u16) -> Option<(RequestKind, usize)> {
         if ended || self.left == 0 {
             let flush = held == 0 && std::mem::take(&mut self.final_flush);
