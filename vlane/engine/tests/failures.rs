@@ -242,7 +242,7 @@ fn empty_requests_succeed_without_effect() {
         let path = image(dir.path(), 1 << 20);
         let mut rig = Rig::new(open(&path, Cache::Auto));
         rig.ok(Op::Write { sector: 3, pieces: Vec::new(), data: Vec::new() });
-        assert_eq!(rig.ok(Op::Read { sector: 3, pieces: Vec::new() }), []);
+        assert!(rig.ok(Op::Read { sector: 3, pieces: Vec::new() }).is_empty());
         rig.ok(Op::Discard(vec![(8, 0), (2048, 0)]));
         rig.ok(Op::WriteZeroes { ranges: vec![(5, 0)], unmap: true });
         rig.ok(Op::Flush);
