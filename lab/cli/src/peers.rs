@@ -68,12 +68,6 @@ pub struct PeersArgs {
     /// Write a report: a page (.html), data (.json), or text (.txt)
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// CPU for the back ends [default: the first CPU that this process may use]
-    #[arg(long, value_name = "CPU", value_parser = values::cpu)]
-    server_cpu: Option<usize>,
-    /// CPU for the driver [default: the second CPU that this process may use]
-    #[arg(long, value_name = "CPU", value_parser = values::cpu)]
-    driver_cpu: Option<usize>,
     /// Directory on a RAM disk (tmpfs) [default: /dev/shm or another]
     #[arg(long, value_name = "DIR")]
     ram_dir: Option<PathBuf>,
@@ -126,8 +120,6 @@ impl PeersArgs {
             time: self.time.unwrap_or(Duration::from_millis(time)),
             ramp: self.ramp.unwrap_or(Duration::from_millis(ramp)),
             install: if self.install { Install::Allowed } else { Install::Never },
-            server_cpu: self.server_cpu,
-            driver_cpu: self.driver_cpu,
             ram_dir: self.ram_dir.clone(),
             disk_dir: self.disk_dir.clone(),
         })

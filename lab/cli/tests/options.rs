@@ -21,7 +21,7 @@ const FREE: [(&str, &str); 8] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 48] = [
+const ZERO: [(&str, &str); 46] = [
     ("compare caches", "delays"),
     ("compare caches", "ramp"),
     ("caches-job", "ramp"),
@@ -53,8 +53,6 @@ const ZERO: [(&str, &str); 48] = [
     ("bench", "cpus"),
     ("trace replay", "seed"),
     ("compare peers", "ramp"),
-    ("compare peers", "server-cpu"),
-    ("compare peers", "driver-cpu"),
     ("compare host", "loads"),
     ("compare topologies", "batch"),
     ("sched run", "cap"),

@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
             blkio: None,
             fio: needs(|who| *who == Contender::Fio, "fio")?,
             qsd: needs(|who| matches!(who, Contender::Qsd(_)), "qemu-storage-daemon")?,
-            cpus: cpus(options)?,
+            cpus: cpus()?,
             images: Vec::new(),
             dir: tempfile::Builder::new()
                 .prefix("vlane-peers-")
@@ -401,23 +401,16 @@ fn is_about_a_lock(error: &Error) -> bool {
         .any(|error| error.to_string().contains("lock"))
 }
 
-/// The CPUs of server and driver.
-fn cpus(options: &Options) -> Result<(usize, usize)> {
+/// The CPUs of server and driver: the first two that this process may use.
+fn cpus() -> Result<(usize, usize)> {
     let usable = usable_cpus()?;
-    let server = options.server_cpu.or_else(|| usable.first().copied()).unwrap_or(0);
-    let other = || usable.iter().copied().find(|cpu| *cpu != server);
-    let driver = options.driver_cpu.or_else(other).unwrap_or(server);
-    let invalid = |context: String| Err(Error::new(ErrorKind::Usage, context));
-    for cpu in [server, driver] {
-        if !usable.contains(&cpu) {
-            return invalid(format!("CPU {cpu} cannot be used by this process; it has {usable:?}"));
-        }
-    }
-    if server == driver {
-        return invalid(format!(
-            "back end and driver need a CPU each; this process has only CPU {server}"
-        ));
-    }
+    let [server, driver, ..] = usable[..] else {
+        let context = format!(
+            "back end and driver need a CPU each; this process has only {}",
+            counted(usable.len(), "CPU")
+        );
+        return Err(Error::new(ErrorKind::Usage, context));
+    };
     Ok((server, driver))
 }
 

@@ -7,7 +7,7 @@ use vlane_cost::{Role, Sampler, ThreadFilter};
 use vlane_guest::{Guest, Initramfs};
 use vlane_testbed::error::Result;
 use vlane_testbed::fio;
-use vlane_testbed::guests::{Machines, Maker, trouble, wait};
+use vlane_testbed::guests::{Machines, Maker, pause, trouble, wait};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::Server;
 
@@ -101,13 +101,7 @@ impl<'a> InGuest<'a> {
         wait(guest, &format!("begin.{id}"), TURN, interrupt)?;
         let begin = Instant::now();
         let mut look = |part: f64| {
-            let at = begin + options.ramp + options.time.mul_f64(part);
-            while let Some(left) =
-                at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-            {
-                interrupt.check()?;
-                std::thread::sleep(left.min(Duration::from_millis(50)));
-            }
+            pause(begin + options.ramp + options.time.mul_f64(part), interrupt)?;
             Result::Ok(sampler.take())
         };
         let before = look(WITHIN[0])?;

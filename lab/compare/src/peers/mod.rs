@@ -54,10 +54,6 @@ pub struct Options {
     pub ramp: Duration,
     /// Permission to install missing programs.
     pub install: Install,
-    /// The CPU for the back ends; the first usable one if not given.
-    pub server_cpu: Option<usize>,
-    /// The CPU for the driver; the second usable one if not given.
-    pub driver_cpu: Option<usize>,
     /// A directory on a RAM disk.
     pub ram_dir: Option<PathBuf>,
     /// A directory on the disk to be measured.

@@ -122,13 +122,6 @@ pub(super) struct Claim {
     pub(super) headline: bool,
 }
 
-impl Claim {
-    /// One for the short table.
-    fn told(self) -> Self {
-        Self { headline: true, ..self }
-    }
-}
-
 /// A comparison of contenders, and the claims about it.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -137,7 +130,7 @@ pub struct Row {
     /// Its subject.
     pub title: String,
     /// Name and subject of the rows that it is one of.
-    pub group: (&'static str, &'static str),
+    pub group: (&'static str, String),
     pub(super) medium: Medium,
     pub(super) client: Client,
     pub(super) load: Load,
@@ -167,12 +160,16 @@ pub fn rows(fixed_load: bool, also: &[Vec<String>]) -> Vec<Row> {
     if fixed_load {
         return at_rates(also);
     }
-    let mut rows = small();
-    rows.extend(others());
+    let mut rows = at_most();
     // Some again, with a second client.
-    rows.push(by_fio("null-fio", "null", NULL));
-    rows.push(by_fio("ram-read-fio", "RAM disk", Medium::Ram));
-    rows.push(by_fio("disk-read-fio", "disk, direct", Medium::Disk));
+    rows.extend(
+        [("null-fio", NULL), ("ram-read-fio", Medium::Ram), ("disk-read-fio", Medium::Disk)].map(
+            |(id, medium)| {
+                let row = Row::new(id, medium, RANDOM_READ).and(", by fio with libblkio");
+                Row { client: Client::Blkio, ..row }.claim(IOPS, 1, Bound::AtLeast(1.0))
+            },
+        ),
+    );
     rows
 }
 
@@ -209,71 +206,113 @@ fn both(medium: Medium) -> Vec<(String, Contender)> {
     std::iter::once(vlane(&[])).chain(daemons).collect()
 }
 
-fn against(figure: Figure, over: usize, bound: Bound) -> Claim {
-    Claim { figure, of: 0, over: Some(over), bound, headline: false }
+impl Medium {
+    /// For people.
+    fn name(self) -> String {
+        match self {
+            Self::Null { us: 0 } => "null".into(),
+            Self::Null { us } => format!("null that takes {us} us"),
+            Self::Ram => "RAM disk".into(),
+            Self::Disk => "disk, direct".into(),
+        }
+    }
 }
 
-fn absolute(figure: Figure, bound: Bound) -> Claim {
-    Claim { figure, of: 0, over: None, bound, headline: false }
-}
+impl Row {
+    /// A row of vlane and qemu-storage-daemon, without claims.
+    fn new(id: impl Into<String>, medium: Medium, load: Load) -> Self {
+        let (name, size) = (medium.name(), load.block >> 10);
+        let access = match load.pattern.strip_prefix("rand") {
+            Some(direction) => format!("random {direction}"),
+            None => format!("sequential {}", load.pattern),
+        };
+        Self {
+            id: id.into(),
+            title: format!("{name}, {size}K {access}, depth {}", load.depth),
+            group: ("figures", "Everything that was measured".into()),
+            medium,
+            client: Client::Driver,
+            load,
+            contenders: both(medium),
+            claims: Vec::new(),
+        }
+    }
 
-/// A row of vlane and qemu-storage-daemon.
-fn pair(id: &str, title: &str, medium: Medium, load: Load, claims: Vec<Claim>) -> Row {
-    Row {
-        id: id.into(),
-        title: title.into(),
-        group: ("figures", "Everything that was measured"),
-        medium,
-        client: Client::Driver,
-        load,
-        contenders: both(medium),
-        claims,
+    /// Further words of the title.
+    fn and(self, words: &str) -> Self {
+        Self { title: self.title + words, ..self }
+    }
+
+    fn with(mut self, name: &str, contender: Contender) -> Self {
+        self.contenders.push((name.to_owned(), contender));
+        self
+    }
+
+    /// Claims it of the first contender.
+    fn claim(mut self, figure: Figure, over: impl Into<Option<usize>>, bound: Bound) -> Self {
+        self.claims.push(Claim { figure, of: 0, over: over.into(), bound, headline: false });
+        self
+    }
+
+    /// The same for the short table.
+    fn tell(self, figure: Figure, over: usize, bound: Bound) -> Self {
+        let mut row = self.claim(figure, over, bound);
+        row.claims.last_mut().into_iter().for_each(|claim| claim.headline = true);
+        row
     }
 }
 
 const NULL: Medium = Medium::Null { us: 0 };
 
-/// Rows with a given rate: the group's name, its subject, client and medium, depths and rates.
-type Group = (&'static str, &'static str, Client, Medium, &'static [u16], &'static [u32]);
+/// Rows with a given rate: the group's name, its client and medium, depths and rates.
+type Group = (&'static str, Client, Medium, &'static [u16], &'static [u32]);
 
-const fn native(name: &'static str, subject: &'static str, medium: Medium) -> Group {
-    (name, subject, Client::Blkio, medium, &[4, 1], &[1_000, 10_000, 50_000, 100_000])
+const fn native(name: &'static str, medium: Medium) -> Group {
+    (name, Client::Blkio, medium, &[4, 1], &[1_000, 10_000, 50_000, 100_000])
 }
 
-const UML: (&str, Client) = ("User-Mode Linux guest, null", Client::Guest(Machines::Uml));
-const QEMU: (&str, Client) = ("QEMU guest, null", Client::Guest(Machines::Qemu));
+const UML: Client = Client::Guest(Machines::Uml);
+const QEMU: Client = Client::Guest(Machines::Qemu);
 const GUEST_RATES: &[u32] = &[1_000, 3_000, 10_000];
 const GROUPS: [Group; 9] = [
-    native("null", "null", NULL),
-    native("null-25us", "null that takes 25 us", Medium::Null { us: 25 }),
-    native("null-100us", "null that takes 100 us", Medium::Null { us: 100 }),
-    native("ram", "RAM disk", Medium::Ram),
-    native("disk", "disk, direct", Medium::Disk),
-    ("uml", UML.0, UML.1, NULL, &[4, 1], GUEST_RATES),
-    ("uml-fast", UML.0, UML.1, NULL, &[32, 1], &[0]),
-    ("qemu", QEMU.0, QEMU.1, NULL, &[4], GUEST_RATES),
-    ("qemu-fast", QEMU.0, QEMU.1, NULL, &[32], &[0]),
+    native("null", NULL),
+    native("null-25us", Medium::Null { us: 25 }),
+    native("null-100us", Medium::Null { us: 100 }),
+    native("ram", Medium::Ram),
+    native("disk", Medium::Disk),
+    ("uml", UML, NULL, &[4, 1], GUEST_RATES),
+    ("uml-fast", UML, NULL, &[32, 1], &[0]),
+    ("qemu", QEMU, NULL, &[4], GUEST_RATES),
+    ("qemu-fast", QEMU, NULL, &[32], &[0]),
 ];
 
 /// A row for each depth and rate of each group: at the same load vlane needs at most as much CPU
 /// time and latency as qemu-storage-daemon.
 fn at_rates(also: &[Vec<String>]) -> Vec<Row> {
     let mut rows = Vec::new();
-    for (group, subject, client, medium, depths, rates) in GROUPS {
+    for (group, client, medium, depths, rates) in GROUPS {
+        let subject = match client {
+            UML => format!("User-Mode Linux guest, {}", medium.name()),
+            QEMU => format!("QEMU guest, {}", medium.name()),
+            _ => medium.name(),
+        };
         for (depth, rate) in depths.iter().flat_map(|d| rates.iter().map(move |r| (*d, *r))) {
             let (short, words) = match rate {
                 0 => ("all".into(), "as fast as it goes".into()),
                 rate => (format!("{}k", rate / 1000), format!("{}k IOPS", rate / 1000)),
             };
-            let id = format!("{group}-{short}-d{depth}");
-            let title = format!("{subject}, {words}, depth {depth}");
             let load = Load { depth, rate: Some(rate), ..RANDOM_READ };
-            let row = pair(&id, &title, medium, load, Vec::new());
-            let mut row = Row { group: (group, subject), client, ..row };
+            let mut row = Row {
+                title: format!("{subject}, {words}, depth {depth}"),
+                group: (group, subject.clone()),
+                client,
+                ..Row::new(format!("{group}-{short}-d{depth}"), medium, load)
+            };
             row.contenders.extend(also.iter().map(|words| vlane(words)));
             let vlanes = (0..row.contenders.len()).filter(|place| !row.is_daemon(*place));
             let claims = vlanes.flat_map(|of| {
-                [CPU, P50].map(|figure| Claim { of, ..against(figure, 1, Bound::AtMost(1.0)) })
+                let (over, bound, headline) = (Some(1), Bound::AtMost(1.0), false);
+                [CPU, P50].map(|figure| Claim { figure, of, over, bound, headline })
             });
             row.claims = claims.collect();
             rows.push(row);
@@ -282,127 +321,61 @@ fn at_rates(also: &[Vec<String>]) -> Vec<Row> {
     rows
 }
 
-/// A row on a RAM disk, also against a loop of system calls on the host.
-fn ram(id: &str, title: &str, pattern: &'static str) -> Row {
-    let claims =
-        vec![against(IOPS, 1, Bound::AtLeast(3.5)).told(), against(IOPS, 3, Bound::AtLeast(0.85))];
-    let mut row = pair(id, title, Medium::Ram, Load { pattern, ..RANDOM_READ }, claims);
-    row.contenders.push(("plain loop".into(), Contender::Loop));
-    row
-}
-
-/// Two jobs on two queues: two threads, one, and qemu-storage-daemon.
-fn two_lanes(id: &str, title: &str, medium: Medium, qsd: Claim) -> Row {
-    let load = Load { jobs: 2, pinned: false, ..RANDOM_READ };
-    let claims =
-        vec![against(IOPS, 1, Bound::AtLeast(1.0)), qsd, against(SWITCHES, 2, Bound::AtMost(0.25))];
-    let mut row = pair(id, title, medium, load, claims);
-    let lanes = |name: &str, threads: &str| {
-        let words = ["--queues", "2", "--threads", threads].map(str::to_owned);
-        (name.to_owned(), Contender::Vlane(words.into()))
-    };
-    row.contenders.splice(..1, [lanes("vlane, 2 threads", "2"), lanes("vlane, 1 thread", "1")]);
-    row
-}
-
-/// A row with fio and libblkio as the client.
-fn by_fio(id: &str, storage: &str, medium: Medium) -> Row {
-    let title = format!("{storage}, 4K random read, depth 32, by fio with libblkio");
-    let claims = vec![against(IOPS, 1, Bound::AtLeast(1.0))];
-    Row { client: Client::Blkio, ..pair(id, &title, medium, RANDOM_READ, claims) }
-}
-
-/// Requests of 4K by one job.
-fn small() -> Vec<Row> {
+/// Rows in which the driver asks for all that it can get.
+fn at_most() -> Vec<Row> {
     use Bound::{AtLeast, AtMost};
     let one = Load { depth: 1, ..RANDOM_READ };
-    let mut no_poll = pair(
-        "latency-no-poll",
-        "null, 4K random read, depth 1, vlane without polling",
-        NULL,
-        one,
-        vec![against(P50, 1, AtMost(0.9))],
-    );
+    let large = |pattern| Load { pattern, block: 32768, ..RANDOM_READ };
+    let (write, idle) =
+        (Load { pattern: "randwrite", ..RANDOM_READ }, Load { idle: true, ..RANDOM_READ });
+    // Also against a loop of system calls on the host.
+    let ram = |id: &str, load| {
+        let row = Row::new(id, Medium::Ram, load).with("plain loop", Contender::Loop);
+        row.tell(IOPS, 1, AtLeast(3.5)).claim(IOPS, 3, AtLeast(0.85))
+    };
+    // Two jobs on two queues: two threads, one, and qemu-storage-daemon.
+    let lanes = |id: &str, medium: Medium| {
+        let load = Load { jobs: 2, pinned: false, ..RANDOM_READ };
+        let title = format!("{}, two jobs on two queues, shared CPUs", medium.name());
+        let mut row = Row { title, ..Row::new(id, medium, load) };
+        let by = |name: &str, threads: &str| {
+            let words = ["--queues", "2", "--threads", threads].map(str::to_owned);
+            (name.to_owned(), Contender::Vlane(words.into()))
+        };
+        row.contenders.splice(..1, [by("vlane, 2 threads", "2"), by("vlane, 1 thread", "1")]);
+        row.claim(IOPS, 1, AtLeast(1.0))
+    };
+    let mut no_poll = Row::new("latency-no-poll", NULL, one).and(", vlane without polling");
     no_poll.contenders[0] = vlane(&["--poll-max", "0"].map(str::to_owned));
     vec![
-        pair(
-            "null",
-            "null, 4K random read, depth 32",
-            NULL,
-            RANDOM_READ,
-            vec![against(IOPS, 1, AtLeast(6.0)).told(), against(CPU, 1, AtMost(1.0 / 6.0)).told()],
+        Row::new("null", NULL, RANDOM_READ).tell(IOPS, 1, AtLeast(6.0)).tell(
+            CPU,
+            1,
+            AtMost(1.0 / 6.0),
         ),
-        pair(
-            "null-poll",
-            "null, 4K random read, depth 32, driver polls",
-            NULL,
-            Load { wait: Wait::Poll, ..RANDOM_READ },
-            vec![absolute(IOPS, AtLeast(2.0e6)), against(IOPS, 1, AtLeast(6.0))],
-        ),
-        ram("ram-read", "RAM disk, 4K random read, depth 32", "randread"),
-        ram("ram-write", "RAM disk, 4K random write, depth 32", "randwrite"),
-        disk_read(),
-        pair(
-            "latency",
-            "null, 4K random read, depth 1",
-            NULL,
-            one,
-            vec![against(P50, 1, AtMost(0.4)).told()],
-        ),
-        no_poll,
-    ]
-}
-
-/// The disk, also against fio on the host.
-fn disk_read() -> Row {
-    let claims = vec![
-        against(IOPS, 3, Bound::AtLeast(0.98)).told(),
-        against(IOPS, 1, Bound::AtLeast(1.0)).told(),
-        against(CPU, 1, Bound::AtMost(1.0)),
-    ];
-    let title = "disk, direct, 4K random read, depth 32";
-    let mut row = pair("disk-read", title, Medium::Disk, RANDOM_READ, claims);
-    row.contenders.push(("fio on the host".into(), Contender::Fio));
-    row
-}
-
-/// Large requests, none, and two jobs.
-fn others() -> Vec<Row> {
-    use Bound::{AtLeast, AtMost};
-    let large = |pattern| Load { pattern, block: 32768, ..RANDOM_READ };
-    vec![
-        pair(
-            "ram-read-32k",
-            "RAM disk, 32K sequential read, depth 32",
-            Medium::Ram,
-            large("read"),
-            vec![against(IOPS, 1, AtLeast(1.7)).told()],
-        ),
-        pair(
-            "ram-write-32k",
-            "RAM disk, 32K sequential write, depth 32",
-            Medium::Ram,
-            large("write"),
-            vec![against(IOPS, 1, AtLeast(1.7))],
-        ),
-        pair(
-            "idle",
-            "idle session, 10 s",
-            NULL,
-            Load { idle: true, ..RANDOM_READ },
-            vec![absolute(IDLE_CPU, AtMost(0.0)), absolute(IDLE_SWITCHES, AtMost(0.0))],
-        ),
-        two_lanes(
-            "lanes-null",
-            "null, two jobs on two queues, shared CPUs",
-            NULL,
-            against(IOPS, 2, AtLeast(1.0)),
-        ),
-        two_lanes(
-            "lanes-ram",
-            "RAM disk, two jobs on two queues, shared CPUs",
-            Medium::Ram,
-            against(IOPS, 2, AtLeast(1.0)).told(),
+        Row::new("null-poll", NULL, Load { wait: Wait::Poll, ..RANDOM_READ })
+            .and(", driver polls")
+            .claim(IOPS, None, AtLeast(2.0e6))
+            .claim(IOPS, 1, AtLeast(6.0)),
+        ram("ram-read", RANDOM_READ),
+        ram("ram-write", write),
+        Row::new("disk-read", Medium::Disk, RANDOM_READ)
+            .with("fio on the host", Contender::Fio)
+            .tell(IOPS, 3, AtLeast(0.98))
+            .tell(IOPS, 1, AtLeast(1.0))
+            .claim(CPU, 1, AtMost(1.0)),
+        Row::new("latency", NULL, one).tell(P50, 1, AtMost(0.4)),
+        no_poll.claim(P50, 1, AtMost(0.9)),
+        Row::new("ram-read-32k", Medium::Ram, large("read")).tell(IOPS, 1, AtLeast(1.7)),
+        Row::new("ram-write-32k", Medium::Ram, large("write")).claim(IOPS, 1, AtLeast(1.7)),
+        Row { title: "idle session, 10 s".into(), ..Row::new("idle", NULL, idle) }
+            .claim(IDLE_CPU, None, AtMost(0.0))
+            .claim(IDLE_SWITCHES, None, AtMost(0.0)),
+        lanes("lanes-null", NULL).claim(IOPS, 2, AtLeast(1.0)).claim(SWITCHES, 2, AtMost(0.25)),
+        lanes("lanes-ram", Medium::Ram).tell(IOPS, 2, AtLeast(1.0)).claim(
+            SWITCHES,
+            2,
+            AtMost(0.25),
         ),
     ]
 }

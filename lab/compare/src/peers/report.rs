@@ -268,8 +268,8 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
             ],
             _ => Vec::new(),
         };
-        let (id, title) = rows[0].row.group;
-        sections.push(Section::new(id, title, text, blocks));
+        let (id, title) = &rows[0].row.group;
+        sections.push(Section::new(*id, title.as_str(), text, blocks));
     }
     let records = results.iter().flat_map(|result| {
         let records = result.arms.records(&result.row.id);

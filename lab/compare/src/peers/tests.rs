@@ -22,8 +22,6 @@ fn options(fixed_load: bool) -> Options {
         time: Duration::from_secs(1),
         ramp: Duration::ZERO,
         install: Install::Never,
-        server_cpu: None,
-        driver_cpu: None,
         ram_dir: None,
         disk_dir: None,
     }
