@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use vlane::serve::CacheArg;
 use vlane::values::whole;
@@ -28,7 +27,7 @@ pub struct Options {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_value = "files")]
     pub load: Vec<Load>,
     /// Guest [default: uml; qemu for XFS, which User-Mode Linux lacks]
-    #[arg(long, value_name = "uml|qemu", value_parser = guests())]
+    #[arg(long, value_name = "uml|qemu", value_enum)]
     pub guest: Option<Machines>,
     /// Programs that write to each volume in parallel
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = whole::<u32>(1..=99))]
@@ -53,14 +52,6 @@ pub struct Options {
     /// Directory on a disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub disk_dir: Option<PathBuf>,
-}
-
-/// Kinds of guests by name.
-fn guests() -> impl TypedValueParser<Value = Machines> {
-    let names = [("uml", "User-Mode Linux"), ("qemu", "QEMU")];
-    let values = names.map(|(name, words)| PossibleValue::new(name).help(words));
-    let machines = |name: String| if name == "uml" { Machines::Uml } else { Machines::Qemu };
-    PossibleValuesParser::new(values).map(machines)
 }
 
 /// A way to serve a volume.
