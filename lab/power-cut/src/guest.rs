@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use vlane_guest::{Host, Initramfs, Ready, Spec};
+use vlane_guest::{Host, Initramfs};
 
 use super::file_system::Facts;
 use super::{Arm, FileSystem, Load, Options, load, name_of};
@@ -43,17 +43,14 @@ pub(super) fn record(
         let image = file(dir, arm, *load, "raw");
         std::fs::copy(dir.join("base"), &image)
             .context(ErrorKind::Io, || format!("{}", image.display()))?;
-        let socket = file(sockets.path(), arm, *load, "sock");
         let record = file(dir, arm, *load, "record");
-        let mut words: Vec<OsString> = vec!["serve".into(), image.into()];
+        let mut words: Vec<OsString> = vec![image.into()];
         words.extend(["--queues", "1", "--cache", &arm.cache].map(OsString::from));
         if arm.is_direct {
             words.extend(["--journal", "direct"].map(OsString::from));
         }
         words.extend(["--danger-record-storage".into(), record.into()]);
-        words.extend(["--socket".into(), socket.clone().into()]);
-        let spec = Spec::new(vlane, words);
-        servers.push(Server::start("vlane", spec, &[], &socket, Ready::Line("listening on"))?);
+        servers.push(Server::serve(vlane, sockets.path(), &[], words)?);
     }
     let sqlite3 = options.load.contains(&Load::Sqlite).then_some("sqlite3");
     let initramfs = Initramfs::new(script(options, &facts, &volumes))

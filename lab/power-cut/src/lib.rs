@@ -15,7 +15,6 @@ mod report;
 pub mod states;
 pub mod storage;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -352,8 +351,13 @@ impl Looker<'_> {
                     storage.state(choose, |pieces| write_image(&image, base.len(), pieces));
                 written.context(ErrorKind::Io, || format!("{}", image.display()))?;
                 let mut lost = Ok(Vec::new());
-                let unsound = bench.check(|files| lost = losses(load, files, &expected))?;
-                let lost = lost?;
+                let unsound = bench.check(|files| {
+                    let of = |(worker, told): (&u32, &u64)| {
+                        load.wrong(&files.join(format!("w{worker}")), *worker, *told)
+                    };
+                    lost = expected.iter().map(of).collect::<Result<Vec<_>>>();
+                })?;
+                let lost = lost?.concat();
                 checked.add(at, is_open, unsound.is_some(), !lost.is_empty());
                 checked.took = begin.elapsed();
                 tracing::debug!("a state was looked at");
@@ -370,15 +374,6 @@ impl Looker<'_> {
         }
         Ok(())
     }
-}
-
-/// Faults of the files of all workers.
-fn losses(load: Load, files: &Path, expected: &BTreeMap<u32, u64>) -> Result<Vec<String>> {
-    let mut losses = Vec::new();
-    for (worker, told) in expected {
-        losses.extend(load.wrong(&files.join(format!("w{worker}")), *worker, *told)?);
-    }
-    Ok(losses)
 }
 
 fn write_image(

@@ -25,15 +25,10 @@ pub struct Storage<'a> {
     used: Vec<bool>,
     /// Sectors of which it is not known what they hold.
     open: BTreeMap<usize, Sector>,
-    /// Events in order: the place in the record, and the event.
-    events: Vec<(usize, Event)>,
+    /// Events in order: the place in the record, true if an operation is durable from there on and
+    /// false if it begins there, and the operation.
+    events: Vec<(usize, bool, usize)>,
     next: usize,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    Begin(usize),
-    Durable(usize),
 }
 
 /// The possible contents of a sector, from the oldest to the newest; not empty. None: the content
@@ -49,8 +44,8 @@ impl<'a> Storage<'a> {
             if operation.what == Action::Sync {
                 continue;
             }
-            events.push((operation.begin, Event::Begin(index)));
-            events.extend(operation.durable.map(|durable| (durable, Event::Durable(index))));
+            events.push((operation.begin, false, index));
+            events.extend(operation.durable.map(|durable| (durable, true, index)));
         }
         events.sort_unstable();
         let used = image.chunks(CHUNK).map(|chunk| chunk.iter().any(|byte| *byte != 0)).collect();
@@ -59,12 +54,11 @@ impl<'a> Storage<'a> {
 
     /// Advances in time: everything up to and with the entry `at` has happened.
     pub fn advance(&mut self, at: usize) {
-        while let Some(&(_, event)) = self.events.get(self.next).filter(|(when, _)| *when <= at) {
+        while let Some(&(when, is_durable, operation)) = self.events.get(self.next)
+            && when <= at
+        {
             self.next += 1;
-            match event {
-                Event::Begin(operation) => self.begin(operation),
-                Event::Durable(operation) => self.settle(operation),
-            }
+            if is_durable { self.settle(operation) } else { self.begin(operation) }
         }
     }
 
