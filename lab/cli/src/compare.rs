@@ -224,9 +224,9 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     output.check()?;
     if args.work {
         let passes = args.repeats.map_or(3, usize::from);
-        let (command, dir) = (command_line(), args.dir.clone());
-        let options = work::Options { command, passes, dir, accel: args.accel() };
-        return output.show(&work::run(&options, &host, &interrupt)?);
+        let (dir, accel) = (args.dir.as_deref(), args.accel());
+        let report = work::run(passes, dir, accel, command_line(), &host, &interrupt)?;
+        return output.show(&report);
     }
     let found = Found::look(&options, &host)?;
     eprint!("{}", found.about());

@@ -175,7 +175,8 @@ fn initramfs(setup: &Setup<'_>, rounds: &[Round]) -> Initramfs {
 /// The guest, ready for rounds, and the servers of its disks. Dropping it ends them.
 #[derive(Debug)]
 pub struct Machine<'a> {
-    guest: Guest,
+    /// `run ROUND` loads fio, which waits at the first gate; `go` lets the job at the gate run.
+    pub guest: Guest,
     servers: Vec<(Column, Server)>,
     interrupt: &'a Interrupt,
     /// Command lines of the servers by their columns' names, and QEMU's.
@@ -213,31 +214,10 @@ impl<'a> Machine<'a> {
         Ok(machine)
     }
 
-    /// QEMU's process id.
-    pub fn pid(&self) -> u32 {
-        self.guest.id()
-    }
-
     /// The process that serves a column's disk.
     pub fn server(&self, column: Column) -> u32 {
         let found = self.servers.iter().find(|(other, _)| *other == column);
         found.map_or(self.guest.id(), |(_, server)| server.pid())
-    }
-
-    /// Begins a round: fio is loaded, and waits at the first gate.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Process`] if the guest is gone.
-    pub fn start(&mut self, round: &Round) -> Result<()> {
-        Ok(self.guest.send(&format!("run {}\n", round.id()))?)
-    }
-
-    /// Lets the job at the gate run.
-    ///
-    /// # Errors
-    /// As [`Machine::start`].
-    pub fn go(&mut self) -> Result<()> {
-        Ok(self.guest.send("go\n")?)
     }
 
     /// Waits until a column's job stands at a gate, `begin` or `end`, and runs at most for

@@ -10,8 +10,9 @@ use super::Setup;
 use super::jobs::{self, CacheState, OLD};
 use super::loads::{Load, Pattern};
 use super::scratch::{run, warm_pages};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::error::{Context, ErrorKind, Result};
 use vlane_testbed::fio::{self, Outcome};
+use vlane_testbed::interrupt::Interrupt;
 
 /// Longest that fio may take beside the time it measures.
 const SPARE: Duration = Duration::from_secs(60);
@@ -23,7 +24,7 @@ const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 /// # Errors
 /// [`ErrorKind::Process`] if fio fails, [`ErrorKind::Format`] if its answer is not understood,
 /// [`ErrorKind::Interrupted`].
-pub fn measure(setup: &Setup<'_>, load: &Load) -> Result<Outcome> {
+pub(super) fn measure(setup: &Setup<'_>, load: &Load) -> Result<Outcome> {
     let (scratch, settings) = (setup.scratch, &setup.settings);
     match settings.cache {
         CacheState::Direct => {}
@@ -41,15 +42,25 @@ pub fn measure(setup: &Setup<'_>, load: &Load) -> Result<Outcome> {
     let mut spec = Spec::new(&setup.found.fio, words);
     // fio leaves a file of its own where it runs, for loads with verification.
     spec.cwd = Some(scratch.dir().to_path_buf());
-    let answer = run(&spec, settings.runtime + SPARE, setup.interrupt)?;
-    let line = answer.lines().find(|line| line.starts_with("3;")).ok_or_else(|| {
-        let context = format!("fio on the host printed no result: {}", answer.trim());
-        Error::new(ErrorKind::Format, context)
-    })?;
-    let (_, mut outcome) = fio::parse(line, load.record())?;
+    let mut outcome = fio(&spec, load.record(), settings.runtime, setup.interrupt)?;
     // With several threads the percentages are of one.
     outcome.cpu_us *= f64::from(load.jobs);
     Ok(outcome)
+}
+
+/// Runs fio, which measures one job with requests of `record` bytes for `runtime`.
+///
+/// # Errors
+/// Those of [`measure`].
+pub(crate) fn fio(
+    spec: &Spec,
+    record: u64,
+    runtime: Duration,
+    interrupt: &Interrupt,
+) -> Result<Outcome> {
+    let answer = run(spec, runtime + SPARE, interrupt)?;
+    let line = answer.lines().find(|line| line.starts_with("3;")).unwrap_or(&answer);
+    Ok(fio::parse(line, record)?.1)
 }
 
 /// Writes out and empties the host's page cache.

@@ -11,7 +11,7 @@
 
 pub mod columns;
 mod guest;
-mod host;
+pub(crate) mod host;
 pub mod jobs;
 pub mod loads;
 mod native;
@@ -443,22 +443,22 @@ impl Bench<'_> {
         if round.order.first() == Some(&Column::Host) {
             samples.push(self.alone(round, Column::Host)?);
         }
-        machine.start(round)?;
+        machine.guest.send(&format!("run {}\n", round.id()))?;
         for column in round.in_guest() {
             self.step(round, column)?;
             if setup.settings.cache == CacheState::Cold {
                 host::drop_caches()?;
             }
             let before = machine.counters("begin", round, column, Duration::ZERO)?;
-            let mut sampler = results::sampler(machine.pid(), machine.server(column));
+            let mut sampler = results::sampler(machine.guest.id(), machine.server(column));
             if is_counting {
                 sampler = sampler.count_calls();
             }
-            let (told, from) = (Told::look(&setup, machine.pid(), column), sampler.take());
-            machine.go()?;
+            let (told, from) = (Told::look(&setup, machine.guest.id(), column), sampler.take());
+            machine.guest.send("go\n")?;
             let after = machine.counters("end", round, column, setup.settings.runtime)?;
             let used = sampler.take().since(&from);
-            let told = [told, Told::look(&setup, machine.pid(), column)];
+            let told = [told, Told::look(&setup, machine.guest.id(), column)];
             let disk = [0, 1].map(|at| after[at].saturating_sub(before[at]));
             works.push((column, used, disk, told));
         }

@@ -62,7 +62,6 @@ pub fn find_place(wanted: Option<&Path>, sizes: &Sizes, images: usize) -> Result
 #[derive(Debug)]
 pub struct Scratch {
     dir: TempDir,
-    sizes: Sizes,
 }
 
 impl Scratch {
@@ -82,7 +81,7 @@ impl Scratch {
         let failed = || format!("{}: cannot be written", place.display());
         let dir =
             TempDir::with_prefix_in("vlane-compare-", place).context(ErrorKind::Io, failed)?;
-        let scratch = Self { dir, sizes };
+        let scratch = Self { dir };
         let (files, template) = (scratch.files(), scratch.image("template"));
         std::fs::create_dir(&files).context(ErrorKind::Io, failed)?;
         let old = files.join(OLD);
@@ -90,7 +89,13 @@ impl Scratch {
         let mut file = File::create_new(&old).context(ErrorKind::Io, failed)?;
         fill_random(&mut file, sizes.old, interrupt, failed)?;
         file.sync_all().context(ErrorKind::Io, failed)?;
-        scratch.make_file_system(host, &template, interrupt)?;
+        // A lazy initialisation would write during measurements; and discards would make holes.
+        let features = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
+        let words = ["-q", "-F", "-b", "4096", "-m", "0", "-E", features, "-d"];
+        let mut command: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
+        command.extend([files.into_os_string(), template.clone().into_os_string()]);
+        command.push(format!("{}k", sizes.image >> 10).into());
+        run(&Spec::new(host.program("mkfs.ext4")?, command), MKFS, interrupt)?;
         for id in ids {
             copy_whole(&template, &scratch.image(id), interrupt)?;
         }
@@ -115,18 +120,6 @@ impl Scratch {
     /// The image of a disk.
     pub fn image(&self, id: &str) -> PathBuf {
         self.dir.path().join(format!("{id}.img"))
-    }
-
-    /// ext4 with the host's file in it.
-    fn make_file_system(&self, host: &Host, image: &Path, interrupt: &Interrupt) -> Result<()> {
-        let blocks = format!("{}k", self.sizes.image >> 10);
-        let files = self.files();
-        // A lazy initialisation would write during measurements; and discards would make holes.
-        let features = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
-        let words = ["-q", "-F", "-b", "4096", "-m", "0", "-E", features, "-d"];
-        let mut command: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
-        command.extend([files.into_os_string(), image.as_os_str().to_owned(), blocks.into()]);
-        run(&Spec::new(host.program("mkfs.ext4")?, command), MKFS, interrupt).map(drop)
     }
 }
 

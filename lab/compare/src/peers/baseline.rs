@@ -7,16 +7,12 @@ use std::time::{Duration, Instant};
 
 use vlane_guest::Spec;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::fio;
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::on_cpus;
 
 use super::Sample;
 use super::plan::Load;
-use crate::compare::scratch::run;
-
-/// Longest that fio may take beside the time it measures.
-const SPARE: Duration = Duration::from_secs(60);
+use crate::compare::host;
 
 /// pread or pwrite, one after the other, at the load's addresses, on one CPU; a tenth of the time
 /// is not counted.
@@ -103,9 +99,7 @@ pub(super) fn fio(
         format!("--runtime={}ms", time.as_millis()),
     ];
     let spec = on_cpus(Spec { cwd: Some(dir.to_path_buf()), ..Spec::new(program, words) }, cpus)?;
-    let answer = run(&spec, ramp + time + SPARE, interrupt)?;
-    let line = answer.lines().find(|line| line.starts_with("3;")).unwrap_or(&answer);
-    let (_, told) = fio::parse(line, load.block.into())?;
+    let told = host::fio(&spec, load.block.into(), ramp + time, interrupt)?;
     Ok(Sample {
         iops: told.iops,
         mb_per_second: told.mb_per_second,

@@ -8,7 +8,7 @@
 mod guest;
 mod report;
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use vlane_client::progress::Progress;
 use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
@@ -43,19 +43,6 @@ const DIRECTIONS: [Direction; 2] = [
     Direction { name: "random write", pattern: "randwrite", published: 27.7 },
 ];
 
-/// Options of the measurement.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The command that makes this report again.
-    pub command: String,
-    /// Rounds.
-    pub passes: usize,
-    /// A directory for the guest's image; `None` finds one on a RAM disk.
-    pub dir: Option<PathBuf>,
-    /// How the guest's instructions are executed; `None` tries KVM.
-    pub accel: Option<Accel>,
-}
-
 /// The results: for each direction large and small requests.
 struct Measured {
     accel: Accel,
@@ -65,34 +52,42 @@ struct Measured {
     uncounted: Option<String>,
 }
 
-/// Measures, and makes a report.
+/// Measures so many rounds, and makes a report. Without `dir` it finds a RAM disk for the image;
+/// without `accel` it tries KVM. The report names the command that makes it again.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Invalid`] if there is no
 /// room, [`ErrorKind::Interrupted`], and those of the guest. No file or process is left behind in
 /// any case.
-pub fn run(options: &Options, host: &Host, interrupt: &Interrupt) -> Result<Report> {
-    let begun = Begun::now(&options.command);
+pub fn run(
+    passes: usize,
+    dir: Option<&Path>,
+    accel: Option<Accel>,
+    command: String,
+    host: &Host,
+    interrupt: &Interrupt,
+) -> Result<Report> {
+    let begun = Begun::now(command);
     let (program, kernel) = (QemuProgram::find(host)?, Kernel::find(host)?);
     host.program("busybox")?;
     host.program("fio")?;
-    let accel = match options.accel {
+    let accel = match accel {
         Some(accel) => Choice { accel, why: "as asked for".into() },
         None => Choice::probe(host, &program, &kernel)?,
     };
     // The counts do not depend on the disk.
-    let place = Place::find(image::Medium::Ram, options.dir.as_deref(), IMAGE, "--dir")?;
+    let place = Place::find(image::Medium::Ram, dir, IMAGE, "--dir")?;
     let image: Image = place.image(IMAGE, interrupt)?;
-    let dir = tempfile::Builder::new().prefix("vlane-work-").tempdir();
-    let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
-    let cases = DIRECTIONS.len() * BLOCKS.len() * options.passes;
+    let sockets = tempfile::Builder::new().prefix("vlane-work-").tempdir();
+    let sockets = sockets.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
+    let cases = DIRECTIONS.len() * BLOCKS.len() * passes;
     let mut progress = Progress::new(1 + cases);
     progress.step("booting a guest on QEMU's virtio-blk");
     let parts = (program, &kernel, &accel);
-    let mut guest = InGuest::boot(host, parts, image.path(), dir.path(), cases, interrupt)?;
+    let mut guest = InGuest::boot(host, parts, image.path(), sockets.path(), cases, interrupt)?;
     let arms = || Arms::once(BLOCKS.map(|block| format!("{block}K")));
     let mut all = DIRECTIONS.map(|direction| (direction, arms()));
-    let rounds = Rounds::measure(options.passes, |pass| {
+    let rounds = Rounds::measure(passes, |pass| {
         for (direction, arms) in &mut all {
             in_turns(arms, pass, |at, arm| {
                 progress.step(format!("in the guest: {arm} {}", direction.name));
