@@ -324,6 +324,7 @@ fn at_rates(also: &[Vec<String>]) -> Vec<Row> {
 /// Rows in which the driver asks for all that it can get.
 fn at_most() -> Vec<Row> {
     use Bound::{AtLeast, AtMost};
+    let (sixth, quarter) = (AtMost(1.0 / 6.0), AtMost(0.25));
     let one = Load { depth: 1, ..RANDOM_READ };
     let large = |pattern| Load { pattern, block: 32768, ..RANDOM_READ };
     let (write, idle) =
@@ -348,11 +349,7 @@ fn at_most() -> Vec<Row> {
     let mut no_poll = Row::new("latency-no-poll", NULL, one).and(", vlane without polling");
     no_poll.contenders[0] = vlane(&["--poll-max", "0"].map(str::to_owned));
     vec![
-        Row::new("null", NULL, RANDOM_READ).tell(IOPS, 1, AtLeast(6.0)).tell(
-            CPU,
-            1,
-            AtMost(1.0 / 6.0),
-        ),
+        Row::new("null", NULL, RANDOM_READ).tell(IOPS, 1, AtLeast(6.0)).tell(CPU, 1, sixth),
         Row::new("null-poll", NULL, Load { wait: Wait::Poll, ..RANDOM_READ })
             .and(", driver polls")
             .claim(IOPS, None, AtLeast(2.0e6))
@@ -371,12 +368,8 @@ fn at_most() -> Vec<Row> {
         Row { title: "idle session, 10 s".into(), ..Row::new("idle", NULL, idle) }
             .claim(IDLE_CPU, None, AtMost(0.0))
             .claim(IDLE_SWITCHES, None, AtMost(0.0)),
-        lanes("lanes-null", NULL).claim(IOPS, 2, AtLeast(1.0)).claim(SWITCHES, 2, AtMost(0.25)),
-        lanes("lanes-ram", Medium::Ram).tell(IOPS, 2, AtLeast(1.0)).claim(
-            SWITCHES,
-            2,
-            AtMost(0.25),
-        ),
+        lanes("lanes-null", NULL).claim(IOPS, 2, AtLeast(1.0)).claim(SWITCHES, 2, quarter),
+        lanes("lanes-ram", Medium::Ram).tell(IOPS, 2, AtLeast(1.0)).claim(SWITCHES, 2, quarter),
     ]
 }
 
