@@ -13,7 +13,9 @@
 use std::collections::BTreeSet;
 
 use vlane_policy::loan::units::MS;
-use vlane_policy::loan::{Account, Book, Boosted, Claim, Decision, Doing, Goal, Priority, VcpuId};
+use vlane_policy::loan::{
+    Account, Book, Boosted, Claim, Decision, Doing, Goal, Priority, Totals, VcpuId,
+};
 
 use super::host::{Loans, Scheduler};
 use super::setup::{self, Ends, Pool};
@@ -38,6 +40,9 @@ struct Seat {
     /// Responses of the boost that is on: the policy hears of them when it ends.
     responses: Vec<u64>,
     redeeming_since: Option<u64>,
+    /// Its account's when the warm-up ended.
+    before: Totals,
+    /// What the account does not tell.
     loans: Loans,
 }
 
@@ -300,17 +305,22 @@ impl Scheduler for CreditQueues {
         }
     }
 
-    fn account(&self, vcpu: usize) -> Option<&Account> {
-        self.book.account(self.id(vcpu))
-    }
-
     fn loans(&self, vcpu: usize) -> Loans {
-        self.seats[vcpu].loans
+        let (seat, totals) = (&self.seats[vcpu], &self.own(vcpu).totals);
+        Loans {
+            events: totals.events - seat.before.events,
+            boosts: totals.boosts - seat.before.boosts,
+            wake_boosts: totals.wake_boosts - seat.before.wake_boosts,
+            denied: totals.denied - seat.before.denied,
+            ..seat.loans
+        }
     }
 
     fn measure(&mut self) {
-        for seat in &mut self.seats {
-            seat.loans = Loans::default();
+        for vcpu in 0..self.seats.len() {
+            let before = self.own(vcpu).totals;
+            let seat = &mut self.seats[vcpu];
+            (seat.before, seat.loans) = (before, Loans::default());
         }
     }
 }

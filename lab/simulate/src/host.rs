@@ -1,6 +1,8 @@
 //! Interface of the simulated machine to a host scheduler.
 
-use vlane_policy::loan::{Account, Doing};
+use std::ops::AddAssign;
+
+use vlane_policy::loan::Doing;
 
 /// A host scheduler: who waits, who is next, when the CPU comes back. Times are simulated
 /// nanoseconds, `vcpu` and `cpu` are indexes. The machine tells it of all CPU time before it asks
@@ -36,11 +38,7 @@ pub(super) trait Scheduler: std::fmt::Debug {
     fn next_periodic(&self) -> u64;
     /// Accounting, ticks, balancing.
     fn periodic(&mut self, now: u64);
-    /// The account of a vCPU, if there are any.
-    fn account(&self, _vcpu: usize) -> Option<&Account> {
-        None
-    }
-    /// Figures of the vCPU's loans.
+    /// Figures of the vCPU's boosts and loans, if it has any.
     fn loans(&self, _vcpu: usize) -> Loans {
         Loans::default()
     }
@@ -48,9 +46,17 @@ pub(super) trait Scheduler: std::fmt::Debug {
     fn measure(&mut self) {}
 }
 
-/// Figures of a vCPU's loans, accounting by accounting.
+/// Figures of a vCPU's boosts and loans.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Loans {
+    /// Events seen.
+    pub events: u64,
+    /// Boosts granted from a loan, or without a charge.
+    pub boosts: u64,
+    /// Boosts granted from the vCPU's own credits.
+    pub wake_boosts: u64,
+    /// Boosts denied.
+    pub denied: u64,
     /// Accountings at which cm was known.
     pub samples: u64,
     /// Sum of cm over them, parts per million of a CPU.
@@ -63,4 +69,19 @@ pub struct Loans {
     pub redeeming_ns: u64,
     /// Time during which a spent loan kept the vCPU from boosts, ended or not, nanoseconds.
     pub barred_ns: u64,
+}
+
+impl AddAssign for Loans {
+    fn add_assign(&mut self, other: Self) {
+        self.events += other.events;
+        self.boosts += other.boosts;
+        self.wake_boosts += other.wake_boosts;
+        self.denied += other.denied;
+        self.samples += other.samples;
+        self.cm_ppm += other.cm_ppm;
+        self.next_ns += other.next_ns;
+        self.redemptions += other.redemptions;
+        self.redeeming_ns += other.redeeming_ns;
+        self.barred_ns += other.barred_ns;
+    }
 }

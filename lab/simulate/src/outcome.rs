@@ -2,7 +2,6 @@
 
 use hdrhistogram::Histogram;
 use vlane_policy::loan::units::{CREDIT_NS, credits_per_ms};
-use vlane_policy::loan::{Account, Totals};
 
 use super::host::Loans;
 use super::scenario::Load;
@@ -51,9 +50,7 @@ pub struct MachineOutcome {
     /// CPU time that its weight makes its due, when who wants less leaves the rest to the others,
     /// nanoseconds.
     pub due_ns: f64,
-    /// Sums over its vCPUs' accounts, since the warm-up.
-    pub totals: Totals,
-    /// Sums over its vCPUs' loans, since the warm-up.
+    /// Sums over its vCPUs' boosts and loans, since the warm-up.
     pub loans: Loans,
 }
 
@@ -75,31 +72,6 @@ pub struct LoadOutcome {
 }
 
 impl MachineOutcome {
-    pub(super) fn add(&mut self, account: &Account, before: &Totals, loans: &Loans) {
-        let (all, now) = (&mut self.totals, &account.totals);
-        all.allotted_ns += now.allotted_ns - before.allotted_ns;
-        all.used_ns += now.used_ns - before.used_ns;
-        all.boosted_ns += now.boosted_ns - before.boosted_ns;
-        all.uncharged_ns += now.uncharged_ns - before.uncharged_ns;
-        all.expired_ns += now.expired_ns - before.expired_ns;
-        all.forgiven_ns += now.forgiven_ns - before.forgiven_ns;
-        all.lent_ns += now.lent_ns - before.lent_ns;
-        all.clamped_ns += now.clamped_ns - before.clamped_ns;
-        all.redeemed_ns += now.redeemed_ns - before.redeemed_ns;
-        all.events += now.events - before.events;
-        all.wake_boosts += now.wake_boosts - before.wake_boosts;
-        all.boosts += now.boosts - before.boosts;
-        all.denied += now.denied - before.denied;
-        all.spent += now.spent - before.spent;
-        let own = &mut self.loans;
-        own.samples += loans.samples;
-        own.cm_ppm += loans.cm_ppm;
-        own.next_ns += loans.next_ns;
-        own.redemptions += loans.redemptions;
-        own.redeeming_ns += loans.redeeming_ns;
-        own.barred_ns += loans.barred_ns;
-    }
-
     /// The rate at which its loans were spent, credits per millisecond; `None`: it was never known.
     pub fn cm(&self) -> Option<f64> {
         let samples = self.loans.samples;
@@ -115,8 +87,8 @@ impl MachineOutcome {
     /// Of events that needed a boost (the vCPU neither ran nor was boosted), how many were denied
     /// it; `None`: there were none.
     pub fn denied(&self) -> Option<f64> {
-        let all = self.totals.boosts + self.totals.wake_boosts + self.totals.denied;
-        (all > 0).then(|| float(self.totals.denied) / float(all))
+        let all = self.loans.boosts + self.loans.wake_boosts + self.loans.denied;
+        (all > 0).then(|| float(self.loans.denied) / float(all))
     }
 
     /// How far its CPU time is from what is its due: 0.02 is 2 % more.

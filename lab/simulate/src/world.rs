@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use vlane_policy::loan::{Claim, Doing, Totals};
+use vlane_policy::loan::{Claim, Doing};
 
 use super::credit::CreditQueues;
 use super::eevdf::EevdfQueues;
@@ -133,8 +133,6 @@ struct World {
     idle: usize,
     waiting: usize,
     measured_since: u64,
-    /// By vCPU, when the warm-up ended.
-    totals: Vec<Totals>,
     /// Counts so far.
     outcome: Outcome,
 }
@@ -201,7 +199,6 @@ impl World {
             end: warmup + outcome.time_ns,
             heap: BinaryHeap::new(),
             order: 0,
-            totals: vec![Totals::default(); vcpus.len()],
             vcpus,
             cpus: vec![Cpu::default(); cpus],
             sources,
@@ -258,9 +255,7 @@ impl World {
         for (vcpu, own) in self.vcpus.iter().enumerate() {
             let machine = &mut self.outcome.machines[own.machine];
             machine.used_ns += own.used_ns;
-            if let Some(account) = self.host.account(vcpu) {
-                machine.add(account, &self.totals[vcpu], &self.host.loans(vcpu));
-            }
+            machine.loans += self.host.loans(vcpu);
         }
         due_shares(&mut self.outcome.machines, self.outcome.time_ns);
         self.outcome
@@ -527,11 +522,7 @@ impl World {
             own.overhead_ns = own.since.saturating_sub(now);
             (own.idle_ns, own.switches) = (0, 0);
         }
-        for (vcpu, own) in self.vcpus.iter_mut().enumerate() {
-            own.used_ns = 0;
-            self.totals[vcpu] =
-                self.host.account(vcpu).map_or_else(Totals::default, |account| account.totals);
-        }
+        self.vcpus.iter_mut().for_each(|own| own.used_ns = 0);
         self.host.measure();
         (self.outcome.wasted_ns, self.outcome.events) = (0, 0);
     }

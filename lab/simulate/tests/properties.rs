@@ -107,8 +107,8 @@ fn papers_loan_redeems_slowly_and_denies_events() {
     let seconds = own.loans.redeeming_ns / own.loans.redemptions / 1_000_000_000;
     assert!((2..=4).contains(&seconds), "{seconds} s");
     // Most events that needed a boost (the vCPU neither ran nor was boosted) were denied it.
-    let boosts = own.totals.boosts + own.totals.wake_boosts;
-    assert!(own.totals.denied > boosts, "{:?}", own.totals);
+    let boosts = own.loans.boosts + own.loans.wake_boosts;
+    assert!(own.loans.denied > boosts, "{:?}", own.loans);
 }
 
 #[test]

@@ -1,21 +1,19 @@
 //! Reports beyond one scenario: the ablation, events more and less frequent, the simulation's cost,
 //! and the conclusions.
 
-use vlane_report::build::{bars, spread, table};
+use vlane_report::build::{spread, table};
 use vlane_simulate::{ABLATION, LoadOutcome, Outcome, Setup};
 
 use super::sections::{denied, float, group, redemption, row};
 use super::{RATES, Run, Runs, rate};
-use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Spread};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series};
 
 /// Where the paper's loads are.
 const MEASURED: &str = "domain-1";
 
 /// The paper's parameters, one change at a time.
 pub(super) fn ablation(runs: &Runs) -> Section {
-    let mut rows = Vec::new();
-    let mut means = Vec::new();
-    for name in ABLATION {
+    let row_of = |name: &str| {
         let of = |ping: &Outcome| {
             let load = ping.load(MEASURED, "hping")?;
             let own = group(ping, load.group, MEASURED)?;
@@ -32,23 +30,15 @@ pub(super) fn ablation(runs: &Runs) -> Section {
                 traffic.and_then(|run| Some(run.farthest_off()?.off() * 100.0)),
             ];
             let about = Setup::named(name).map_or(String::new(), |setup| setup.about().into());
-            Some((load.mean_ms(), row([name, &about], figures)))
+            Some(row([name, &about], figures))
         };
-        let run = runs.one("ablation", "hping", name).and_then(of);
-        means.push(run.as_ref().map(|(mean, _)| Spread::exact(*mean)));
-        rows.extend(run.map(|(_, row)| row));
-    }
+        runs.one("ablation", "hping", name).and_then(of)
+    };
     let table = table(
         "Simulated: hping's responses, iperf's bandwidth, and what that does to shares",
         "scheduler | what it is | mean [ms] | p50 [ms] | p99 [ms] | within 10 ms [%] | denied [%] \
          | one redemption [s] | time barred [%] | iperf [Mbit/s] | farthest off, iperf [%]",
-        rows,
-    );
-    let chart = bars(
-        "Simulated: mean response to hping",
-        ("mean response", "ms"),
-        ABLATION.iter().map(ToString::to_string).collect(),
-        vec![("simulated".into(), means)],
+        ABLATION.into_iter().filter_map(row_of).collect(),
     );
     Section::new(
         "ablation",
@@ -63,7 +53,7 @@ pub(super) fn ablation(runs: &Runs) -> Section {
              accountings."
                 .into(),
         ],
-        vec![chart, table],
+        vec![table],
     )
 }
 

@@ -1,5 +1,4 @@
-//! One part of a scenario: responses, shares and loans, with every scheduler, and the paper's
-//! words on them.
+//! One part of a scenario: responses, shares and loans, with every scheduler.
 
 use vlane_error::counted;
 use vlane_simulate::{LoadOutcome, MachineOutcome, Outcome, Scenario};
@@ -43,15 +42,10 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
         part.seconds,
         part.warmup_seconds
     );
-    let published = published(&scenario.name, phase).map(str::to_owned);
     let mut blocks = Vec::new();
     let loads = runs.first().map_or(&[][..], |run| &run.outcome.loads);
     if loads.len() <= MOST_CHARTS {
-        let chart = |at| distribution(&runs, at, &scenario.name);
-        blocks.extend((0..loads.len()).filter_map(chart));
-    }
-    if (scenario.name.as_str(), phase) == ("paper", "iperf") {
-        blocks.push(bandwidth(&runs));
+        blocks.extend((0..loads.len()).filter_map(|at| distribution(&runs, at)));
     }
     blocks.push(responses(&runs));
     if part.machines() <= MOST_MACHINES {
@@ -59,39 +53,10 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
     }
     blocks.push(shares(&runs));
     blocks.extend(loans(&runs, scenario));
-    Section::new(id, title, [words].into_iter().chain(published).collect(), blocks)
+    Section::new(id, title, vec![words], blocks)
 }
 
-/// The paper's words on a part.
-fn published(scenario: &str, phase: &str) -> Option<&'static str> {
-    Some(match (scenario, phase) {
-        ("paper", "hping") => {
-            "The paper's Figure 5 and Table 6: the mean was 37.2 ms with Xen's Credit scheduler \
-             and 23 ms with loans; 35 % and 58 % of answers came within 10 ms, 41 % and 70 % \
-             within 20 ms."
-        }
-        ("paper", "iperf") => {
-            "The paper's Figure 6: 30.9 Mbit/s with Xen's Credit scheduler, 34.1 with loans (37.1 \
-             where the text comes to the shares), 86.2 with a boost at every event. Figures 7 to \
-             9 are the shares of the CPU with these three; what is readable in the text is that \
-             only the third breaks them."
-        }
-        ("table-7", _) => {
-            "The paper's Table 7: the light machine spends 5 credits per ms (cm) and gets a loan \
-             of 600, the heavy one 9.2 and 375. By its equation 4 a line of 1000 would be lent on \
-             as 200 and 109."
-        }
-        ("classes", _) => {
-            "The paper's Figure 3 wants boosts in the order C > D = B > A, and loans the larger \
-             the nearer to C and the smaller the nearer to B. Its picture is not in the text: \
-             which corner A and D are is our reading (A: much CPU time per event, rare events; D: \
-             little, frequent)."
-        }
-        _ => return None,
-    })
-}
-
-fn distribution(runs: &[&Run], load: usize, scenario: &str) -> Option<Block> {
+fn distribution(runs: &[&Run], load: usize) -> Option<Block> {
     let first = runs.first()?.outcome.loads.get(load)?;
     // Sixteen points per tenfold, from 10 us to 1 s.
     let times = || (0..=80).map(|n| 0.01 * 10_f64.powf(f64::from(n) / 16.0));
@@ -102,20 +67,11 @@ fn distribution(runs: &[&Run], load: usize, scenario: &str) -> Option<Block> {
     let of = |run: &&Run| {
         Some(Series::measured(&run.outcome.setup, points(run.outcome.loads.get(load)?)))
     };
-    let mut all: Vec<Series> = runs.iter().filter_map(of).collect();
-    if scenario == "paper" && first.name == "hping" {
-        for (name, at_10, at_20) in
-            [("Xen's Credit, 2016", 35.0, 41.0), ("loans, 2016", 58.0, 70.0)]
-        {
-            let points = vec![Point::exact(10.0, at_10), Point::exact(20.0, at_20)];
-            all.push(Series::published(name, points));
-        }
-    }
     Some(Block::Chart(Chart::steps(
         format!("Simulated: responses of {} ({}), cumulative", first.name, first.machine),
         Axis::log("response", "ms"),
         Axis::new("answered within", "%"),
-        all,
+        runs.iter().filter_map(of).collect(),
     )))
 }
 
@@ -142,34 +98,6 @@ fn responses(runs: &[&Run]) -> Block {
             within 20 ms [%] | bandwidth [Mbit/s]",
         rows.collect(),
     )
-}
-
-/// The schedulers' names, as categories of a chart.
-fn setups(runs: &[&Run]) -> Vec<String> {
-    runs.iter().map(|run| run.outcome.setup.clone()).collect()
-}
-
-fn bandwidth(runs: &[&Run]) -> Block {
-    let paper = |run: &&Run| match run.outcome.setup.as_str() {
-        "credit" => Some(30.9),
-        "paper" => Some(37.1),
-        "always-boost" => Some(86.2),
-        _ => None,
-    };
-    let ours = |run: &&Run| run.outcome.loads.first().map(|load| load.mbit(run.outcome.time_ns));
-    let of = |figure: &dyn Fn(&&Run) -> Option<f64>| {
-        runs.iter().map(|run| figure(run).map(Spread::exact)).collect()
-    };
-    let mut block = bars(
-        "Figure 6: iperf's bandwidth, simulated and published",
-        ("bandwidth", "Mbit/s"),
-        setups(runs),
-        vec![("simulated".into(), of(&ours)), ("Kim, Jang, Hong 2016".into(), of(&paper))],
-    );
-    if let Block::Chart(chart) = &mut block {
-        chart.series[1].published = true;
-    }
-    block
 }
 
 fn shares_chart(runs: &[&Run]) -> Block {
@@ -217,18 +145,7 @@ pub(super) fn group(outcome: &Outcome, group: usize, name: &str) -> Option<Machi
     let mut machines = outcome.machines.iter().filter(|machine| machine.group == group);
     let mut all = MachineOutcome { name: name.into(), ..machines.next()?.clone() };
     for machine in machines {
-        let (to, from) = (&mut all.totals, &machine.totals);
-        to.events += from.events;
-        to.boosts += from.boosts;
-        to.wake_boosts += from.wake_boosts;
-        to.denied += from.denied;
-        let (to, from) = (&mut all.loans, &machine.loans);
-        to.samples += from.samples;
-        to.cm_ppm += from.cm_ppm;
-        to.next_ns += from.next_ns;
-        to.redemptions += from.redemptions;
-        to.redeeming_ns += from.redeeming_ns;
-        to.barred_ns += from.barred_ns;
+        all.loans += machine.loans;
         all.vcpus += machine.vcpus;
         if machine.off().abs() > all.off().abs() {
             (all.used_ns, all.due_ns) = (machine.used_ns, machine.due_ns);
@@ -254,11 +171,11 @@ fn loans(runs: &[&Run], scenario: &Scenario) -> Option<Block> {
         let seconds = float(run.outcome.time_ns) / 1e9;
         let has_load = |at: usize| run.outcome.loads.iter().any(|load| load.group == at);
         for (at, vm) in scenario.vm.iter().enumerate().filter(|(at, _)| has_load(*at)) {
-            let all = group(&run.outcome, at, &vm.name).filter(|all| all.totals.events > 0);
+            let all = group(&run.outcome, at, &vm.name).filter(|all| all.loans.events > 0);
             let Some(all) = all else { continue };
             let figures = [
-                Some(float(all.totals.boosts) / seconds),
-                Some(float(all.totals.wake_boosts) / seconds),
+                Some(float(all.loans.boosts) / seconds),
+                Some(float(all.loans.wake_boosts) / seconds),
                 denied(&all),
                 all.cm(),
                 all.next_loan(),
