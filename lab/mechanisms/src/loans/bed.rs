@@ -20,7 +20,7 @@ use vlane_client::record::{RecordOptions, record};
 use vlane_cost::{Role, Sampler};
 use vlane_testbed::control::Control;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker};
+use vlane_testbed::guests::{Machines, Maker, pause};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
 use vlane_testbed::server::{Server, Storage};
@@ -33,6 +33,8 @@ const FIRST_IO: Duration = Duration::from_secs(60);
 const LIFE: Duration = Duration::from_secs(4 * 3600);
 /// How long a scheduler may take to end.
 pub(crate) const END: Duration = Duration::from_secs(10);
+/// The back end looks for a scheduler once a second, and the scheduler for vCPUs.
+pub(crate) const SETTLE: Duration = Duration::from_secs(4);
 /// Size of a sparse volume.
 const VOLUME: u64 = 1 << 30;
 /// Priority of real-time threads beside the scheduler: the back end, alike under all schedulers.
@@ -43,11 +45,7 @@ pub(crate) const OTHERS: &str = "echo RESULT ready=1\nwhile :; do :; done\n";
 /// Guests and their disks, and all that ends with them.
 pub(super) struct Bed {
     program: PathBuf,
-    _directory: TempDir,
-    listen: PathBuf,
-    state: PathBuf,
-    trace: PathBuf,
-    state_dir: PathBuf,
+    directory: TempDir,
     disks: Vec<(Server, Control)>,
     guests: Vec<Guest>,
     /// How often the first guest was given a disk, and which one it has.
@@ -75,7 +73,7 @@ impl Bed {
         let directory = TempDir::with_prefix("vlane-loans-")
             .context(ErrorKind::Io, || "cannot make a temporary directory")?;
         let beside = |name: &str| directory.path().join(name);
-        let listen = beside("sched.sock");
+        let listen = socket(directory.path());
         let mut disks = Vec::new();
         for (number, given) in given.iter().enumerate() {
             let control = beside(&format!("control-{number}"));
@@ -112,15 +110,11 @@ impl Bed {
         }
         Ok(Self {
             program: program.to_path_buf(),
-            listen,
-            state: beside("state.sock"),
-            trace: beside("trace"),
-            state_dir: beside("run"),
+            directory,
             disks,
             guests,
             switched: (0, None),
             what: maker.describe(),
-            _directory: directory,
         })
     }
 
@@ -155,30 +149,19 @@ impl Bed {
     ) -> Result<(Seen, Trace)> {
         self.load(disk, interrupt)?;
         let pids: Vec<u32> = self.guests.iter().map(Guest::id).collect();
-        let places = Places {
-            program: &self.program,
-            listen: &self.listen,
-            state: &self.state,
-            state_dir: &self.state_dir,
-        };
-        let words = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        let running = scheduler.map(|arguments| schedule(&places, &pids, &words(arguments)));
-        let running = running.transpose()?;
-        // The back end looks for a scheduler once a second; then all has to come to rest.
-        let settled = Instant::now() + Duration::from_secs(4);
-        while Instant::now() < settled {
-            interrupt.check()?;
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let (program, dir) = (&self.program, self.directory.path());
+        let start = |words: &[String]| schedule(program, dir, &pids, words);
+        let running = scheduler.map(start).transpose()?;
+        pause(Instant::now() + SETTLE, interrupt)?;
         let roles = self.guests.iter().enumerate().flat_map(|(number, guest)| {
             Role::program(format!("guest {}", number + 1), guest.id().cast_signed())
         });
         let mut sampler = Sampler::new(roles.collect());
         let before = sampler.take();
-        let begin = Instant::now();
+        let (begin, trace) = (Instant::now(), dir.join("trace"));
         let recording = RecordOptions {
             // Our own, of the measurement before.
-            output: Output::new(&self.trace).force(true),
+            output: Output::new(&trace).force(true),
             time: Some(time),
             count: None,
             hashes: false,
@@ -192,68 +175,59 @@ impl Bed {
         let weights = vec![DEFAULT_WEIGHT; self.guests.len()];
         let mut seen = Seen { used, weights, time, ..Seen::default() };
         if let Some(stopped) = told {
-            self.add_state(&mut seen, &stopped.log)?;
+            let state = last_state(&stopped.log, pids[0], pids.len())?;
+            let first = state.vcpus.iter().find(|vcpu| vcpu.pid == pids[0]);
+            first.into_iter().for_each(|first| seen.add_state(&state, first));
         }
-        Ok((seen, Trace::load(&self.trace)?))
-    }
-
-    /// Adds the scheduler's own figures at its end.
-    fn add_state(&self, seen: &mut Seen, log: &str) -> Result<()> {
-        let state = last_state(log)?;
-        let first = self.guests[0].id();
-        let known = state.vcpus.iter().find(|vcpu| vcpu.pid == first);
-        let known = known.ok_or_else(|| {
-            let text = format!("the scheduler never found the guest with I/O; it said:\n{log}");
-            Error::new(ErrorKind::Process, text)
-        })?;
-        if known.events == 0 {
-            let text = format!(
-                "the back end never reported a completion to the scheduler; it said:\n{log}"
-            );
-            return Err(Error::new(ErrorKind::Process, text));
-        }
-        if state.vcpus.len() != self.guests.len() {
-            let text = format!(
-                "the scheduler has {} of {}",
-                counted(state.vcpus.len(), "vCPU"),
-                self.guests.len()
-            );
-            return Err(Error::new(ErrorKind::Process, text));
-        }
-        seen.add_state(&state, known);
-        Ok(())
+        Ok((seen, Trace::load(&trace)?))
     }
 }
 
-/// Where a scheduler comes from, and where it is found.
-pub(crate) struct Places<'a> {
-    /// vlane's own file.
-    pub(crate) program: &'a Path,
-    /// Where back ends tell it of completions.
-    pub(crate) listen: &'a Path,
-    /// Where it tells of its state.
-    pub(crate) state: &'a Path,
-    /// Where it keeps the list of changed threads.
-    pub(crate) state_dir: &'a Path,
+/// Where back ends tell a scheduler of a measurement in this directory of completions.
+pub(crate) fn socket(dir: &Path) -> PathBuf {
+    dir.join("sched.sock")
 }
 
-/// Starts a scheduler of the machines with these process ids, by real-time slices, and prints its
-/// last state when it ends.
+/// Starts a scheduler of the machines with these process ids, by real-time slices, which has its
+/// sockets and its list of changed threads in `dir`, and prints its last state when it ends.
 pub(crate) fn schedule(
-    places: &Places<'_>,
+    program: &Path,
+    dir: &Path,
     pids: &[u32],
-    arguments: &[OsString],
+    arguments: &[String],
 ) -> Result<Backend> {
+    let listen = socket(dir);
     let mut words: Vec<OsString> =
         ["sched", "run", "--json", "-", "--vehicle", "realtime"].map(OsString::from).to_vec();
-    words.extend([OsString::from("--listen"), places.listen.into()]);
-    words.extend([OsString::from("--socket"), places.state.into()]);
-    words.extend([OsString::from("--state-dir"), places.state_dir.into()]);
+    words.extend([OsString::from("--listen"), listen.clone().into()]);
+    words.extend([OsString::from("--socket"), dir.join("state.sock").into()]);
+    words.extend([OsString::from("--state-dir"), dir.join("scheduler").into()]);
     for pid in pids {
         words.extend([OsString::from("--pid"), pid.to_string().into()]);
     }
-    words.extend(arguments.iter().cloned());
-    Ok(Backend::start(&Spec::new(places.program, words), places.listen, Ready::Socket, None)?)
+    words.extend(arguments.iter().map(OsString::from));
+    Ok(Backend::start(&Spec::new(program, words), &listen, Ready::Socket, None)?)
+}
+
+/// The state that `vlane sched run --json -` prints when it ends, of so many vCPUs: those of the
+/// first machine had completions.
+pub(crate) fn last_state(log: &str, first: u32, vcpus: usize) -> Result<DaemonState> {
+    let line = log.lines().rfind(|line| line.starts_with('{'));
+    let line =
+        line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
+    let state: DaemonState = serde_json::from_str(line)
+        .context(ErrorKind::Format, || "the scheduler's output is not understood")?;
+    let own = state.vcpus.iter().filter(|vcpu| vcpu.pid == first);
+    let events: u64 = own.map(|vcpu| vcpu.events).sum();
+    if events == 0 || state.vcpus.len() != vcpus {
+        let text = format!(
+            "the scheduler has {} of {vcpus}, and heard of {events} completions of the guest with \
+             I/O; it said:\n{log}",
+            counted(state.vcpus.len(), "vCPU")
+        );
+        return Err(Error::new(ErrorKind::Process, text));
+    }
+    Ok(state)
 }
 
 fn threads_of(pid: u32) -> Result<Vec<u32>> {
@@ -261,15 +235,6 @@ fn threads_of(pid: u32) -> Result<Vec<u32>> {
     let entries = std::fs::read_dir(Path::new(&path))
         .context(ErrorKind::Io, || format!("{path}: cannot be read"))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
-}
-
-/// The state that `vlane sched run --json -` prints when it ends.
-pub(crate) fn last_state(log: &str) -> Result<DaemonState> {
-    let line = log.lines().rfind(|line| line.starts_with('{'));
-    let line =
-        line.ok_or_else(|| Error::new(ErrorKind::Process, format!("the scheduler ended: {log}")))?;
-    serde_json::from_str(line)
-        .context(ErrorKind::Format, || "the scheduler's output is not understood")
 }
 
 /// Waits until the guest does I/O.

@@ -32,6 +32,7 @@ use super::{Options, sched, usage};
 use vlane_client::progress::Progress;
 use vlane_report::Report;
 use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::guests::pause;
 use vlane_testbed::interrupt::Interrupt;
 
 /// Token of the guest with I/O at the scheduler.
@@ -181,14 +182,6 @@ fn run_daemon(
     Ok((state, charged, lent))
 }
 
-/// Waits, unless it is interrupted.
-fn pause(time: Duration, interrupt: &Interrupt) {
-    let until = Instant::now() + time;
-    while Instant::now() < until && !interrupt.is_raised() {
-        std::thread::sleep((until - Instant::now()).min(Duration::from_millis(100)));
-    }
-}
-
 /// A thread of a measurement.
 fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
@@ -267,10 +260,10 @@ fn measured<'scope>(
     let used = || -> Vec<u64> {
         threads.iter().map(|thread| thread.clock().map_or(0, |clock| clock.ran_ns)).collect()
     };
-    pause(load.ramp, interrupt);
+    pause(Instant::now() + load.ramp, interrupt)?;
     shared.counting.store(true, Ordering::Relaxed);
     let (begin, before) = (Instant::now(), used());
-    pause(load.time, interrupt);
+    pause(begin + load.time, interrupt)?;
     shared.counting.store(false, Ordering::Relaxed);
     let (time, after) = (begin.elapsed(), used());
     let _ = rustix::io::write(stop, &1_u64.to_ne_bytes());

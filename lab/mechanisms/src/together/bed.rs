@@ -1,6 +1,5 @@
 //! The guests, the disks of the first of them, and one turn.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,14 +7,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use vlane_error::counted;
 use vlane_guest::{Boot, Disk, Guest, Host, Initramfs, Qemu, ext4, run};
 
 use super::{Condition, JOURNAL, Options, Sample, VCPUS, job};
 use crate::express::machine::{BOOT, LIFE, PLAIN, RAISED, disk_names};
 use crate::express::root::Root;
 use crate::express::script::with_parts;
-use crate::loans::bed::{END, OTHERS, Places, last_state, schedule};
+use crate::loans::bed::{END, OTHERS, SETTLE, last_state, schedule, socket};
 use vlane_cost::{Role, Sampler, ThreadFilter};
 use vlane_testbed::control::Control;
 use vlane_testbed::guests::{Machines, Maker, pause, wait};
@@ -26,8 +24,6 @@ const TUNE: Duration = Duration::from_secs(120);
 /// Time that a turn may exceed its duration by: the crowd's start on emulated CPUs, a last launch
 /// beside it.
 const LATE: Duration = Duration::from_secs(240);
-/// The back end looks for a scheduler once a second, and the scheduler for vCPUs.
-const SETTLE: Duration = Duration::from_secs(4);
 
 /// Mounts the disks, computes, and follows commands. For its parts see [`with_parts`].
 const SCRIPT: &str = r#"
@@ -134,14 +130,11 @@ impl<'a> Bed<'a> {
     pub(super) fn turn(&mut self, at: usize, interrupt: &Interrupt) -> Result<Sample> {
         self.measured += 1;
         let (seq, disk) = (self.measured, &self.disks[at]);
-        let beside = |name: &str| self.directory.path().join(name);
-        let (listen, state, state_dir) = (beside("sched"), beside("state"), beside("scheduler"));
-        let places =
-            Places { program: self.vlane, listen: &listen, state: &state, state_dir: &state_dir };
+        let dir = self.directory.path();
         let pids: Vec<u32> =
             std::iter::once(self.guest.id()).chain(self.others.iter().map(Guest::id)).collect();
-        let words = disk.condition.schedule().map(|words| words.map(OsString::from));
-        let scheduler = words.map(|words| schedule(&places, &pids, &words)).transpose()?;
+        let start = |words: [String; 6]| schedule(self.vlane, dir, &pids, &words);
+        let scheduler = disk.condition.schedule().map(start).transpose()?;
         if scheduler.is_some() {
             pause(Instant::now() + SETTLE, interrupt)?;
         }
@@ -183,20 +176,9 @@ impl<'a> Bed<'a> {
 
     /// Boosts of the guest, per second, by what the scheduler says of itself at its end.
     fn boosts(&self, log: &str) -> Result<f64> {
-        let state = last_state(log)?;
+        let state = last_state(log, self.guest.id(), usize::from(VCPUS) + self.others.len())?;
         let own = state.vcpus.iter().filter(|vcpu| vcpu.pid == self.guest.id());
-        let (events, boosts) = own.fold((0, 0), |(events, boosts), vcpu| {
-            (events + vcpu.events, boosts + vcpu.boosts + vcpu.wake_boosts)
-        });
-        let expected = usize::from(VCPUS) + self.others.len();
-        if events == 0 || state.vcpus.len() != expected {
-            let text = format!(
-                "the scheduler has {} of {expected}, and heard of {events} completions of the \
-                 guest; it said:\n{log}",
-                counted(state.vcpus.len(), "vCPU")
-            );
-            return Err(Error::new(ErrorKind::Process, text));
-        }
+        let boosts: u64 = own.map(|vcpu| vcpu.boosts + vcpu.wake_boosts).sum();
         Ok(boosts as f64 / state.uptime.max(1e-3))
     }
 }
@@ -214,7 +196,7 @@ impl Served {
         let (image, control) = (beside("img"), beside("control"));
         std::fs::copy(&root.image, &image)
             .context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
-        let mut words = condition.serve(&image, options.model(), &dir.join("sched"));
+        let mut words = condition.serve(&image, options.model(), &socket(dir));
         words.extend(["--control".to_owned(), control.display().to_string()]);
         let server = Server::serve(vlane, dir, &[], words.into_iter().map(Into::into))?;
         let journal = ext4::journal(host, &image)?;
