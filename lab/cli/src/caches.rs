@@ -30,9 +30,6 @@ pub struct CachesArgs {
     /// Example: "--cache writeback --poll-max 0". May be given several times.
     #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
     also: Vec<Also>,
-    /// Options of `vlane serve` for the volume in every mode
-    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true, value_parser = parse_also)]
-    with: Option<Also>,
     #[command(flatten)]
     options: Options,
     /// Install missing programs by apt-get (as root), and User-Mode Linux into the cache directory
@@ -72,7 +69,6 @@ pub fn run(args: &CachesArgs) -> anyhow::Result<()> {
     let served = Served {
         vlane: std::env::current_exe().context("cannot find this program's own file")?,
         arms: arms.chain(args.also.iter().map(|also| Arm::options(&also.0))).collect(),
-        with: args.with.as_ref().map_or_else(Vec::new, |with| with.0.clone()),
     };
     let report = caches::run(&args.options, &served, &command_line(), &host, &interrupt)?;
     args.output.show(&report)

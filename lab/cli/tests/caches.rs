@@ -48,7 +48,7 @@ fn commits_of_16k(time: &str, json: &Path, scratch: &Path, images: &Path) -> Opt
             "--repeat",
             "1",
         ])
-        .args(["--also", "--cache pdc --danger-flush-journal-only", "--with", "--delay-flush 1ms"])
+        .args(["--also", "--cache pdc --danger-flush-journal-only", "--delays", "1ms"])
         .args(["--rates", "unbounded,500", "--ramp", "100ms", "--time", time, "--disk-dir"])
         .arg(images)
         .arg("--json")
@@ -71,7 +71,7 @@ fn commits_of_16k(time: &str, json: &Path, scratch: &Path, images: &Path) -> Opt
     );
     let mut of_16k = 0;
     for rate in ["unbounded", "500"] {
-        let id = format!("commits-4m-{rate}");
+        let id = format!("commits-4m-{rate}-delay-1000us");
         let section =
             report["sections"].as_array().unwrap().iter().find(|s| s["id"] == *id).unwrap();
         let table = &section["blocks"][0];
@@ -217,7 +217,7 @@ fn invalid_sizes_and_names_list_valid_ones() {
         (["compare", "caches", "--jobs=games"], "mail"),
         (["compare", "caches", "--cache=1M"], "at least 32M"),
         (["compare", "caches", "--rates=0"], "unbounded"),
-        (["compare", "caches", "--with=--nonsense"], "no options of `vlane serve`"),
+        (["compare", "caches", "--also=--nonsense"], "no options of `vlane serve`"),
     ] {
         let (code, said) = served::ends(Command::new(vlane()).args(words));
         assert!(code == Some(2) && said.contains(says), "{words:?}: {code:?} {said}");

@@ -39,7 +39,7 @@ const STOP: Duration = Duration::from_secs(60);
 /// Results of one measurement.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Sample {
-    /// Commits or the guest's operations per second; 0 without a writer.
+    /// Commits or the guest's operations per second.
     pub operations: f64,
     /// 99th percentile of a commit, or of what the guest's job waits for, in us.
     pub p99_us: f64,
@@ -94,7 +94,7 @@ fn written_to_disk(file: &Path) -> Option<u64> {
 }
 
 impl Bed<'_> {
-    /// Measures an arm on a cell; `volume` is the cell's, if it has a job.
+    /// Measures an arm on a cell and on its volume.
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`], and those of back ends, driver and guests.
@@ -102,35 +102,26 @@ impl Bed<'_> {
         &self,
         cell: &Cell,
         arm: &Arm,
-        volume: Option<&mut Volume>,
+        volume: &mut Volume,
         say: &mut dyn FnMut(&str),
     ) -> Result<Sample> {
-        let volume = match (cell.job, volume) {
-            (Some(job), Some(volume)) => {
-                if job.needs_guest() {
-                    volume.make_file_system(self.host)?;
-                }
-                volume::forget(volume.image.path())?;
-                Some((job, volume))
-            }
-            _ => None,
-        };
+        if cell.job.needs_guest() {
+            volume.make_file_system(self.host)?;
+        }
+        volume::forget(volume.image.path())?;
         volume::forget(self.hot.path())?;
         say("the neighbour reads its hot set through");
         let words = ["--cache", "writeback", "--read-only"].map(str::to_owned);
         let mut neighbour = self.serve(self.hot.path(), &words, self.neighbour_cpus)?;
         self.read_through(&mut neighbour)?;
-        let Some((job, volume)) = volume else {
-            return self.observe(cell, &mut neighbour, None);
-        };
-        let mut words = [&arm.arguments[..], &self.served.with].concat();
+        let mut words = arm.arguments.clone();
         if !cell.delay.is_zero() {
             words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
         }
         let server = self.serve(volume.image.path(), &words, self.writer_cpus)?;
-        let work = self.work(job, volume, server.socket(), say);
+        let work = self.work(cell.job, volume, server.socket(), say);
         let sample =
-            work.and_then(|work| self.observe(cell, &mut neighbour, Some((volume, &server, work))));
+            work.and_then(|work| self.observe(cell, &mut neighbour, (volume, &server, work)));
         let sample = sample.map_err(|error| {
             let log = server.log();
             let text = format!("{}, {}; the back end said: {}", cell.id(), arm.name, log.trim());
@@ -238,7 +229,7 @@ impl Bed<'_> {
         &self,
         cell: &Cell,
         neighbour: &mut Server,
-        writer: Option<(&Volume, &Server, Work<'_>)>,
+        (volume, server, work): (&Volume, &Server, Work<'_>),
     ) -> Result<Sample> {
         let from = Instant::now() + self.options.ramp;
         let until = from + self.options.time;
@@ -252,27 +243,24 @@ impl Bed<'_> {
             rate: cell.rate.map(|per_second| Rate { per_second, arrivals: Arrivals::Poisson }),
             ..Workload::default()
         };
-        let (hot, pid) = (neighbour.pid(), writer.as_ref().map(|(_, server, _)| server.pid()));
+        let (hot, pid) = (neighbour.pid(), server.pid());
         let mut roles = Role::program("neighbour", hot.cast_signed());
-        roles.extend(pid.into_iter().flat_map(|pid| Role::program("volume", pid.cast_signed())));
+        roles.extend(Role::program("volume", pid.cast_signed()));
         let mut sampler = Sampler::new(roles);
         let look = |at: Instant| {
             pause(at, self.interrupt)?;
-            let written = pid.map(transferred).transpose()?.unwrap_or_default().1;
-            let on_disk = written_to_disk(self.hot.path());
+            let (written, on_disk) = (transferred(pid)?.1, written_to_disk(self.hot.path()));
             Ok::<_, Error>((Instant::now(), transferred(hot)?.0, written, on_disk))
         };
         let stop = AtomicBool::new(false);
-        let (volume, work) = writer.map(|(volume, _, work)| (volume, work)).unzip();
         let (report, done, before, after, used) = std::thread::scope(|scope| {
             let reading = scope.spawn(|| {
                 bind(self.neighbour_cpus)?;
                 Ok(vlane_driver::run(session, &workload, &mut |_| self.going_on())?)
             });
             let stop = &stop;
-            let writing = work.map(|work| {
-                scope.spawn(move || bind(self.writer_cpus).and_then(|()| work((from, until), stop)))
-            });
+            let writing = scope
+                .spawn(move || bind(self.writer_cpus).and_then(|()| work((from, until), stop)));
             let mut looks = || {
                 let (before, snapshot) = (look(from)?, sampler.take());
                 let after = look(until)?;
@@ -281,26 +269,26 @@ impl Bed<'_> {
             let looked = looks();
             stop.store(looked.is_err(), Ordering::Relaxed);
             let report = joined(reading.join());
-            let done = writing.map(|writing| joined(writing.join()));
+            let done = joined(writing.join());
             let (before, after, used) = looked?;
-            Ok::<_, Error>((report?, done.transpose()?, before, after, used))
+            Ok::<_, Error>((report?, done?, before, after, used))
         })?;
         self.interrupt.check()?;
         if report.errors.total() > 0 {
             let text = "the neighbour's back end answered reads with errors";
             return Err(Error::new(ErrorKind::Process, text));
         }
-        let journal_pages = volume.and_then(Volume::cached_pages);
+        let journal_pages = volume.cached_pages();
         Ok(Sample { journal_pages, ..self.sample(&report, (before, after), &used, done) })
     }
 
-    /// The figures of the neighbour's report, of two looks, and of the writer, if there was one.
+    /// The figures of the neighbour's report, of two looks, and of the writer.
     fn sample(
         &self,
         report: &Report,
         (before, after): (Look, Look),
         used: &Used,
-        done: Option<Done>,
+        done: Done,
     ) -> Sample {
         // On a busy machine the looks are late: what they see is divided by the time between them,
         // as requests are by the window's.
@@ -310,7 +298,6 @@ impl Bed<'_> {
         let per_second =
             |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds.max(1e-9);
         let reads = report.reads.map_or(0.0, |reads| reads.iops);
-        let done = done.unwrap_or(Done { per_second: 0.0, p99_us: 0.0 });
         let cpu = used.role("volume").map_or(Duration::ZERO, |role| role.cpu);
         Sample {
             operations: done.per_second,

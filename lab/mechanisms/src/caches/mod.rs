@@ -117,8 +117,6 @@ pub struct Served {
     pub vlane: PathBuf,
     /// The arms; the first one is what others are held against.
     pub arms: Vec<Arm>,
-    /// Options of `vlane serve` that the volume has in every arm.
-    pub with: Vec<String>,
 }
 
 type Parsed<T> = std::result::Result<T, String>;
@@ -245,7 +243,7 @@ pub fn run(
     };
     for volume in &mut volumes {
         let mut cells = results.iter().map(|result| (result.cell.job, result.cell.journal));
-        if cells.any(|cell| cell == (Some(Job::MailReplay), volume.journal)) {
+        if cells.any(|cell| cell == (Job::MailReplay, volume.journal)) {
             progress.add_steps(1);
             progress.step(format!("a guest is recorded, journal {}", show_size(volume.journal)));
             let replay = bed.record_mail(volume, &mut |doing| progress.detail(doing))?;
@@ -256,7 +254,6 @@ pub fn run(
     progress.clear();
     let shown = report::Shown {
         options: Options { rounds: rounds.whole(), ..options.clone() },
-        with: &served.with,
         results: &results,
         guests: guests.as_ref().map(|program| program.version.to_string()),
         replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),
@@ -289,7 +286,8 @@ fn measure_all(
                 bed.interrupt.check()?;
                 progress.step(format!("round {}: {}: {arm}", round + 1, cell.id()));
                 let volume = volumes.iter_mut().find(|volume| volume.journal == cell.journal);
-                let arm = &bed.served.arms[at];
+                let missing = || Error::new(ErrorKind::Missing, "there is no such journal");
+                let (volume, arm) = (volume.ok_or_else(missing)?, &bed.served.arms[at]);
                 bed.measure(cell, arm, volume, &mut |doing| progress.detail(doing))
             })
         })
@@ -301,16 +299,10 @@ fn measure_all(
 /// The cells before they are measured: without a job there is one arm, and no repetition.
 fn nothing_yet(options: &Options, arms: &[Arm]) -> Vec<CellResult> {
     let names: Vec<String> = arms.iter().map(|arm| arm.name.clone()).collect();
-    let empty = |cell: Cell| {
-        let mut arms = Arms::named(&names);
-        if cell.job.is_none() {
-            arms.0.truncate(1);
-        }
-        CellResult {
-            cell,
-            expected: Expected::of(options.limit(), options.hot, cell.journal),
-            arms,
-        }
+    let empty = |cell: Cell| CellResult {
+        cell,
+        expected: Expected::of(options.limit(), options.hot, cell.journal),
+        arms: Arms::named(&names),
     };
     plan::cells(options).into_iter().map(empty).collect()
 }

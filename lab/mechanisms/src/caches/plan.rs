@@ -96,9 +96,9 @@ pub fn has_goals(name: &str) -> bool {
 /// Conditions under which the arms are compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cell {
-    /// The writer; none: the neighbour's figures alone.
-    pub job: Option<Job>,
-    /// Bytes of the journal; 0 without a job.
+    /// The writer.
+    pub job: Job,
+    /// Bytes of the journal.
     pub journal: u64,
     /// Reads per second that the neighbour asks for; none: the next when one is answered.
     pub rate: Option<f64>,
@@ -114,10 +114,7 @@ impl Cell {
             0 => String::new(),
             us => format!("-delay-{us}us"),
         };
-        match self.job {
-            None => format!("alone-{rate}"),
-            Some(job) => format!("{}-{}m-{rate}{delay}", job.name(), self.journal >> 20),
-        }
+        format!("{}-{}m-{rate}{delay}", self.job.name(), self.journal >> 20)
     }
 }
 
@@ -156,12 +153,11 @@ impl Expected {
     }
 }
 
-/// The cells, in the order in which they are measured: for each way to read, the neighbour alone,
-/// then each job on each journal.
+/// The cells, in the order in which they are measured: for each way to read, each job on each
+/// journal.
 pub fn cells(options: &Options) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (a, rate) in options.rates.iter().map(|rate| rate.0).enumerate() {
-        let alone = cells.len();
         for (b, &delay) in options.delays.iter().enumerate() {
             for (c, &job) in options.jobs.iter().enumerate() {
                 let varied = [a, b, c].into_iter().filter(|place| *place > 0).count();
@@ -170,12 +166,9 @@ pub fn cells(options: &Options) -> Vec<Cell> {
                     (Some(only), 1) => **journal == only,
                     _ => false,
                 };
-                let with = |&journal: &u64| Cell { job: Some(job), journal, rate, delay };
+                let with = |&journal: &u64| Cell { job, journal, rate, delay };
                 cells.extend(options.journals.iter().filter(is_wanted).map(with));
             }
-        }
-        if cells.len() > alone {
-            cells.insert(alone, Cell { job: None, journal: 0, rate, delay: Duration::ZERO });
         }
     }
     cells
@@ -231,10 +224,9 @@ mod tests {
     ];
 
     #[test]
-    fn cells_begin_with_neighbour_alone() {
+    fn every_cell_has_its_own_id() {
         let cells = cells(&options(&AXES));
-        assert_eq!(cells.len(), 2 * (1 + 8));
-        assert_eq!(cells.iter().filter(|cell| cell.job.is_none()).count(), 2);
+        assert_eq!(cells.len(), 2 * 8);
         let mut ids: Vec<String> = cells.iter().map(Cell::id).collect();
         ids.sort();
         ids.dedup();
@@ -246,12 +238,10 @@ mod tests {
         let cells = cells(&options(&[&AXES[..], &["--vary-on=8M"]].concat()));
         let ids: Vec<String> = cells.iter().map(Cell::id).collect();
         let expected = [
-            "alone-unbounded",
             "commits-4m-unbounded",
             "commits-8m-unbounded",
             "mail-8m-unbounded",
             "commits-8m-unbounded-delay-1000us",
-            "alone-5000",
             "commits-8m-5000",
         ];
         assert_eq!(ids, expected);

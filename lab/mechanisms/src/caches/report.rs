@@ -18,7 +18,6 @@ const MUCH: u64 = 20;
 /// The experiment, and what came of it.
 pub(super) struct Shown<'a> {
     pub(super) options: Options,
-    pub(super) with: &'a [String],
     pub(super) results: &'a [CellResult],
     /// Version of the guests, if there were any.
     pub(super) guests: Option<String>,
@@ -55,20 +54,12 @@ impl Shown<'_> {
         experiment::report(self, &places, empty)
     }
 
-    fn result(&self, place: &Place<'_, Sample>) -> Option<&CellResult> {
-        self.results.iter().find(|result| result.cell.id() == place.id)
-    }
-
     fn told(&self) -> Vec<Note> {
         let mut notes = Vec::new();
         if self.options.no_limit {
             let text = "The page cache has no limit (--no-limit): no page is evicted, so hits do \
                         not show the modes' effect.";
             notes.push(Note::warning(text));
-        }
-        if !self.with.is_empty() {
-            let with = self.with.join(" ");
-            notes.push(Note::info(format!("In every arm the volume has: {with}.")));
         }
         if let Some(version) = &self.guests {
             let text = format!("Guests: User-Mode Linux {version}, ext4 with data=ordered.");
@@ -99,14 +90,10 @@ impl Shown<'_> {
         let mut rows = Vec::new();
         for result in self.results {
             for arm in result.arms.0.iter().filter(|arm| !arm.is_again()) {
-                let (who, expected) = match result.cell.job {
-                    Some(_) => (arm.arm.as_str(), result.expected.says()),
-                    None => ("-", "all hits, if the hot set fits"),
-                };
                 rows.push(vec![
                     result.cell.id().into(),
-                    expected.into(),
-                    who.into(),
+                    result.expected.says().into(),
+                    arm.arm.as_str().into(),
                     spread(&arm.rounds, |s| Some(100.0 - 100.0 * s.misses)).into(),
                 ]);
             }
@@ -153,7 +140,8 @@ impl Experiment for Shown<'_> {
     }
 
     fn judge(&self, place: &Place<'_, Sample>) -> Vec<Verdict> {
-        self.result(place).map_or_else(Vec::new, CellResult::verdicts)
+        let result = self.results.iter().find(|result| result.cell.id() == place.id);
+        result.map_or_else(Vec::new, CellResult::verdicts)
     }
 
     fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
@@ -175,32 +163,23 @@ impl Experiment for Shown<'_> {
         ("over-base", vec![operations, p99, reads, written, cpu])
     }
 
-    fn figures(&self, place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
+    fn figures(&self, _place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
         let [hits, reads, operations, p99, written, cpu] = figures();
         let on_disk = |s: &Sample| Some(s.device_written? / 1e6);
-        let mut figures = vec![
+        let pages = |s: &Sample| Some(s.journal_pages? as f64);
+        vec![
             hits,
             reads,
             Figure::new("p99 of reads", "us", |s: &Sample| s.read_p99_us),
             Figure::new("CPUs of both back ends", "", |s: &Sample| s.cpus),
             Figure::maybe("Written to the disk", "MB/s", on_disk),
-        ];
-        if self.is_compared(place) {
-            let pages = |s: &Sample| Some(s.journal_pages? as f64);
-            figures.extend([
-                operations,
-                p99,
-                Figure::new("Written", "MB/s", |s: &Sample| s.written / 1e6),
-                written,
-                Figure::maybe("Journal's pages in the cache", "", pages),
-                cpu,
-            ]);
-        }
-        figures
-    }
-
-    fn is_compared(&self, place: &Place<'_, Sample>) -> bool {
-        self.result(place).is_some_and(|result| result.cell.job.is_some())
+            operations,
+            p99,
+            Figure::new("Written", "MB/s", |s: &Sample| s.written / 1e6),
+            written,
+            Figure::maybe("Journal's pages in the cache", "", pages),
+            cpu,
+        ]
     }
 }
 
@@ -229,7 +208,8 @@ mod tests {
     }
 
     fn results() -> Vec<CellResult> {
-        let cell = |job, journal| Where { job, journal, rate: None, delay: Duration::ZERO };
+        let cell =
+            |journal| Where { job: Job::Commits, journal, rate: None, delay: Duration::ZERO };
         let arms = || {
             vec![
                 measured("writeback", 4000.0, 0.25),
@@ -239,22 +219,14 @@ mod tests {
             ]
         };
         vec![
-            CellResult {
-                cell: cell(None, 0),
-                expected: Expected::Fits,
-                arms: Arms(vec![measured("writeback", 0.0, 0.0)]),
-            },
-            CellResult {
-                cell: cell(Some(Job::Commits), 256 << 20),
-                expected: Expected::Helps,
-                arms: Arms(arms()),
-            },
+            CellResult { cell: cell(64 << 20), expected: Expected::Fits, arms: Arms(arms()) },
+            CellResult { cell: cell(256 << 20), expected: Expected::Helps, arms: Arms(arms()) },
         ]
     }
 
     fn shown<'a>(words: &[&str], results: &'a [CellResult]) -> Shown<'a> {
         let (options, replays) = (options(words), Vec::new());
-        Shown { options, with: &[], results, guests: None, replays, is_apart: true }
+        Shown { options, results, guests: None, replays, is_apart: true }
     }
 
     #[test]
@@ -281,7 +253,7 @@ mod tests {
         let Some(Block::Table(crossover)) = crossover.map(|section| &section.blocks[0]) else {
             panic!("a table")
         };
-        let writeback = crossover.rows.iter().find(|row| row[2] == Cell::from("writeback"));
+        let writeback = crossover.rows.iter().rfind(|row| row[2] == Cell::from("writeback"));
         let writeback = writeback.map(Vec::as_slice).unwrap_or_default();
         assert_eq!(writeback[1], Cell::from("keeping the journal out helps"));
         assert!(
