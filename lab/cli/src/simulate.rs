@@ -27,11 +27,6 @@ pub struct SimulateArgs {
     /// Physical CPUs, instead of the scenario's
     #[arg(long = "host-cpus", alias = "cpus", value_name = "N", value_parser = values::whole::<u32>(1..=4096))]
     cpus: Option<u32>,
-    /// Number of virtual machines
-    ///
-    /// Changes the last kind of machine that the scenario has several of.
-    #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
-    vms: Option<u32>,
     /// Measured time in simulated seconds, instead of the scenario's
     #[arg(long = "time", alias = "seconds", value_name = "TIME", value_parser = values::seconds(0.1, 100_000.0))]
     seconds: Option<f64>,
@@ -56,11 +51,7 @@ impl SimulateArgs {
             scenario.cpus = self.cpus.unwrap_or(scenario.cpus);
             scenario.seconds = self.seconds.unwrap_or(scenario.seconds);
             scenario.seed = self.seed.unwrap_or(scenario.seed);
-            // Changed parameters belong to the paper's set-up; the others have a size of their own.
-            match self.vms.filter(|_| self.scenario.is_some() || name == "paper") {
-                Some(vms) => Ok(scenario.with_machines(vms)?),
-                None => Ok(scenario.checked()?),
-            }
+            Ok(scenario.checked()?)
         };
         names.into_iter().map(changed).collect()
     }
@@ -109,10 +100,10 @@ mod tests {
         let of = |words: &[&str]| {
             Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args.options()
         };
-        let paper = of(&["--cpus", "4", "--vms", "20", "--seed", "7"]).unwrap();
+        let paper = of(&["--cpus", "4", "--seed", "7"]).unwrap();
         let sizes: Vec<_> =
             paper.scenarios.iter().map(|s| (s.cpus, s.machines(), s.seed)).collect();
-        assert_eq!(sizes, [(4, 20, 7), (4, 8, 7), (4, 12, 7)]);
+        assert_eq!(sizes, [(4, 13, 7), (4, 8, 7), (4, 12, 7)]);
         assert!(paper.extras && paper.setups.len() == 6);
         assert_eq!(of(&["large", "--policy", "loan"]).unwrap().setups.len(), 1);
         let error = of(&["no-such.toml"]).unwrap_err();

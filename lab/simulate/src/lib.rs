@@ -22,6 +22,6 @@ pub use error::{Error, ErrorKind, Result};
 pub use host::Loans;
 pub use outcome::{LoadOutcome, MachineOutcome, Outcome};
 pub use random::{Law, Random, Span};
-pub use scenario::{Compute, Costs, EMBEDDED, Load, Machine, Scenario, Via};
+pub use scenario::{Compute, EMBEDDED, Load, Machine, Scenario, Via};
 pub use setup::{ABLATION, COMPARED, Credit, Ends, Host, Pool, Setup, names};
 pub use world::{run, run_unless};

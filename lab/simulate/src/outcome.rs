@@ -84,11 +84,11 @@ impl MachineOutcome {
         (samples > 0).then(|| float(self.loans.next_ns) / float(samples) / float(CREDIT_NS))
     }
 
-    /// Of events that needed a boost (the vCPU neither ran nor was boosted), how many were denied
-    /// it; `None`: there were none.
+    /// Of events that needed a boost (the vCPU neither ran nor was boosted), percent that were
+    /// denied it; `None`: there were none.
     pub fn denied(&self) -> Option<f64> {
         let all = self.loans.boosts + self.loans.wake_boosts + self.loans.denied;
-        (all > 0).then(|| float(self.loans.denied) / float(all))
+        (all > 0).then(|| float(self.loans.denied) / float(all) * 100.0)
     }
 
     /// How far its CPU time is from what is its due: 0.02 is 2 % more.

@@ -30,9 +30,6 @@ pub struct Scenario {
     /// with all loads.
     #[serde(default)]
     pub phases: Vec<String>,
-    /// Costs of switching.
-    #[serde(default)]
-    pub costs: Costs,
     /// The virtual machines.
     pub vm: Vec<Machine>,
 }
@@ -43,23 +40,6 @@ fn one<T: From<u8>>() -> T {
 
 const fn default_weight() -> u32 {
     DEFAULT_WEIGHT
-}
-
-/// CPU time that belongs to no virtual machine.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Costs {
-    /// From one vCPU to another, microseconds.
-    pub switch_us: f64,
-    /// To put a vCPU before the others, microseconds (`sched_setattr` on a runnable thread: 5 to
-    /// 12).
-    pub boost_us: f64,
-}
-
-impl Default for Costs {
-    fn default() -> Self {
-        Self { switch_us: 2.0, boost_us: 5.0 }
-    }
 }
 
 /// Virtual machines that are alike.
@@ -253,8 +233,6 @@ impl Scenario {
         check("cpus", f64::from(self.cpus), 1.0, 4096.0)?;
         check("seconds", self.seconds, 0.1, 100_000.0)?;
         check("warmup_seconds", self.warmup_seconds, 0.0, 100_000.0)?;
-        check("costs.switch_us", self.costs.switch_us, 0.0, 1000.0)?;
-        check("costs.boost_us", self.costs.boost_us, 0.0, 1000.0)?;
         if self.vm.is_empty() {
             return Err(invalid(format!("{}: there is no [[vm]]", self.name)));
         }
@@ -322,25 +300,6 @@ impl Scenario {
         self.vm.iter().map(|vm| u64::from(vm.count)).sum()
     }
 
-    /// Makes the last machines of which there are several so many that there are `vms` in all.
-    ///
-    /// # Errors
-    ///
-    /// The others are too many already, or there are no several.
-    pub fn with_machines(mut self, vms: u32) -> Result<Self> {
-        let all = self.machines();
-        let name = self.name.clone();
-        let Some(last) = self.vm.iter_mut().rev().find(|vm| vm.count > 1) else {
-            return Err(invalid(format!("{name}: no [[vm]] has a `count` that could be changed")));
-        };
-        let others = all - u64::from(last.count);
-        let count = u64::from(vms).checked_sub(others).and_then(|count| u32::try_from(count).ok());
-        last.count = count.filter(|count| *count > 0).ok_or_else(|| {
-            invalid(format!("{vms} machines: {name} has {others} besides `{}`", last.name))
-        })?;
-        self.checked()
-    }
-
     /// The parts, each with its loads only.
     pub fn parts(&self) -> Vec<(String, Self)> {
         if self.phases.is_empty() {
@@ -374,7 +333,6 @@ mod tests {
         assert!(large.cpus == 256 && (large.vcpus() - 4000.0).abs() < 0.5);
         let paper = Scenario::named("paper").unwrap();
         assert_eq!((paper.cpus, paper.machines(), paper.parts().len()), (2, 13, 2));
-        assert_eq!(paper.with_machines(20).unwrap().machines(), 20);
     }
 
     #[test]
@@ -395,6 +353,5 @@ mod tests {
         assert!(said(&paper.replace("vm = \"domain-0\"", "vm = \"nobody\"")).contains("nobody"));
         assert!(said(&paper.replacen("service = {", "serwice = {", 1)).contains("serwice"));
         assert!(Scenario::named("no such").unwrap_err().to_string().contains("table-7"));
-        assert!(Scenario::named("paper").unwrap().with_machines(2).is_err());
     }
 }

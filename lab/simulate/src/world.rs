@@ -19,6 +19,11 @@ use super::random::{Random, Span, nanoseconds};
 use super::scenario::{Compute, Load, Scenario};
 use super::setup::{Host, Setup};
 
+/// CPU time, of no virtual machine, to switch from one vCPU to another.
+const SWITCH_NS: u64 = 2_000;
+/// The same, to put a vCPU before the others (`sched_setattr` on a runnable thread: 5 to 12 us).
+const BOOST_NS: u64 = 5_000;
+
 /// Runs a scenario with a host scheduler: the same scenario, the same outcome. Loads of all parts
 /// are on: give [`Scenario::parts`] one by one.
 pub fn run(scenario: &Scenario, setup: &Setup) -> Outcome {
@@ -128,8 +133,6 @@ struct World {
     cpus: Vec<Cpu>,
     sources: Vec<Source>,
     host: Box<dyn Scheduler>,
-    switch_ns: u64,
-    boost_ns: u64,
     idle: usize,
     waiting: usize,
     measured_since: u64,
@@ -203,8 +206,6 @@ impl World {
             cpus: vec![Cpu::default(); cpus],
             sources,
             host,
-            switch_ns: nanoseconds(scenario.costs.switch_us),
-            boost_ns: nanoseconds(scenario.costs.boost_us),
             idle: cpus,
             waiting: 0,
             measured_since: warmup,
@@ -503,7 +504,7 @@ impl World {
         };
         let is_other = u64::from(own.last != next);
         let is_boosted = u64::from(std::mem::take(&mut self.vcpus[vcpu].boost_cost));
-        let cost = is_other * self.switch_ns + is_boosted * self.boost_ns;
+        let cost = is_other * SWITCH_NS + is_boosted * BOOST_NS;
         own.switches += is_other;
         own.last = next;
         own.overhead_ns += cost;

@@ -4,7 +4,7 @@
 use vlane_report::build::{spread, table};
 use vlane_simulate::{ABLATION, LoadOutcome, Outcome, Setup};
 
-use super::sections::{denied, float, group, redemption, row};
+use super::sections::{float, group, redemption, row};
 use super::{RATES, Run, Runs, rate};
 use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series};
 
@@ -23,7 +23,7 @@ pub(super) fn ablation(runs: &Runs) -> Section {
                 Some(load.quantile_ms(0.5)),
                 Some(load.quantile_ms(0.99)),
                 Some(load.within(10.0) * 100.0),
-                denied(&own),
+                own.denied(),
                 redemption(&own),
                 Some(float(own.loans.barred_ns) / float(ping.time_ns) * 100.0),
                 traffic.and_then(|run| Some(run.load(MEASURED, "iperf")?.mbit(run.time_ns))),
@@ -76,7 +76,7 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
                 of(|_, load| Some(load.quantile_ms(0.99))),
                 of(|_, load| Some(load.within(10.0) * 100.0)),
                 of(|_, load| Some(load.within(20.0) * 100.0)),
-                of(|run, load| denied(&group(run, load.group, MEASURED)?)),
+                of(|run, load| group(run, load.group, MEASURED)?.denied()),
                 of(|run, _| Some(run.machine(MEASURED)?.off() * 100.0)),
             ];
             let mut row = row([&setup.name], [Some(per_second)]);

@@ -154,11 +154,6 @@ pub(super) fn group(outcome: &Outcome, group: usize, name: &str) -> Option<Machi
     Some(all)
 }
 
-/// Events that were denied a boost, percent of those that needed one.
-pub(super) fn denied(machine: &MachineOutcome) -> Option<f64> {
-    machine.denied().map(|part| part * 100.0)
-}
-
 /// Time of one redemption, seconds.
 pub(super) fn redemption(machine: &MachineOutcome) -> Option<f64> {
     let all = machine.loans.redemptions;
@@ -176,7 +171,7 @@ fn loans(runs: &[&Run], scenario: &Scenario) -> Option<Block> {
             let figures = [
                 Some(float(all.loans.boosts) / seconds),
                 Some(float(all.loans.wake_boosts) / seconds),
-                denied(&all),
+                all.denied(),
                 all.cm(),
                 all.next_loan(),
                 redemption(&all),
