@@ -42,7 +42,7 @@ struct Seat {
     redeeming_since: Option<u64>,
     /// Its account's when the warm-up ended.
     before: Totals,
-    /// What the account does not tell.
+    /// Figures that the account lacks.
     loans: Loans,
 }
 

@@ -188,8 +188,8 @@ pub(crate) fn socket(dir: &Path) -> PathBuf {
     dir.join("sched.sock")
 }
 
-/// Starts a scheduler of the machines with these process ids, by real-time slices, which has its
-/// sockets and its list of changed threads in `dir`, and prints its last state when it ends.
+/// Starts a scheduler of the machines with these process ids, by real-time slices. Its sockets and
+/// its list of changed threads are in `dir`. It prints its last state when it ends.
 pub(crate) fn schedule(
     program: &Path,
     dir: &Path,
