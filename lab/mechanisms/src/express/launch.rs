@@ -94,7 +94,7 @@ pub fn run(
     options.programs = distinct(options.programs.clone());
     let programs = &options.programs;
     let root = Root::find(&host, programs)?;
-    let keys: Vec<String> = programs.iter().map(|program| program.name().to_owned()).collect();
+    let keys: Vec<String> = programs.iter().map(|program| program.name()).collect();
     let task = |place| Task {
         place,
         readers: options.readers,
@@ -106,7 +106,7 @@ pub fn run(
     let tasks: Vec<_> = distinct(options.places.clone()).into_iter().map(task).collect();
     let sample = |_, said: &[String], beside| {
         let each = programs.iter().zip(said);
-        let seconds = each.map(|(program, text)| took(program.name(), text));
+        let seconds = each.map(|(program, text)| took(&program.name(), text));
         Ok(Sample { seconds: seconds.collect::<Result<_>>()?, beside })
     };
     let (results, partial) =

@@ -95,17 +95,6 @@ impl Variant {
     pub fn is_raised(self) -> bool {
         self != Self::Vanilla
     }
-
-    /// The paper's execution time of its foreground program, over Vanilla's (Figure 4).
-    pub fn published(self) -> f64 {
-        match self {
-            Self::Vanilla => 1.0,
-            Self::Cpu => 0.91,
-            Self::CpuIo => 0.89,
-            Self::CpuSize => 0.88,
-            Self::Proposed => 0.85,
-        }
-    }
 }
 
 /// A value's word, as its option has it.

@@ -12,6 +12,7 @@ use clap::ValueEnum;
 use tempfile::TempDir;
 use vlane_guest::{Host, libraries_in, run};
 
+use super::word;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 
 /// Copying and mke2fs.
@@ -56,23 +57,9 @@ pub enum Program {
 }
 
 impl Program {
-    /// All.
-    pub const ALL: [Self; 5] = [Self::Python3, Self::Git, Self::Sqlite3, Self::Gcc, Self::Vim];
-
     /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Python3 => "python3",
-            Self::Git => "git",
-            Self::Sqlite3 => "sqlite3",
-            Self::Gcc => "gcc",
-            Self::Vim => "vim",
-        }
-    }
-
-    /// The program of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::from_str(name, false).ok()
+    pub fn name(self) -> String {
+        word(self)
     }
 
     /// The typed command, on the file system that [`Root`] makes.
@@ -97,7 +84,7 @@ impl Program {
     /// Where it is on this machine: the system's own, even if another one is in PATH before it.
     fn find(self, host: &Host) -> Result<PathBuf> {
         let usual = Path::new("/usr/bin").join(self.name());
-        if usual.exists() { Ok(usual) } else { Ok(host.program(self.name())?) }
+        if usual.exists() { Ok(usual) } else { Ok(host.program(&self.name())?) }
     }
 }
 
@@ -390,9 +377,8 @@ mod tests {
 
     #[test]
     fn programs_are_typed_by_their_paths() {
-        for program in Program::ALL {
+        for program in Program::value_variants() {
             assert!(program.command().starts_with(&format!("/usr/bin/{} ", program.name())));
-            assert_eq!(Program::named(program.name()), Some(program));
         }
     }
 }

@@ -1,16 +1,14 @@
 //! Report of Figure 4: reads in guests.
 
-use clap::ValueEnum;
 use vlane_error::counted;
 
+use super::super::Variant;
 use super::super::report::{cpus, guests, places};
-use super::super::{Variant, word};
 use super::{Options, Sample};
-use vlane_report::build::{Begun, bars};
+use vlane_report::build::Begun;
 use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
 use vlane_report::judge::Bound;
-use vlane_report::published::{self, Interval, Published, Row, Said};
-use vlane_report::{Block, Note, Point, Report, Section, Series, Spread};
+use vlane_report::{Note, Report};
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 
@@ -88,10 +86,6 @@ impl Experiment for Shown<'_> {
         vec![Goal { arm, figure: seconds(), wanted: Bound::AtMost(SHORTER) }]
     }
 
-    fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
-        vec![self.beside_the_paper()]
-    }
-
     fn charts(&self) -> Vec<(&'static str, &'static str, Figure<'_, Sample>)> {
         vec![
             ("execution", "Execution time (Figure 4 a)", seconds()),
@@ -118,56 +112,5 @@ impl Experiment for Shown<'_> {
             Figure::new("In flight", "", |s: &Sample| s.beside.in_flight),
             cpus(|s: &Sample| &s.beside),
         ]
-    }
-}
-
-impl Shown<'_> {
-    /// Published and measured figures, relative to Vanilla.
-    fn beside_the_paper(&self) -> Section {
-        let all = Variant::value_variants().iter().copied();
-        let shown: Vec<Variant> = all.filter(|v| self.options.guest.variants.contains(v)).collect();
-        let over = |result: &PlaceResult, variant: Variant, of: fn(&Sample) -> f64| {
-            let arm = result.arms.arm(variant.title())?;
-            result.arms.over_first(arm, |s| Some(of(s)))
-        };
-        let seconds: fn(&Sample) -> f64 = |s| s.seconds;
-        let bars_of = |result: &PlaceResult| -> (String, Vec<Option<Spread>>) {
-            (word(result.place), shown.iter().map(|v| over(result, *v, seconds)).collect())
-        };
-        let titles = shown.iter().map(|variant| variant.title().to_owned()).collect();
-        let here = self.results.iter().map(bars_of).collect();
-        let caption = "Execution time over Vanilla's";
-        let mut block = bars(caption, ("over Vanilla", "x"), titles, here);
-        if let Block::Chart(chart) = &mut block {
-            let said = (0_u32..).zip(&shown).map(|(x, v)| Point::exact(x.into(), v.published()));
-            chart.series.insert(0, Series::published("published (Figure 4 a)", said.collect()));
-        }
-        // Figure 4 b and c are graphs; the text says that they are like a.
-        let more = Published { said: Said::More, no_change: Some(1.0) };
-        let mut rows = Vec::new();
-        for result in self.results {
-            for variant in shown.iter().filter(|variant| **variant != Variant::Vanilla) {
-                let mut row = |what: &str, published, of| {
-                    let (place, title) = (word(result.place), variant.title());
-                    let figure = format!("{place}: {what}, {title} over Vanilla");
-                    let here = over(result, *variant, of).ok_or("no such round".to_owned());
-                    rows.push(Row {
-                        figure,
-                        published,
-                        here: here.map(|here| Interval::of(&here)),
-                    });
-                };
-                let published = Published::ratio(variant.published());
-                row("execution time (Figure 4 a)", published, seconds);
-                row("IOPS (Figure 4 b)", more, |s| s.iops);
-                row("bandwidth (Figure 4 c)", more, Sample::mb_per_second);
-            }
-        }
-        let text = "The paper gives per cent less than Vanilla: 9, 11, 12 and 15 (section IV). \
-                    Its machine has a real NVMe drive and 12 hardware threads. It does not say by \
-                    how much its figures differ from run to run.";
-        let table = Block::Table(published::table("Published and here", &rows));
-        let text = vec![text.into(), published::LEGEND.into()];
-        Section::new("paper", "Beside the paper", text, vec![block, table])
     }
 }

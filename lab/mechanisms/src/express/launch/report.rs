@@ -102,7 +102,7 @@ impl Experiment for Shown<'_> {
             let rows = arms
                 .map(|arm| (arm.arm.clone(), (0..programs.len()).map(|at| of(arm, at)).collect()))
                 .collect();
-            let categories = programs.iter().map(|program| program.name().to_owned()).collect();
+            let categories = programs.iter().map(|program| program.name()).collect();
             let caption = "Launch times: medians, with the shortest and the longest";
             let block = bars(caption, ("launch", "s"), categories, rows);
             let place = word(result.place);
