@@ -151,17 +151,7 @@ impl Verdict {
 impl fmt::Display for Verdict {
     /// `better, 1.21x (1.15x-1.27x, 94 % sure)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let word = match self.outcome {
-            Outcome::Better => "better",
-            Outcome::Worse => "worse",
-            Outcome::Same => "the same",
-            Outcome::Noisy => "undecided (too noisy: more runs would help)",
-            Outcome::Few => {
-                "undecided (too few runs: at least five pairs, or three against three, are needed)"
-            }
-            Outcome::Unfit => "undecided (no ratio: a figure is zero or missing)",
-        };
-        f.write_str(word)?;
+        f.write_str(self.outcome.word())?;
         if self.ratio.is_finite() {
             write!(f, ", {:.2}x", self.ratio)?;
         }

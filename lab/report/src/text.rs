@@ -52,13 +52,6 @@ pub fn render(report: &Report, width: usize) -> String {
     printable(&out)
 }
 
-/// A table alone, for a command that prints only this.
-pub fn table(table: &Table, width: usize) -> String {
-    let mut out = String::new();
-    put_table(&mut out, table, width.max(LEAST));
-    printable(&out)
-}
-
 /// Texts of a report must not drive the terminal; the blanks of print are plain ones.
 fn printable(text: &str) -> String {
     let plain = |c: char| match c {

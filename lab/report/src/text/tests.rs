@@ -21,11 +21,18 @@ fn text_has_the_important_parts() {
     assert!(!text.contains('\u{1b}') && !text.contains('\u{2007}'));
 }
 
+/// A table alone.
+fn of_table(table: &Table, width: usize) -> String {
+    let mut out = String::new();
+    put_table(&mut out, table, width);
+    printable(&out)
+}
+
 #[test]
 fn figures_are_aligned_in_columns() {
     let report = example::report();
     let Some(Block::Table(table)) = report.sections[0].blocks.get(1) else { panic!("a table") };
-    let text = super::table(table, 110);
+    let text = of_table(table, 110);
     let points: Vec<_> = text.lines().skip(2).filter_map(|line| line.find("k (")).collect();
     assert!(points.len() == 3 && points.windows(2).all(|pair| pair[0] == pair[1]), "{text}");
 }
@@ -35,7 +42,7 @@ fn table_fits_narrow_terminals() {
     let report = example::report();
     let Some(Block::Table(table)) = report.sections[0].blocks.get(1) else { panic!("a table") };
     for width in [60, 80, 100, 200] {
-        let text = super::table(table, width);
+        let text = of_table(table, width);
         assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
         assert!(text.contains("0.192"), "{width}:\n{text}");
     }
