@@ -39,13 +39,6 @@ pub struct CachesArgs {
     output: OutputArgs,
 }
 
-/// Run the job of `vlane-lab compare caches` inside the guest
-#[derive(Debug, Args)]
-pub struct CachesJobArgs {
-    #[command(flatten)]
-    job: GuestJob,
-}
-
 /// The names of modes that `vlane serve` knows.
 fn modes() -> impl Iterator<Item = String> {
     CacheArg::value_variants()
@@ -78,8 +71,8 @@ pub fn run(args: &CachesArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// If the file system refuses a request.
-pub fn run_job(args: &CachesJobArgs) -> anyhow::Result<()> {
-    let done = args.job.run(|| {
+pub fn run_job(job: &GuestJob) -> anyhow::Result<()> {
+    let done = job.run(|| {
         println!("RESULT ready=1");
         std::io::stdin().read_line(&mut String::new()).map(drop)
     })?;

@@ -1,7 +1,7 @@
 //! `vlane-lab prove express`: measures foreground first. [`vlane_mechanisms::express`] describes
 //! the measurement.
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use vlane_mechanisms::express::{guests, launch, native};
 
 use crate::output::Reported;
@@ -11,15 +11,9 @@ use crate::output::Reported;
 /// Compares `serve --classes` and `vlane-fg` with the baseline. A crowd of background readers has
 /// one request each in flight, and one foreground reader is measured. The device is a model of a
 /// drive with one queue per back-end thread.
-#[derive(Debug, Args)]
-pub struct ExpressArgs {
-    #[command(subcommand)]
-    what: What,
-}
-
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "one is made, once")]
-enum What {
+pub enum Express {
     /// Measure the back end alone: this program reads on many queues
     Native(Reported<native::Options>),
     /// Measure a program in a guest, as a shell's foreground job, in the paper's five variants
@@ -32,11 +26,11 @@ enum What {
 ///
 /// # Errors
 /// Obstacles to the measurements, or to writing the report.
-pub fn run(args: &ExpressArgs) -> anyhow::Result<()> {
-    match &args.what {
-        What::Native(args) => args.run(native::run),
-        What::Guests(args) => args.run(guests::run),
-        What::Launch(args) => args.run(launch::run),
+pub fn run(express: &Express) -> anyhow::Result<()> {
+    match express {
+        Express::Native(args) => args.run(native::run),
+        Express::Guests(args) => args.run(guests::run),
+        Express::Launch(args) => args.run(launch::run),
     }
 }
 
@@ -61,7 +55,7 @@ mod tests {
     #[test]
     fn unknown_names_list_the_valid_ones() {
         let said = |words: &[&str]| {
-            let command = ExpressArgs::augment_args(clap::Command::new("express"));
+            let command = Express::augment_subcommands(clap::Command::new("express"));
             let words = std::iter::once("express").chain(words.iter().copied());
             command
                 .try_get_matches_from(words)

@@ -54,11 +54,14 @@ enum Command {
     /// Drive any vhost-user-blk back end from the guest's side, and measure it
     Bench(bench::BenchArgs),
     /// Compare disks, back ends, cache modes, or queues and threads
-    Compare(CompareArgs),
+    #[command(subcommand)]
+    Compare(Compared),
     /// Prove a mechanism's worth with real guests, or the lack of it
-    Prove(ProveArgs),
+    #[command(subcommand)]
+    Prove(Proved),
     /// Analyze, replay or convert a recorded trace
-    Trace(trace::TraceArgs),
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
     /// Simulate host schedulers: any number of CPUs, reproducible results
     Simulate(simulate::SimulateArgs),
     /// Show a saved report in the terminal, or write it in another form
@@ -71,25 +74,19 @@ enum Command {
     Common(Common),
     /// Run the guest's part of `compare caches`
     #[command(hide = true)]
-    CachesJob(caches::CachesJobArgs),
+    CachesJob(vlane_mechanisms::caches::job::GuestJob),
     /// Run the foreground program of `prove express guests`
     #[command(hide = true)]
     ExpressRead(vlane_mechanisms::express::reader::Options),
     /// Run the guest's part of `prove together`
     #[command(hide = true)]
-    TogetherJob(together::TogetherJobArgs),
+    TogetherJob(vlane_mechanisms::together::job::Job),
     /// Run the guest's part of `prove sched-ext`; also runs on a host with sched_ext
     #[command(hide = true)]
     SchedExtJob(sched_ext::Job),
 }
 
 /// Compare disks, back ends, cache modes, or queues and threads
-#[derive(Debug, Args)]
-struct CompareArgs {
-    #[command(subcommand)]
-    command: Compared,
-}
-
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Compared {
@@ -104,17 +101,12 @@ enum Compared {
 }
 
 /// Prove a mechanism's worth with real guests, or the lack of it
-#[derive(Debug, Args)]
-struct ProveArgs {
-    #[command(subcommand)]
-    command: Proved,
-}
-
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Proved {
     /// Measure classes: the foreground's gain and the background's loss
-    Express(express::ExpressArgs),
+    #[command(subcommand)]
+    Express(express::Express),
     /// Measure the live scheduler's effect on responses and shares
     Loans(loans::ProveArgs),
     /// Measure all mechanisms, each alone and combined, in one guest
@@ -158,13 +150,13 @@ pub fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Bench(args) => bench::run(&args),
-        Command::Compare(args) => match &args.command {
+        Command::Compare(compared) => match &compared {
             Compared::Host(args) => compare::run(args),
             Compared::Peers(args) => peers::run(args),
             Compared::Caches(args) => caches::run(args),
             Compared::Topologies(args) => topologies::run(args),
         },
-        Command::Prove(args) => match &args.command {
+        Command::Prove(proved) => match &proved {
             Proved::Express(args) => express::run(args),
             Proved::Loans(args) => loans::run(args),
             Proved::Together(args) => together::run(args),
@@ -182,9 +174,9 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Boot(args) => demonstration::run(args),
         Command::Common(common) => common.run(&PROGRAM),
-        Command::CachesJob(args) => caches::run_job(&args),
+        Command::CachesJob(job) => caches::run_job(&job),
         Command::ExpressRead(args) => Ok(vlane_mechanisms::express::reader::run(&args)?),
-        Command::TogetherJob(args) => together::run_job(&args),
+        Command::TogetherJob(job) => Ok(job.run()?),
         Command::SchedExtJob(args) => sched_ext::measure(&args),
     }
 }

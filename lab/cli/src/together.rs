@@ -4,7 +4,7 @@
 use anyhow::Context;
 use clap::Args;
 use vlane_guest::{Host, Install};
-use vlane_mechanisms::together::{self, Options, job::Job};
+use vlane_mechanisms::together::{self, Options};
 use vlane_testbed::Interrupt;
 
 use crate::output::{OutputArgs, command_line};
@@ -26,13 +26,6 @@ pub struct TogetherArgs {
     output: OutputArgs,
 }
 
-/// Run the guest's part of `together` inside the guest
-#[derive(Debug, Args)]
-pub struct TogetherJobArgs {
-    #[command(flatten)]
-    job: Job,
-}
-
 /// Measures.
 ///
 /// # Errors
@@ -44,12 +37,4 @@ pub fn run(args: &TogetherArgs) -> anyhow::Result<()> {
     let vlane = std::env::current_exe().context("cannot find this program's own file")?;
     let report = together::run(&args.options, &vlane, &command_line(), &host, &interrupt)?;
     args.output.show(&report)
-}
-
-/// Is the guest's foreground, and tells of it.
-///
-/// # Errors
-/// If a mail cannot be written, or the program cannot be launched.
-pub fn run_job(args: &TogetherJobArgs) -> anyhow::Result<()> {
-    Ok(args.job.run()?)
 }

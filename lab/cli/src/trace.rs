@@ -18,15 +18,9 @@ use crate::exit::Partial;
 use crate::explain;
 use crate::output::{OutputArgs, Overwrite, command_line};
 
-/// Convert traces from and to other programs' formats
-#[derive(Debug, Args)]
-pub struct TraceArgs {
-    #[command(subcommand)]
-    command: TraceCommand,
-}
-
+/// Analyze, replay or convert a recorded trace
 #[derive(Debug, Subcommand)]
-enum TraceCommand {
+pub enum TraceCommand {
     /// Describe a recorded trace: sizes, locality, depth, latency, priorities, flushes
     Analyze(AnalyzeArgs),
     /// Drive a recorded trace against any vhost-user-blk back end
@@ -37,7 +31,7 @@ enum TraceCommand {
 
 /// Show a trace's sizes, locality, queue depth, latency, priorities and flushes
 #[derive(Debug, Args)]
-struct AnalyzeArgs {
+pub struct AnalyzeArgs {
     /// Trace file
     trace: PathBuf,
 
@@ -51,7 +45,7 @@ struct AnalyzeArgs {
 /// after the writes that it made durable. A request that came after a flush is sent after the flush
 /// is answered.
 #[derive(Debug, Args)]
-struct ReplayArgs {
+pub struct ReplayArgs {
     /// Trace file
     trace: PathBuf,
 
@@ -70,7 +64,7 @@ struct ReplayArgs {
 /// Fields that the other format lacks are left out, or filled with plain defaults. The tables are
 /// in docs/src/trace-format.md.
 #[derive(Debug, Args)]
-struct ConvertArgs {
+pub struct ConvertArgs {
     /// Trace to read; its format is detected
     ///
     /// vlane's format, fio's iolog, blktrace's binary format, or MSR Cambridge's CSV.
@@ -108,8 +102,8 @@ enum Format {
 }
 
 /// Converts.
-pub fn run(args: &TraceArgs) -> Result<()> {
-    match &args.command {
+pub fn run(command: &TraceCommand) -> Result<()> {
+    match command {
         TraceCommand::Analyze(args) => analyze(args),
         TraceCommand::Replay(args) => replay(args),
         TraceCommand::Convert(args) => convert(args),
