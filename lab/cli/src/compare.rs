@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use vlane::boot::AccelArg;
 use vlane_compare::compare::columns::Column;
 use vlane_compare::compare::jobs::CacheState;
 use vlane_compare::compare::loads::{self, Load};
 use vlane_compare::compare::plan::Often;
 use vlane_compare::compare::{self, Found, Options, scratch};
 use vlane_compare::work;
-use vlane_guest::{Accel, Host, Install};
+use vlane_guest::{Host, Install};
 use vlane_report::{stats, text};
 use vlane_testbed::Interrupt;
 use vlane_units::parse_size;
@@ -107,16 +108,6 @@ pub struct CompareArgs {
     overwrite: Overwrite,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum AccelArg {
-    /// KVM if a guest boots quickly under it (tried once per boot of the host), else emulation
-    Auto,
-    /// The host's CPU
-    Kvm,
-    /// QEMU's translator: works everywhere, several times slower
-    Tcg,
-}
-
 /// Directory and size that a target names.
 fn read_target(args: &CompareArgs) -> anyhow::Result<(Option<PathBuf>, Option<u64>)> {
     let Some(text) = &args.target else { return Ok((args.dir.clone(), args.size)) };
@@ -154,14 +145,6 @@ fn parse_load(text: &str) -> Result<String, String> {
 }
 
 impl CompareArgs {
-    fn accel(&self) -> Option<Accel> {
-        match self.accel {
-            AccelArg::Auto => None,
-            AccelArg::Kvm => Some(Accel::Kvm),
-            AccelArg::Tcg => Some(Accel::Tcg),
-        }
-    }
-
     /// The loads whose names have one of the words in them.
     fn loads(&self) -> Vec<Load> {
         let is_wanted = |load: &Load| self.loads.iter().any(|word| load.id().contains(word));
@@ -194,7 +177,7 @@ impl CompareArgs {
             limit: self.limit.or(limit),
             cache: self.cache,
             qemu: self.qemu.clone(),
-            accel: self.accel(),
+            accel: self.accel.forced(),
             native: !self.no_native,
             count: !self.no_count,
         })
@@ -224,7 +207,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     output.check()?;
     if args.work {
         let passes = args.repeats.map_or(3, usize::from);
-        let (dir, accel) = (args.dir.as_deref(), args.accel());
+        let (dir, accel) = (args.dir.as_deref(), args.accel.forced());
         let report = work::run(passes, dir, accel, command_line(), &host, &interrupt)?;
         return output.show(&report);
     }

@@ -95,14 +95,26 @@ pub struct BootArgs {
     dry_run: bool,
 }
 
+/// The CPU of a QEMU guest: `--accel`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum AccelArg {
+pub enum AccelArg {
     /// KVM if a guest boots quickly under it (tried once per boot of the host), else emulation
     Auto,
     /// The host's CPU
     Kvm,
     /// QEMU's translator: works everywhere, several times slower
     Tcg,
+}
+
+impl AccelArg {
+    /// The accelerator that was asked for; none if the program chooses it.
+    pub fn forced(self) -> Option<Accel> {
+        match self {
+            Self::Auto => None,
+            Self::Kvm => Some(Accel::Kvm),
+            Self::Tcg => Some(Accel::Tcg),
+        }
+    }
 }
 
 /// Result of the command.
