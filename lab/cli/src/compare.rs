@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use vlane::boot::AccelArg;
 use vlane_compare::compare::columns::Column;
 use vlane_compare::compare::jobs::CacheState;

@@ -15,7 +15,7 @@ pub(super) struct Counters(Vec<(usize, Counter, u64)>);
 
 impl std::fmt::Debug for Counters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "counters of {} threads", self.0.len())
+        write!(f, "counters of {}", vlane_error::counted(self.0.len(), "thread"))
     }
 }
 

@@ -25,8 +25,8 @@ pub struct Storage<'a> {
     used: Vec<bool>,
     /// Sectors of which it is not known what they hold.
     open: BTreeMap<usize, Sector>,
-    /// Events in order: the place in the record, true if an operation is durable from there on and
-    /// false if it begins there, and the operation.
+    /// Events in order: the place in the record, true or false, and the operation. With true it is
+    /// durable from there on, with false it begins there.
     events: Vec<(usize, bool, usize)>,
     next: usize,
 }

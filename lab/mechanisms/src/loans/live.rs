@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
+use vlane_error::counted;
 use vlane_report::build::Begun;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -335,8 +336,9 @@ pub fn run(
         rounds: options.rounds,
         time: options.time,
         about: format!(
-            "{guests} threads of this program compute all the time; guest 1 also serves events, \
-             each with {:?} of CPU time. A response lasts from the event until it is served.",
+            "{} of this program compute all the time. Guest 1 also serves events, each with {:?} \
+             of CPU time. A response lasts from the event until it is served.",
+            counted(guests, "thread"),
             options.work
         ),
         warnings: Vec::new(),

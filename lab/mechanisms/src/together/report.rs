@@ -134,11 +134,12 @@ impl Shown {
         let of_guests = crate::loans::bed::warnings(vlane_testbed::guests::Machines::Qemu);
         notes.extend(of_guests.into_iter().map(Note::warning));
         let (guests, readers) = (counted(others, "guest"), counted(options.readers, "reader"));
-        let (guest, vcpus, cpus) = (&self.guest, usize::from(VCPUS) + others, counted(cpus, "CPU"));
+        let vcpus = counted(usize::from(VCPUS) + others, "vCPU");
+        let (guest, cpus) = (&self.guest, counted(cpus, "CPU"));
         let (program, versions) = (PROGRAM.command(), self.root.versions.join(", "));
         notes.push(Note::info(format!(
-            "The guest is {guest}; beside it {guests} with one vCPU only compute: {vcpus} vCPUs \
-             that are never idle, on {cpus}. The guest computes on each of its vCPUs; {readers} \
+            "The guest is {guest}; beside it {guests} with one vCPU only compute. So {vcpus} \
+             are never idle, on {cpus}. The guest computes on each of its vCPUs; {readers} \
              (fio, libaio, random 4 KiB reads, one request out each) read its disk; the foreground \
              job of a bash in a pseudo-terminal writes mails (16 KiB on average, each with its \
              fsync) and, beside that, launches `{program}` ({versions}) with a cold cache, both \
