@@ -67,7 +67,7 @@ const NOUNS: [&str; 26] = [
     "CPUs",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 49] = [
+const NEVER_ONE: [&str; 42] = [
     // It wants more than are offered, which is one at least.
     "wants {wanted} queues, and vlane offers {offered}",
     // One queue with one thread is always possible.
@@ -92,21 +92,15 @@ const NEVER_ONE: [&str; 49] = [
     "{all} requests in {:.1} s",
     "{n} requests",
     "{limit} requests/s",
-    "{rate} reads/s",
     "{} blocks read, {} written, {} flushes in",
     // There are two at least: one alone has another branch, or is refused.
-    "fewer than {LEAST_PAIRS} rounds are inconclusive",
-    "{reads} reads of the foreground",
     "if self.jobs > 1",
     "by {jobs} jobs on {jobs} queues",
     "others up to {most} times",
     "{} guests boot",
     "{} guests ({guests}), each with a process",
-    "{} guests ({}), each with a process",
     "{PARALLEL} requests at a time",
-    "{} threads of this program compute all the time",
     "{VCPUS} vCPUs",
-    "{} vCPUs that are never idle",
     "on all {queues} queues",
     "on {some} of {queues} queues",
     "{MAX_THREADS_PER_USER} threads of vCPUs",
@@ -115,7 +109,6 @@ const NEVER_ONE: [&str; 49] = [
     "{runs} runs",
     "({range}, {} runs)",
     "if machine.cpus == 1",
-    "{vms} machines: {name} has",
     "{untold} times since this was last said",
     // None, or more than there may be.
     "{0} queues: a volume has between 1 and",
