@@ -349,10 +349,12 @@ fn options_of(command: &clap::Command, name: &str) -> Vec<String> {
 fn book_uses_existing_options() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let mut pages = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
-    for dir in ["docs/src", "experiments"] {
-        let files = std::fs::read_dir(root.join(dir)).unwrap().map(|file| file.unwrap().path());
-        pages.extend(files.filter(|file| file.extension().is_some_and(|end| end == "md")));
-    }
+    let inside = |dir: &std::path::Path| {
+        std::fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect::<Vec<_>>()
+    };
+    let mut files = [inside(&root.join("docs/src")), inside(&root.join("experiments"))].concat();
+    files.extend(files.clone().iter().filter(|file| file.is_dir()).flat_map(|dir| inside(dir)));
+    pages.extend(files.into_iter().filter(|file| file.extension().is_some_and(|end| end == "md")));
     let (mut wrong, mut tried) = (Vec::new(), 0);
     for page in pages {
         let text = std::fs::read_to_string(&page).unwrap();
