@@ -27,7 +27,7 @@ pub(crate) const SPIN_NS: u64 = 50_000;
 #[derive(Debug)]
 pub(crate) struct Shared {
     start: Instant,
-    /// Leave at once; what is out stays out.
+    /// Leave at once; requests that are out stay out.
     pub(crate) abort: AtomicBool,
     /// The back end is gone.
     pub(crate) gone: AtomicBool,

@@ -186,13 +186,24 @@ pub fn few(rounds: usize) -> Option<Note> {
     (rounds < ENOUGH).then(|| Note::warning(text))
 }
 
-/// The ratios of a place in a sentence.
+/// The ratios of a place in a sentence. A figure without a difference is only named.
 fn sentence<S>(figures: &[Figure<'_, S>], place: &Place<'_, S>) -> String {
     let others = place.arms.0.iter().skip(1).filter(|arm| !arm.is_again());
     let each = others.map(|arm| {
-        let figure =
-            |f: &Figure<'_, S>| format!("{} {}", f.title, says(place.arms.over_first(arm, &f.of)));
-        format!("{}: {}", arm.arm, figures.iter().map(figure).collect::<Vec<_>>().join(", "))
+        let (mut seen, mut same) = (Vec::new(), Vec::new());
+        for figure in figures {
+            match place.arms.is_noise(arm, &figure.of) {
+                true => same.push(figure.title.as_str()),
+                false => {
+                    let ratio = says(place.arms.over_first(arm, &figure.of));
+                    seen.push(format!("{} {ratio}", figure.title));
+                }
+            }
+        }
+        if !same.is_empty() {
+            seen.push(format!("no difference seen in {}", same.join(", ")));
+        }
+        format!("{}: {}", arm.arm, seen.join(", "))
     });
     let first = place.arms.0.first().map_or("", |arm| arm.arm.as_str());
     format!("{}, relative to {first}: {}.", place.name, each.collect::<Vec<_>>().join("; "))
@@ -392,6 +403,16 @@ mod tests {
         assert_eq!(report.summary[0], "Of 1 goals 1 are met, 0 are not; of 0 nothing can be said.");
         assert_eq!(report.summary[1], "here, relative to off: on: time 0.40 (0.25-0.50).");
         assert_eq!(report.notes.len(), 1, "three rounds are few");
+        arms.0[2].rounds[0].time = 1.0;
+        let place = Place {
+            id: "here".into(),
+            name: "here".into(),
+            title: "Here".into(),
+            text: Vec::new(),
+            arms: &arms,
+        };
+        let noisy = sentence(&Readers.summary(), &place);
+        assert_eq!(noisy, "here, relative to off: on: no difference seen in time.");
         assert_eq!(report.samples[0].rows.len(), 9);
         let Block::Table(figures) = &report.sections[3].blocks[0] else { panic!("a table") };
         assert_eq!((figures.rows.len(), &figures.rows[0][2]), (3, &Cell::Empty));

@@ -168,6 +168,15 @@ impl<S> Arms<S> {
         self.over_first(self.0.iter().find(|arm| arm.is_again())?, of)
     }
 
+    /// True if a figure's ratio to the first arm is no difference: it covers 1, or overlaps the
+    /// ratio of the first arm to itself. False without that repetition.
+    pub fn is_noise(&self, arm: &Measured<S>, of: impl Fn(&S) -> Option<f64>) -> bool {
+        self.over_first(arm, &of).zip(self.noise(&of)).is_some_and(|(ratio, noise)| {
+            let covers_one = ratio.min <= 1.0 && ratio.max >= 1.0;
+            covers_one || ratio.min <= noise.max && noise.min <= ratio.max
+        })
+    }
+
     /// A goal for a figure of an arm over the first one's.
     pub fn verdict(
         &self,

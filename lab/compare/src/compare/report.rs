@@ -150,7 +150,7 @@ impl Outcome {
     }
 }
 
-/// A figure of each measurement: what it is, its unit, and how it is taken.
+/// A figure of each measurement: its name, its unit, and the way to take it.
 type Taken = (&'static str, &'static str, fn(&Sample) -> f64);
 
 /// Loads that belong together.

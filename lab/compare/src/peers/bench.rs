@@ -30,7 +30,7 @@ use super::{Options, Outcome, Sample, baseline, per_request};
 
 /// Quiet before an idle session is watched, and the time that it is.
 const IDLE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
-/// Starting a back end, connecting, draining: what a measurement takes beyond its own time, about.
+/// Time that a measurement takes beyond its own, about: start of a back end, connection, drain.
 const AROUND: Duration = Duration::from_millis(500);
 /// A rate of which less than this is achieved in the first round is not tried again.
 const HOPELESS: f64 = 0.9;

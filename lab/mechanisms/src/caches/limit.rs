@@ -117,8 +117,8 @@ impl Drop for MemoryLimit {
     }
 }
 
-/// The limit of dirty pages of the whole host, changed until this is dropped: what a cgroup of
-/// version 1 does not limit by itself.
+/// The limit of dirty pages of the whole host, changed until this is dropped. A cgroup of
+/// version 1 has no such limit of its own.
 #[derive(Debug)]
 pub struct DirtyLimit {
     path: PathBuf,

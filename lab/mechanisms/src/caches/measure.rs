@@ -131,7 +131,7 @@ impl Bed<'_> {
         Ok(sample)
     }
 
-    /// Everything before a job's window; what it does in the window.
+    /// A job's work before its window, and in it.
     fn work<'w>(
         &'w self,
         job: Job,

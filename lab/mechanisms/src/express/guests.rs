@@ -94,7 +94,7 @@ impl Sample {
 }
 
 impl Options {
-    /// Readers in the background: what the guest can hold, the foreground's own request left free.
+    /// Readers in the background: as many as the guest can hold beside the foreground's request.
     fn readers(&self, place: Machines) -> u16 {
         self.readers.unwrap_or(if place == Machines::Uml { 240 } else { 512 })
     }

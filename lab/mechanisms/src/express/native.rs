@@ -25,7 +25,7 @@ pub(super) mod report;
 
 /// How long a back end may take to end.
 const STOP: Duration = Duration::from_secs(20);
-/// Starting a back end, connecting, draining: what a measurement takes beyond its own time, about.
+/// Time that a measurement takes beyond its own, about: start of a back end, connection, drain.
 const AROUND: Duration = Duration::from_millis(500);
 
 /// How the readers are spread over the queues.

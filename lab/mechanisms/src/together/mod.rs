@@ -183,7 +183,7 @@ struct Sample {
 }
 
 /// Measures with vlane's own file, and makes the report of it. Where threads cannot be real-time,
-/// what has loans in it is left out, and the report says so.
+/// conditions with loans are left out, and the report says so.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and what
