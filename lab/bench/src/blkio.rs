@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use vlane_driver::observe::Snapshot;
+use vlane_cost::Snapshot;
 use vlane_driver::{BackendUse, Buckets, Mix, Wait};
 use vlane_guest::BlkioFio;
 

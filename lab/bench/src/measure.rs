@@ -5,13 +5,11 @@
 //! same back end follow each other. So two clients of one back end meet the same process, and of
 //! two back ends only the measured one runs.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use tempfile::TempDir;
 use vlane_driver::Session;
-use vlane_driver::observe::Snapshot;
 use vlane_error::counted;
 use vlane_guest::{BlkioFio, Host};
 
@@ -258,7 +256,7 @@ impl<'a> Bench<'a> {
             results.client = Some(fio.spec(&words).shell_line());
             let pid = pid.and_then(|pid| i32::try_from(pid).ok());
             let mut looks = Vec::new();
-            let mut look = || looks.extend(pid.and_then(Snapshot::take));
+            let mut look = || looks.extend(pid.and_then(vlane_cost::Snapshot::of));
             let mut run =
                 blkio::measure(fio, words, (time, ramp), &self.client_cpus, &mut look, interrupt)?;
             pid.into_iter().for_each(|pid| blkio::observed(&mut run, pid, &looks));
@@ -278,7 +276,7 @@ impl<'a> Bench<'a> {
         let workload = load.workload(time, ramp, &self.client_cpus);
         let report = vlane_driver::run(session, &workload, &mut |state| {
             progress.detail(&(vlane_report::figure::with_unit(state.iops, "IOPS")));
-            if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            interrupt.going_on()
         })?;
         interrupt.check()?;
         match report.errors.total() {

@@ -10,17 +10,17 @@ use std::time::Duration;
 use clap::Args;
 use vlane_client::Progress;
 use vlane_client::record::{RecordOptions, record};
-use vlane_guest::{Host, Initramfs};
+use vlane_guest::Initramfs;
 use vlane_policy::journal::{FileSystem, Journal, Map};
 use vlane_report::build::{Begun, table};
 use vlane_report::{Cell, Note, Report, Section};
-use vlane_testbed::Rounds;
 use vlane_testbed::control::Control;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::guests::{Machines, Maker, wait};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
 use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::{Installs, Rounds};
 
 use super::Trace;
 use super::analyze::build::number;
@@ -72,6 +72,8 @@ pub struct ProveOptions {
     /// Keep the traces in this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
+    #[command(flatten)]
+    installs: Installs,
 }
 
 /// Runs the guests, and reports. `vlane` is vlane's own file.
@@ -81,10 +83,10 @@ pub struct ProveOptions {
 pub fn prove(
     options: &ProveOptions,
     vlane: &Path,
-    host: &Host,
+    command: &str,
     interrupt: &Interrupt,
-    begun: &Begun,
 ) -> Result<Report> {
+    let (begun, host) = (Begun::now(command), &options.installs.host()?);
     if let Some(keep) = options.keep.as_ref().filter(|keep| !keep.is_dir()) {
         let context = format!("{}: is not a directory; make it first", keep.display());
         return Err(Error::new(ErrorKind::Invalid, context));

@@ -7,7 +7,6 @@
 //! having come before.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use clap::Args;
@@ -200,7 +199,7 @@ pub fn replay(
     let options = ReplayOptions { timing, wait, cpu: None };
     let on_progress: &mut OnProgress<'_> = &mut |state| {
         progress(state.done, all);
-        if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.going_on()
     };
     let result = vlane_driver::replay::replay(session, &plan, &options, on_progress)?;
     if result.ios == 0 {

@@ -192,7 +192,7 @@ impl BenchArgs {
         output::give_json_or_text(self.json.as_deref(), &json, self.overwrite, text)
     }
 
-    /// Gives the result of a single run, marked if it is of less than what was asked for.
+    /// Gives the result of a single run, marked if it is shorter than requested.
     fn give_run(
         &self,
         result: &impl serde::Serialize,
@@ -219,7 +219,7 @@ impl BenchArgs {
         self.socket.as_deref().context("give the socket that the back end listens on")
     }
 
-    /// An error if the user has not said that what is stored there may go.
+    /// An error unless the user permits the loss of the stored data.
     fn may_overwrite(&self, socket: &Path, what: &str) -> anyhow::Result<()> {
         if !self.yes_overwrite {
             bail!(
@@ -366,7 +366,7 @@ fn ended(partial: bool, seconds: f64) -> anyhow::Result<()> {
     if partial { Err(exit::Partial(why).into()) } else { Ok(()) }
 }
 
-/// Runs something that tells how far it is, and shows that on a terminal; SIGINT, SIGTERM and
+/// Runs a task that reports its progress, and shows that on a terminal; SIGINT, SIGTERM and
 /// SIGHUP end it early. Returns its results, and whether it was ended so.
 fn with_progress<T>(
     work: impl FnOnce(&mut OnProgress<'_>) -> Result<T, vlane_driver::Error>,

@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn measured_modes_exist_in_serve() {
-        assert_eq!(names::<crate::serve::ClassesArg>(), names::<Mode>());
+        assert_eq!(names::<vlane::serve::ClassesArg>(), names::<Mode>());
     }
 
     #[test]

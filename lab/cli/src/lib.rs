@@ -8,12 +8,10 @@
 extern crate vlane;
 
 mod bench;
-mod caches;
 mod compare;
 mod demonstration;
 mod explain;
 mod express;
-mod journal;
 mod loans;
 mod manual;
 mod output;
@@ -22,8 +20,6 @@ mod power_cut;
 mod report;
 mod sched_ext;
 mod simulate;
-mod throttle;
-mod together;
 mod topologies;
 mod trace;
 
@@ -32,7 +28,11 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use vlane::serve::{Experiments, ServeArgs};
 // Below them, modules say `crate::exit`, `crate::values` and so on, as they would in the product.
-use vlane::{Common, Program, exit, misplaced, serve, values};
+use vlane::{Common, Program, exit, misplaced, values};
+use vlane_capture::prove::ProveOptions;
+use vlane_mechanisms::{caches, throttle, together};
+
+use crate::output::Reported;
 
 /// `vlane-lab`.
 pub static PROGRAM: Program = Program { name: "vlane-lab", command, pages: manual::PAGES };
@@ -74,13 +74,13 @@ enum Command {
     Common(Common),
     /// Run the guest's part of `compare caches`
     #[command(hide = true)]
-    CachesJob(vlane_mechanisms::caches::job::GuestJob),
+    CachesJob(caches::job::GuestJob),
     /// Run the foreground program of `prove express guests`
     #[command(hide = true)]
     ExpressRead(vlane_mechanisms::express::reader::Options),
     /// Run the guest's part of `prove together`
     #[command(hide = true)]
-    TogetherJob(vlane_mechanisms::together::job::Job),
+    TogetherJob(together::job::Job),
     /// Run the guest's part of `prove sched-ext`; also runs on a host with sched_ext
     #[command(hide = true)]
     SchedExtJob(sched_ext::Job),
@@ -90,13 +90,33 @@ enum Command {
 #[derive(Debug, Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Compared {
-    /// Compare the host's disk with a guest's virtio and emulated disks
+    /// Compare disks: the host, vlane, virtio-blk, qemu-storage-daemon, emulated
+    ///
+    /// Needs QEMU, fio, busybox, mkfs.ext4, and space for one scratch image per guest disk. Needs
+    /// no root. Takes less than ten minutes.
     Host(compare::CompareArgs),
     /// Compare vlane with qemu-storage-daemon on this machine
+    ///
+    /// Measures both in turns. Needs two CPUs, qemu-storage-daemon, and fio for the row about the
+    /// disk. A fio with libblkio, if there is one, is a second client. The command makes images of
+    /// 1 GiB on a RAM disk and of 2 GiB on a disk, and removes them.
+    ///
+    /// With --fixed-load, it compares the cost at the same rate instead of the highest rate. The
+    /// clients are then fio with libblkio, and fio in a User-Mode Linux guest and in a QEMU guest.
     Peers(peers::PeersArgs),
     /// Compare cache modes: effects on a guest, its neighbour and the page cache
-    Caches(caches::CachesArgs),
+    ///
+    /// A neighbour reads its hot set at random through the page cache. In parallel, a volume is
+    /// served in one mode after the other, and this program or a guest with ext4 writes a journal
+    /// on it. Both back ends share a memory cgroup, which needs root. The command sets
+    /// vm.dirty_bytes for the whole host and restores it at the end. It makes its own images and
+    /// removes them.
+    Caches(Reported<caches::Options>),
     /// Compare one queue, many queues and many threads on a null device
+    ///
+    /// Baseline is one queue and one thread for all jobs. MQ is a queue per job and one thread. MT
+    /// is a queue and a thread per job. Takes a few minutes, --quick half a minute. Needs no root
+    /// and no other program.
     Topologies(topologies::TopologiesArgs),
 }
 
@@ -105,20 +125,49 @@ enum Compared {
 #[allow(clippy::large_enum_variant, reason = "one is made, once")]
 enum Proved {
     /// Measure classes: the foreground's gain and the background's loss
+    ///
+    /// Compares `serve --classes` and `vlane-fg` with the baseline. A crowd of background readers
+    /// has one request each in flight, and one foreground reader is measured. The device is a model
+    /// of a drive with one queue per back-end thread.
     #[command(subcommand)]
     Express(express::Express),
     /// Measure the live scheduler's effect on responses and shares
-    Loans(loans::ProveArgs),
-    /// Measure all mechanisms, each alone and combined, in one guest
-    Together(together::TogetherArgs),
+    ///
+    /// One guest does I/O, and others compute. The command measures the guest's response and all
+    /// shares of the CPUs under EEVDF, credit, always-boost, loan and adaptive, in turns. Threads
+    /// of this program simulate guests; --real runs real guests. Needs CAP_SYS_NICE, an otherwise
+    /// idle machine, and a few minutes.
+    Loans(Reported<vlane_mechanisms::loans::Options>),
+    /// Compare the baseline, each mechanism, and all combined in one guest
+    ///
+    /// The guest computes, writes mail and starts a program, in parallel with its own readers, on a
+    /// host with more vCPUs than CPUs. The mechanisms are lanes, pdc, express and loans. The report
+    /// has the foreground's times, the losses of the others and the host's cost. Loans need
+    /// CAP_SYS_NICE. Without it the report leaves them out and says so.
+    Together(Reported<together::Options>),
     /// Check what a power cut could leave of a guest's file system
+    ///
+    /// A guest writes, and everything that reaches the storage is recorded. Its file system is then
+    /// checked in many states that a power cut could have left.
     PowerCut(power_cut::PowerCutArgs),
     /// Measure how well guests' journals are found
-    Journal(journal::ProveArgs),
+    ///
+    /// Records guests with wrapping journals, and compares found with true places. Takes ten
+    /// minutes. Needs User-Mode Linux, fio, e2fsprogs, xfsprogs, fdisk, lvm2 and dmsetup, and 4 GiB
+    /// of space for temporary files.
+    Journal(Reported<ProveOptions>),
     /// Measure how exactly a volume's limits are kept
-    Limits(throttle::ThrottleArgs),
+    ///
+    /// Measures IOPS and bandwidth, one lane and two, with vlane's driver and with fio, second by
+    /// second.
+    Limits(Reported<throttle::Options>),
     /// Compare the sched_ext vehicle with the kernel's scheduler in a guest with sched_ext
-    SchedExt(sched_ext::ProveArgs),
+    ///
+    /// Boots a guest for each round. 12 threads compute and one also gets events, on 2 CPUs, under
+    /// the kernel's scheduler and under the vehicle's policies, in turns. Then kills the loader
+    /// repeatedly. Needs qemu-system-x86_64 and a vlane built with `--features sched-ext`. Takes
+    /// a few minutes.
+    SchedExt(Reported<vlane_mechanisms::sched_ext::Options>),
 }
 
 /// Serve a volume as `vlane serve` does, with options for experiments
@@ -153,16 +202,16 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Compare(compared) => match &compared {
             Compared::Host(args) => compare::run(args),
             Compared::Peers(args) => peers::run(args),
-            Compared::Caches(args) => caches::run(args),
+            Compared::Caches(args) => args.run(caches::run),
             Compared::Topologies(args) => topologies::run(args),
         },
         Command::Prove(proved) => match &proved {
             Proved::Express(args) => express::run(args),
-            Proved::Loans(args) => loans::run(args),
-            Proved::Together(args) => together::run(args),
+            Proved::Loans(args) => args.run(loans::run),
+            Proved::Together(args) => args.run(together::run),
             Proved::PowerCut(args) => power_cut::run(args),
-            Proved::Journal(args) => journal::run(args),
-            Proved::Limits(args) => throttle::run(args),
+            Proved::Journal(args) => args.run(vlane_capture::prove::prove),
+            Proved::Limits(args) => args.run(throttle::run),
             Proved::SchedExt(args) => sched_ext::prove(args),
         },
         Command::Trace(args) => trace::run(&args),
@@ -174,7 +223,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Boot(args) => demonstration::run(args),
         Command::Common(common) => common.run(&PROGRAM),
-        Command::CachesJob(job) => caches::run_job(&job),
+        Command::CachesJob(job) => Ok(job.run_in_guest()?),
         Command::ExpressRead(args) => Ok(vlane_mechanisms::express::reader::run(&args)?),
         Command::TogetherJob(job) => Ok(job.run()?),
         Command::SchedExtJob(args) => sched_ext::measure(&args),

@@ -1,50 +1,28 @@
 //! `vlane-lab prove loans`: measures responses and shares under the live scheduler.
 
-use clap::Args;
+use std::path::Path;
+
+use anyhow::Result;
+use vlane::sched::settings::{Config, runtime_dir};
 use vlane_mechanisms::loans::{Options, guests, live};
+use vlane_policy::loan::Policy;
 use vlane_report::Report;
+use vlane_sched::realtime::guard::GuardCommand;
 use vlane_testbed::Interrupt;
 
-use crate::output::{OutputArgs, command_line};
-use vlane_policy::loan::Policy;
-use vlane_sched::realtime::guard::GuardCommand;
-
-use vlane::sched::settings::{Config, runtime_dir};
-
-/// Measure the live scheduler's effect on responses and shares
-///
-/// One guest does I/O, and others compute. The command measures the guest's response and all shares
-/// of the CPUs under EEVDF, credit, always-boost, loan and adaptive, in turns. Threads of this
-/// program simulate guests; --real runs real guests. Needs CAP_SYS_NICE, an otherwise idle machine,
-/// and some minutes.
-#[derive(Debug, Args)]
-pub struct ProveArgs {
-    #[command(flatten)]
-    options: Options,
-    #[command(flatten)]
-    output: OutputArgs,
-}
-
-/// Runs the command.
+/// Measures with vlane's own file.
 ///
 /// # Errors
 ///
-/// Obstacles to the measurement, or to writing the report.
-pub fn run(args: &ProveArgs) -> anyhow::Result<()> {
-    args.output.check()?;
-    args.output.show(&report(&args.options)?)
-}
-
-fn report(options: &Options) -> anyhow::Result<Report> {
-    let interrupt = Interrupt::listen()?;
+/// Settings of the scheduler that make no sense, and obstacles to the measurement.
+pub fn run(options: &Options, vlane: &Path, command: &str, ended: &Interrupt) -> Result<Report> {
     if let Some(machines) = options.real {
-        let own = std::env::current_exe()?;
-        return Ok(guests::run(options, machines, &own, &command_line(), &interrupt)?);
+        return Ok(guests::run(options, machines, vlane, command, ended)?);
     }
     let mut config = Config::of(options.config.as_ref())?;
     config.hold_back = options.hold_back.or(config.hold_back);
     let settings = |policy: Policy| Ok((policy, config.settings(policy)?));
-    let policies = Policy::ALL.into_iter().map(settings).collect::<anyhow::Result<Vec<_>>>()?;
+    let policies = Policy::ALL.into_iter().map(settings).collect::<Result<Vec<_>>>()?;
     let scheduler = (&*runtime_dir(), &GuardCommand::own()?);
-    Ok(live::run(options, &policies, scheduler, &command_line(), &interrupt)?)
+    Ok(live::run(options, &policies, scheduler, command, ended)?)
 }

@@ -44,10 +44,13 @@ impl<O: Args> Reported<O> {
     ///
     /// # Errors
     /// Those of the measurement, and of [`OutputArgs::show`].
-    pub fn run(
+    pub fn run<E>(
         &self,
-        measure: impl FnOnce(&O, &Path, &str, &Interrupt) -> vlane_testbed::Result<Report>,
-    ) -> Result<()> {
+        measure: impl FnOnce(&O, &Path, &str, &Interrupt) -> Result<Report, E>,
+    ) -> Result<()>
+    where
+        anyhow::Error: From<E>,
+    {
         self.output.check()?;
         let vlane = std::env::current_exe().context("cannot find this program's own file")?;
         let report = measure(&self.options, &vlane, &command_line(), &Interrupt::listen()?)?;

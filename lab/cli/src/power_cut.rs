@@ -3,7 +3,6 @@
 
 use anyhow::{Context, bail};
 use clap::Args;
-use vlane_guest::{Host, Install};
 use vlane_power_cut::{Options, Outcome};
 use vlane_report::build::Begun;
 use vlane_testbed::Interrupt;
@@ -18,9 +17,6 @@ use crate::output::{OutputArgs, command_line};
 pub struct PowerCutArgs {
     #[command(flatten)]
     options: Options,
-    /// Install missing programs by apt-get (as root)
-    #[arg(long)]
-    install: bool,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -32,10 +28,9 @@ pub struct PowerCutArgs {
 pub fn run(args: &PowerCutArgs) -> anyhow::Result<()> {
     args.output.check()?;
     let interrupt = Interrupt::listen()?;
-    let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
     let vlane = std::env::current_exe().context("cannot find this program's own file")?;
     let begun = Begun::now(command_line());
-    let (outcomes, partial) = vlane_power_cut::run(&args.options, &vlane, &host, &interrupt)?;
+    let (outcomes, partial) = vlane_power_cut::run(&args.options, &vlane, &interrupt)?;
     let mut report = vlane_power_cut::report(&args.options, &outcomes, &begun);
     partial.into_iter().for_each(|missing| report.mark_partial(missing));
     let shown = args.output.show(&report);

@@ -3,26 +3,12 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use clap::Args;
 use vlane_mechanisms::sched_ext::{self, Options};
 use vlane_testbed::Interrupt;
 
-use crate::output::{OutputArgs, command_line};
+use crate::output::Reported;
 
 pub use vlane_mechanisms::sched_ext::Job;
-
-/// Compare the sched_ext vehicle with the kernel's scheduler in a guest with sched_ext
-///
-/// Boots a guest for each round. 12 threads compute and one also gets events, on 2 CPUs, under the
-/// kernel's scheduler and under the vehicle's policies, in turns. Then kills the loader repeatedly.
-/// Needs qemu-system-x86_64 and a vlane built with `--features sched-ext`. Takes some minutes.
-#[derive(Debug, Args)]
-pub struct ProveArgs {
-    #[command(flatten)]
-    options: Options,
-    #[command(flatten)]
-    output: OutputArgs,
-}
 
 /// This program's own file, if it has the vehicle.
 fn own() -> anyhow::Result<PathBuf> {
@@ -40,9 +26,7 @@ pub fn measure(job: &Job) -> anyhow::Result<()> {
 }
 
 /// Boots the guest, and shows its report.
-pub fn prove(args: &ProveArgs) -> anyhow::Result<()> {
-    let own = own()?;
-    args.output.check()?;
-    let interrupt = Interrupt::listen()?;
-    args.output.show(&sched_ext::prove(&args.options, &own, &command_line(), &interrupt)?)
+pub fn prove(args: &Reported<Options>) -> anyhow::Result<()> {
+    own()?;
+    args.run(sched_ext::prove)
 }

@@ -41,7 +41,7 @@ const PATTERNS: [(&str, &str, u64); 4] = [
 /// Compare one queue, many queues and many threads on a null device
 ///
 /// Baseline is one queue and one thread for all jobs. MQ is a queue per job and one thread. MT is a
-/// queue and a thread per job. Takes some minutes, --quick half a minute. Needs no root and no
+/// queue and a thread per job. Takes a few minutes, --quick half a minute. Needs no root and no
 /// other program.
 #[derive(Debug, Args)]
 pub struct TopologiesArgs {

@@ -176,7 +176,7 @@ fn convert(args: &ConvertArgs) -> Result<()> {
     whole(&args.input, &trace)
 }
 
-/// Reads a trace of any of the formats.
+/// Reads a trace of a known format.
 fn load(path: &Path, device: Option<&str>) -> Result<Imported> {
     let at = || format!("{}", path.display());
     let open =

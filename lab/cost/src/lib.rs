@@ -167,6 +167,12 @@ struct Sum {
 }
 
 impl Snapshot {
+    /// A look at all threads of one process; `None` if there is none, or it may not be looked at.
+    pub fn of(pid: i32) -> Option<Self> {
+        let look = Sampler::new(vec![Role::new("process", pid, ThreadFilter::All)]).take();
+        look.processes.contains_key(&pid).then_some(look)
+    }
+
     /// Resources used from `before`, an earlier look of the same sampler, until this one.
     pub fn since(&self, before: &Self) -> Used {
         let mut sums = vec![Sum::default(); self.roles.len()];

@@ -3,7 +3,7 @@
 //!
 //! - [`Session`]: connection, negotiation, memory and queues ([`ring`] has the rings).
 //! - [`run`]: a [`Workload`] on every queue of a session, with latencies, and what the back end's
-//!   process used meanwhile ([`observe`]).
+//!   process used meanwhile ([`vlane_cost`]).
 //! - [`run_crowd`]: one foreground reader in parallel with many others, with I/O priorities.
 //! - [`replay::replay`]: a recorded sequence of requests, with its timing or as fast as possible,
 //!   in an order that keeps its flushes' meaning.
@@ -22,7 +22,6 @@ mod error;
 mod job;
 mod lanes;
 mod message;
-pub mod observe;
 mod random;
 mod rate;
 pub mod replay;

@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
+use vlane_cost::{Snapshot, Used};
 
 use crate::error::{Error, ErrorKind};
 use crate::job::Job;
 use crate::lanes::{Effort, Lanes, Manner, Shared, Source};
-use crate::observe::{Snapshot, Usage};
 use crate::rate::{Books, OpenStats, Schedule};
 use crate::report::{BackendUse, Buckets, ByKind, Latency, OpenReport, Report};
 use crate::session::{GuestQueue, Session, Waker};
@@ -101,7 +101,7 @@ pub fn idle(
     let plan = Plan::of(workload.limit, Duration::ZERO);
     load(&mut session, &workload, &plan, &mut |_| ControlFlow::Continue(()))?;
     let look = || {
-        session.pid().and_then(|pid| Some((pid, Snapshot::take(pid)?))).ok_or_else(|| {
+        session.pid().and_then(|pid| Some((pid, Snapshot::of(pid)?))).ok_or_else(|| {
             let context = format!(
                 "{}: the back end's process cannot be looked at: it is another user's, or in \
                  another namespace",
@@ -208,7 +208,7 @@ pub(crate) struct Driven<S> {
     /// The most informative error of all threads.
     pub(crate) failure: Option<Error>,
     /// The use of resources by the back end's process within the window.
-    usage: Option<(i32, Usage)>,
+    usage: Option<(i32, Used)>,
     /// The time at which the jobs were asked to end, in ns of the run's clock; the maximum if they
     /// ended by themselves.
     pub(crate) until: u64,
@@ -289,8 +289,8 @@ struct Overseer<'a> {
 impl Overseer<'_> {
     /// Watches the jobs until all have ended; returns what the back end used within the window, and
     /// when that ended.
-    fn watch(&mut self, plan: &Plan, progress: &mut OnProgress<'_>) -> (Option<(i32, Usage)>, u64) {
-        let look = |session: &Session| session.pid().and_then(Snapshot::take);
+    fn watch(&mut self, plan: &Plan, progress: &mut OnProgress<'_>) -> (Option<(i32, Used)>, u64) {
+        let look = |session: &Session| session.pid().and_then(Snapshot::of);
         let Window { from, mut until, .. } = plan.window;
         let (mut before, mut after) = (None, None);
         let (mut failed, mut told) = (false, false);
@@ -403,19 +403,19 @@ fn report(
 
 impl BackendUse {
     /// The figures of a usage for a number of requests.
-    pub fn of(pid: i32, usage: &Usage, ios: u64) -> Self {
+    pub fn of(pid: i32, usage: &Used, ios: u64) -> Self {
         // The window of the snapshots is that of the requests to within a millisecond; both are per
         // second in effect.
         let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
-        let cpu_seconds = usage.cpu.as_secs_f64();
+        let cpu_seconds = usage.cpu().as_secs_f64();
         Self {
             pid,
             cpu_seconds,
             cpus: cpu_seconds / usage.wall.as_secs_f64().max(1e-9),
             cpu_us_per_io: per_io(cpu_seconds * 1e6),
-            switches: usage.switches,
-            switches_per_io: per_io(usage.switches as f64),
-            threads: usage.threads,
+            switches: usage.switches(),
+            switches_per_io: per_io(usage.switches() as f64),
+            threads: usage.roles.iter().map(|role| role.threads).sum(),
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use vlane::values;
 use vlane_guest::{
-    Accel, Boot, Disk, Host, Initramfs, Install, Kernel, Qemu, QemuProgram, Report as Console,
+    Accel, Boot, Disk, Host, Initramfs, Kernel, Qemu, QemuProgram, Report as Console,
 };
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_policy::loan::{Params, Policy};
@@ -26,8 +26,8 @@ use crate::loans::{live, sched};
 use vlane_client::progress::Progress;
 use vlane_report::build::{Begun, table};
 use vlane_report::{Cell, Report, Section};
-use vlane_testbed::Interrupt;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Installs, Interrupt};
 
 /// Time before each measurement: accounts begin empty.
 const RAMP: Duration = Duration::from_secs(2);
@@ -88,9 +88,9 @@ pub struct Options {
     /// Time limit, in seconds
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = values::time_in::<u64>("s", 1..=86_400))]
     pub limit: u64,
-    /// Download the guest's kernel into the cache directory, and install missing programs
-    #[arg(long)]
-    pub install: bool,
+    /// Permission to install missing programs
+    #[command(flatten)]
+    pub installs: Installs,
 }
 
 /// Measure on this machine's kernel
@@ -305,7 +305,7 @@ pub fn prove(
     interrupt: &Interrupt,
 ) -> Result<Report> {
     let begun = Begun::now(command);
-    let host = &Host::new(if options.install { Install::Allowed } else { Install::Never })?;
+    let host = &options.installs.host()?;
     let (qemu, kernel) = (QemuProgram::find(host)?, &Kernel::with_sched_ext(host)?);
     let version = format!("QEMU {}.{}, Linux {}", qemu.version.0, qemu.version.1, kernel.version);
     let boot =

@@ -2,13 +2,14 @@
 //! is counted where the lanes count.
 
 use std::num::NonZeroU16;
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use clap::Args;
+use vlane::values;
 use vlane_driver::{Limit, SessionOptions, Workload};
 use vlane_error::counted;
-use vlane_guest::{BlkioFio, Host};
+use vlane_guest::BlkioFio;
 use vlane_units::show_size;
 
 use vlane_bench::{Load, blkio};
@@ -18,7 +19,7 @@ use vlane_report::machine::usable_cpus;
 use vlane_report::{Cell, Note, Report, Section, Spread};
 use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, Rounds};
+use vlane_testbed::{Context, Error, ErrorKind, Installs, Interrupt, Result, Rounds};
 
 /// The time that the back end has for its burst, which does not count.
 const RAMP: Duration = Duration::from_secs(1);
@@ -30,6 +31,17 @@ const FIO: &str = "fio with libblkio";
 
 const IOPS: &str = "--limit-iops";
 const BANDWIDTH: &str = "--limit-bandwidth";
+
+/// The options
+#[derive(Debug, Clone, Args)]
+pub struct Options {
+    /// Duration of each row, in whole seconds
+    #[arg(long = "time", alias = "seconds", value_name = "TIME", default_value = "10s",
+        value_parser = values::time_in::<u32>("s", 1..=3600))]
+    seconds: u32,
+    #[command(flatten)]
+    installs: Installs,
+}
 
 /// The client, the lanes, the option of `vlane serve` that limits, and the limit.
 type Row = (&'static str, u16, &'static str, u64);
@@ -82,10 +94,7 @@ impl Bed<'_> {
             SessionOptions { queues, depth: 32, data: block, ..SessionOptions::default() };
         let limit = Limit::Time(time);
         let workload = Workload { block, limit, ramp: RAMP, cpus, ..Workload::default() };
-        let going_on = &mut |_| match self.interrupt.is_raised() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        };
+        let going_on = &mut |_| self.interrupt.going_on();
         Ok(vlane_driver::run(server.connect(&session)?, &workload, going_on)?.iops)
     }
 
@@ -144,20 +153,20 @@ impl Bed<'_> {
     }
 }
 
-/// Measures all rows with vlane's own file, each for `time`, in whole seconds.
+/// Measures all rows with vlane's own file.
 ///
 /// # Errors
 /// Obstacles to a measurement. Without a fio that has libblkio its rows are left out, and the
 /// report says so.
 pub fn run(
+    options: &Options,
     vlane: &Path,
-    time: Duration,
-    host: &Host,
     command: &str,
     interrupt: &Interrupt,
 ) -> Result<Report> {
     let begun = Begun::now(command);
-    let found = BlkioFio::find(host);
+    let time = Duration::from_secs(options.seconds.into());
+    let found = BlkioFio::find(&options.installs.host()?);
     let bed = Bed { vlane, time, fio: found.as_ref().ok(), interrupt };
     let rows = &ROWS[..if found.is_ok() { 11 } else { 8 }];
     let mut progress = Progress::new(rows.len()).expecting(RAMP + time);

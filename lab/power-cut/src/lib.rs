@@ -140,9 +140,9 @@ impl Outcome {
 pub fn run(
     options: &Options,
     vlane: &Path,
-    host: &Host,
     interrupt: &Interrupt,
 ) -> Result<(Vec<Outcome>, Option<String>)> {
+    let host = &options.installs.host()?;
     let mut outcomes = Vec::new();
     let mut each = options.file_system.iter();
     let ended = each.try_for_each(|file_system| {

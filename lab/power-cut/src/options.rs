@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use vlane::serve::CacheArg;
 use vlane::values::whole;
+use vlane_testbed::Installs;
 use vlane_testbed::guests::Machines;
 
 use super::{FileSystem, Load, name_of};
@@ -52,6 +53,9 @@ pub struct Options {
     /// Directory on a disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     pub disk_dir: Option<PathBuf>,
+    /// Permission to install missing programs.
+    #[command(flatten)]
+    pub installs: Installs,
 }
 
 /// A way to serve a volume.

@@ -8,10 +8,12 @@
 pub mod fio;
 pub mod guests;
 pub mod image;
+pub mod options;
 pub mod reports;
 pub mod rounds;
 pub mod server;
 
+pub use options::{Also, Installs, Raiser};
 pub use rounds::Rounds;
 pub use server::Server;
 pub use vlane_client::{Interrupt, Output, control, interrupt, output, sniff};

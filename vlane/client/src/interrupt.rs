@@ -1,5 +1,6 @@
 //! Ctrl-C: measurements end early, and what they started is taken down in order.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -39,6 +40,11 @@ impl Interrupt {
     /// True if a signal came.
     pub fn is_raised(&self) -> bool {
         self.flag.load(Ordering::Relaxed)
+    }
+
+    /// Ends a loop of callbacks once a signal came.
+    pub fn going_on(&self) -> ControlFlow<()> {
+        if self.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// An error once a signal came.

@@ -74,7 +74,7 @@ fn parse_profile(text: &str) -> Result<String, String> {
 }
 
 impl RunsArgs {
-    /// Prints the profiles' names, or one profile, if that is what was asked for.
+    /// Prints the profiles' names, or one profile, if that is requested.
     fn shows_profiles(&self) -> bool {
         if self.list_profiles {
             for (name, title) in vlane_bench::embedded_names() {
@@ -87,7 +87,7 @@ impl RunsArgs {
         self.list_profiles || self.show_profile.is_some()
     }
 
-    /// True if any of these options was given. An installation alone makes no runs.
+    /// True if one of these options was given. An installation alone makes no runs.
     pub(super) fn is_wanted(&self) -> bool {
         *self != Self { install: self.install, ..Self::default() }
     }

@@ -20,7 +20,7 @@ struct Reports {
     load: Option<VerifyReport>,
     /// Everything that was written, compared.
     after: Option<VerifyReport>,
-    /// True if any of them was interrupted.
+    /// True if one of them was interrupted.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     partial: bool,
 }

@@ -5,7 +5,6 @@
 //! anew for this, on the image of its guest's disk (the guest is gone by then). The host's fio has
 //! its own file of the same size.
 
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use vlane_driver::{Limit, Pattern as DriverPattern, SessionOptions, Workload};
@@ -59,11 +58,7 @@ pub fn measure(setup: &Setup<'_>, load: &Load, column: Column) -> Result<Outcome
         ramp: RAMP,
         ..Workload::default()
     };
-    let report =
-        vlane_driver::run(session, &workload, &mut |_| match setup.interrupt.is_raised() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        })?;
+    let report = vlane_driver::run(session, &workload, &mut |_| setup.interrupt.going_on())?;
     setup.interrupt.check()?;
     let (name, failed) = (server.name(), report.errors.total());
     if failed > 0 {

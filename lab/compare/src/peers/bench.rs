@@ -2,7 +2,6 @@
 
 use std::io::Write;
 use std::num::NonZeroU16;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -45,6 +44,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Requirements of the measurements.
 pub(super) struct Bench<'a> {
     options: &'a Options,
+    vlane: &'a Path,
     interrupt: &'a Interrupt,
     /// The guest of a group of rows, which lives as long as they are measured.
     guest: Option<(&'static str, InGuest<'a>)>,
@@ -64,15 +64,20 @@ pub(super) struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// Makes ready what the wanted rows need, and gives those that can be measured. All that can be
     /// missing is looked for before the images are written.
-    pub(super) fn new(options: &'a Options, interrupt: &'a Interrupt) -> Result<(Self, Vec<Row>)> {
+    pub(super) fn new(
+        options: &'a Options,
+        vlane: &'a Path,
+        interrupt: &'a Interrupt,
+    ) -> Result<(Self, Vec<Row>)> {
         let rows = chosen(options)?;
-        let host = Host::new(options.install)?;
+        let host = options.installs.host()?;
         let needs = |wanted: fn(&Contender) -> bool, name| {
             let mut contenders = rows.iter().flat_map(|row| &row.contenders);
             contenders.any(|(_, who)| wanted(who)).then(|| host.program(name)).transpose()
         };
         let mut bench = Self {
             options,
+            vlane,
             interrupt,
             guest: None,
             makers: Vec::new(),
@@ -92,7 +97,8 @@ impl<'a> Bench<'a> {
         let rows = bench.clients(rows, &host)?;
         bench.write_images(&rows)?;
         let steps = rows.iter().map(|row| row.contenders.len() * bench.rounds(row)).sum();
-        bench.progress = Progress::new(steps).expecting(options.time + options.ramp + AROUND);
+        let (time, ramp) = options.times();
+        bench.progress = Progress::new(steps).expecting(time + ramp + AROUND);
         Ok((bench, rows))
     }
 
@@ -204,7 +210,7 @@ impl<'a> Bench<'a> {
     /// One measurement.
     fn measure(&mut self, row: &Row, place: usize) -> Result<Sample> {
         let cpus = if row.load.pinned { vec![self.cpus.0] } else { Vec::new() };
-        let times = (self.options.ramp, self.options.time);
+        let (time, ramp) = self.options.times();
         match (row.client, &row.contenders[place].1) {
             (Client::Guest(machines), _) => {
                 if self.guest.is_none() {
@@ -214,12 +220,12 @@ impl<'a> Bench<'a> {
                 guest.measure(place, &row.load, self.options)
             }
             (_, Contender::Loop) => {
-                baseline::plain_loop(self.image(row.medium)?, &row.load, &cpus, times.1)
+                baseline::plain_loop(self.image(row.medium)?, &row.load, &cpus, time)
             }
             (_, Contender::Fio) => {
                 let program = self.fio.as_deref().ok_or_else(|| missing("fio"))?;
                 let (dir, image) = (self.dir.path(), self.image(row.medium)?);
-                baseline::fio(program, dir, image, &row.load, &cpus, times, self.interrupt)
+                baseline::fio(program, dir, image, &row.load, &cpus, (ramp, time), self.interrupt)
             }
             (Client::Blkio, _) => self.by_fio(&self.start(row, place, &cpus)?, &row.load),
             _ => self.drive(self.start(row, place, &cpus)?, row),
@@ -250,9 +256,7 @@ impl<'a> Bench<'a> {
         };
         let dir = self.dir.path();
         when_free(|| match (&row.contenders[place].1, &self.qsd) {
-            (Contender::Vlane(words), _) => {
-                Server::vlane(&self.options.vlane, dir, storage, cpus, words)
-            }
+            (Contender::Vlane(words), _) => Server::vlane(self.vlane, dir, storage, cpus, words),
             (Contender::Qsd(aio), Some(qsd)) => {
                 Server::qemu_storage_daemon_by(*aio, qsd, dir, storage, cpus, row.load.jobs)
             }
@@ -266,7 +270,7 @@ impl<'a> Bench<'a> {
         let fio = self.blkio.as_ref().ok_or_else(|| missing("fio with libblkio"))?;
         let depth = NonZeroU16::new(load.depth).unwrap_or(NonZeroU16::MIN);
         let asked = vlane_bench::Load { depth, batch: 1, ..vlane_bench::Load::named("load") };
-        let times = (self.options.time, self.options.ramp);
+        let times = self.options.times();
         let mut words = blkio::options(&asked, server.socket(), times.0, times.1);
         words.extend(load.rate.map(|rate| format!("--rate_iops={rate}")));
         let roles = vec![Role::new("back end", server.pid().cast_signed(), ThreadFilter::All)];
@@ -304,10 +308,6 @@ impl<'a> Bench<'a> {
     /// A back end driven by our own driver.
     fn drive(&mut self, mut server: Server, row: &Row) -> Result<Sample> {
         let (load, interrupt) = (&row.load, self.interrupt);
-        let going_on = || match interrupt.is_raised() {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        };
         let session = server.connect(&SessionOptions {
             queues: load.jobs,
             depth: load.depth,
@@ -317,25 +317,27 @@ impl<'a> Bench<'a> {
             ..SessionOptions::default()
         })?;
         if load.idle {
-            let (used, _) = vlane_driver::idle(session, IDLE.0, IDLE.1, &mut |_| going_on())?;
+            let (used, _) =
+                vlane_driver::idle(session, IDLE.0, IDLE.1, &mut |_| interrupt.going_on())?;
             let switches = used.switches as f64;
             return Ok(Sample { cpu_ms: used.cpu_seconds * 1e3, switches, ..Sample::default() });
         }
+        let (time, ramp) = self.options.times();
         let workload = Workload {
             pattern: load
                 .pattern
                 .parse::<Pattern>()
                 .map_err(|e| Error::new(ErrorKind::Invalid, e))?,
             block: load.block,
-            limit: Limit::Time(self.options.time),
-            ramp: self.options.ramp,
+            limit: Limit::Time(time),
+            ramp,
             wait: load.wait,
             cpus: if load.pinned { vec![self.cpus.1] } else { Vec::new() },
             ..Workload::default()
         };
         let report = vlane_driver::run(session, &workload, &mut |state| {
             self.progress.detail(&figure::with_unit(state.iops, "IOPS"));
-            going_on()
+            interrupt.going_on()
         })?;
         if report.errors.total() > 0 {
             let context =

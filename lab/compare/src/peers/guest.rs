@@ -84,6 +84,7 @@ impl<'a> InGuest<'a> {
         options: &Options,
     ) -> Result<Sample> {
         let Self { guest, servers, count, interrupt, .. } = self;
+        let (time, ramp) = options.times();
         *count += 1;
         let id = format!("m{count}");
         guest.send(&format!(
@@ -91,8 +92,8 @@ impl<'a> InGuest<'a> {
             disk(place),
             load.rate.unwrap_or(0),
             load.depth,
-            options.ramp.as_millis(),
-            options.time.as_millis()
+            ramp.as_millis(),
+            time.as_millis()
         ))?;
         let backend = servers.get(place).map(Server::pid).unwrap_or_default();
         let mut roles = vec![Role::new("back end", backend.cast_signed(), ThreadFilter::All)];
@@ -101,12 +102,12 @@ impl<'a> InGuest<'a> {
         wait(guest, &format!("begin.{id}"), TURN, interrupt)?;
         let begin = Instant::now();
         let mut look = |part: f64| {
-            pause(begin + options.ramp + options.time.mul_f64(part), interrupt)?;
+            pause(begin + ramp + time.mul_f64(part), interrupt)?;
             Result::Ok(sampler.take())
         };
         let before = look(WITHIN[0])?;
         let used = look(WITHIN[1])?.since(&before);
-        let line = wait(guest, &format!("line.{id}"), options.time + TURN, interrupt)?;
+        let line = wait(guest, &format!("line.{id}"), time + TURN, interrupt)?;
         if line.is_empty() {
             return Err(trouble(guest, "fio failed in the guest"));
         }

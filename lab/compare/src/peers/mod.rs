@@ -20,44 +20,65 @@ mod report;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::Args;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use vlane::values;
 use vlane_cost::Used;
-use vlane_guest::Install;
 use vlane_report::judge::Arms;
-use vlane_testbed::Rounds;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
+use vlane_testbed::{Also, Installs, Rounds};
 
 use self::bench::Bench;
 pub use self::judge::Verdict;
 pub use self::plan::{Row, rows};
 pub use self::report::{lines, markdown, report, targets};
 
-/// Options of the measurement.
-#[derive(Debug, Clone)]
+/// Options of the measurement
+#[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// vlane's own file.
-    pub vlane: PathBuf,
-    /// Measure the cost at given rates.
+    /// Measure CPU time and latency per request at given rates instead of throughput
+    #[arg(long)]
     pub fixed_load: bool,
-    /// At given rates, further lists of options of `vlane serve`, each measured besides.
-    pub also: Vec<Vec<String>>,
-    /// Rows by their names; empty for all.
-    pub rows: Vec<String>,
-    /// Measurements of each contender per row.
-    pub pairs: usize,
-    /// Time of each measurement.
-    pub time: Duration,
-    /// Time before each measurement that does not count.
-    pub ramp: Duration,
-    /// Permission to install missing programs.
-    pub install: Install,
-    /// A directory on a RAM disk.
-    pub ram_dir: Option<PathBuf>,
-    /// A directory on the disk to be measured.
-    pub disk_dir: Option<PathBuf>,
+    /// With --fixed-load, also measure vlane with these options of `vlane serve`
+    ///
+    /// Example: "--poll-max 0". May be given several times.
+    #[arg(long, value_name = "OPTIONS", requires = "fixed_load", allow_hyphen_values = true)]
+    also: Vec<Also>,
+    /// Measurements of each contender per row
+    #[arg(long = "repeat", alias = "pairs", value_name = "N", default_value_t = 5,
+        value_parser = values::whole::<usize>(1..=10_000))]
+    pairs: usize,
+    /// Duration of each measurement [default: 3s; with --fixed-load: 1.5s]
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    time: Option<Duration>,
+    /// Warm-up time of each measurement [default: 1s; with --fixed-load: 0.4s]
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
+    ramp: Option<Duration>,
+    /// Rows to measure, as --list names them [default: all]
+    ///
+    /// With --fixed-load, groups of rows (null, uml) can be named, too.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    rows: Vec<String>,
+    /// Directory on a RAM disk (tmpfs) [default: /dev/shm or another]
+    #[arg(long, value_name = "DIR")]
+    ram_dir: Option<PathBuf>,
+    /// Directory on the measured disk [default: the current one or /var/tmp]
+    #[arg(long, value_name = "DIR")]
+    disk_dir: Option<PathBuf>,
+    #[command(flatten)]
+    installs: Installs,
+}
+
+impl Options {
+    /// Durations of a measurement, and before it.
+    fn times(&self) -> (Duration, Duration) {
+        let (time, ramp) = if self.fixed_load { (1500, 400) } else { (3000, 1000) };
+        let ms = Duration::from_millis;
+        (self.time.unwrap_or(ms(time)), self.ramp.unwrap_or(ms(ramp)))
+    }
 }
 
 /// One measurement of one contender; a figure that does not apply is 0.
@@ -153,7 +174,7 @@ pub struct Outcome {
     pub emulated: bool,
 }
 
-/// Measures the rows; `done` gets each as soon as it is there.
+/// Measures the rows with vlane's own file; `done` gets each as soon as it is there.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] and [`ErrorKind::Missing`], before the first measurement;
@@ -161,10 +182,11 @@ pub struct Outcome {
 /// cannot be had is named in the outcome, unless its rows were requested.
 pub fn run(
     options: &Options,
+    vlane: &Path,
     interrupt: &Interrupt,
     mut done: impl FnMut(&RowResult),
 ) -> Result<Outcome> {
-    let (mut bench, rows) = Bench::new(options, interrupt)?;
+    let (mut bench, rows) = Bench::new(options, vlane, interrupt)?;
     let mut results = Vec::new();
     let measured = Rounds::measure_each("row", rows.len(), |place| {
         let result = RowResult::new(&rows[place], bench.row(&rows[place])?);

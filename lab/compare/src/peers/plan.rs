@@ -2,6 +2,7 @@
 
 use vlane_driver::Wait;
 use vlane_report::judge::Bound;
+use vlane_testbed::Also;
 use vlane_testbed::guests::Machines;
 use vlane_testbed::server::Aio;
 
@@ -156,7 +157,7 @@ impl Row {
 
 /// Every row in which the client asks for all that it can get, or has a given rate. At a rate,
 /// vlane is also measured with other options.
-pub fn rows(fixed_load: bool, also: &[Vec<String>]) -> Vec<Row> {
+pub fn rows(fixed_load: bool, also: &[Also]) -> Vec<Row> {
     if fixed_load {
         return at_rates(also);
     }
@@ -288,7 +289,7 @@ const GROUPS: [Group; 9] = [
 
 /// A row for each depth and rate of each group: at the same load vlane needs at most as much CPU
 /// time and latency as qemu-storage-daemon.
-fn at_rates(also: &[Vec<String>]) -> Vec<Row> {
+fn at_rates(also: &[Also]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (group, client, medium, depths, rates) in GROUPS {
         let subject = match client {
@@ -308,7 +309,7 @@ fn at_rates(also: &[Vec<String>]) -> Vec<Row> {
                 client,
                 ..Row::new(format!("{group}-{short}-d{depth}"), medium, load)
             };
-            row.contenders.extend(also.iter().map(|words| vlane(words)));
+            row.contenders.extend(also.iter().map(|also| vlane(&also.0)));
             let vlanes = (0..row.contenders.len()).filter(|place| !row.is_daemon(*place));
             let claims = vlanes.flat_map(|of| {
                 let (over, bound, headline) = (Some(1), Bound::AtMost(1.0), false);
@@ -379,7 +380,7 @@ mod tests {
 
     #[test]
     fn rows_are_unique_and_claims_fit() {
-        let also = [vec!["--poll-max".to_owned(), "0".to_owned()]];
+        let also = [Also(vec!["--poll-max".into(), "0".into()])];
         let (usual, rated) = (rows(false, &[]), rows(true, &also));
         for all in [&usual, &rated] {
             for (i, row) in all.iter().enumerate() {

@@ -287,6 +287,7 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
 
 /// The method, in some sentences.
 fn method(options: &Options) -> String {
+    let (time, ramp) = options.times();
     let settings = "On a file qemu-storage-daemon is measured with aio=io_uring and with \
                     aio=threads, and each row takes the one that";
     if !options.fixed_load {
@@ -305,8 +306,8 @@ fn method(options: &Options) -> String {
          ratio, not by the medians. A difference below 5 %, or below fio's resolution, does not \
          matter.",
         counted(options.pairs, "measurement"),
-        figure::duration(options.time.as_secs_f64()),
-        figure::duration(options.ramp.as_secs_f64()),
+        figure::duration(time.as_secs_f64()),
+        figure::duration(ramp.as_secs_f64()),
         100.0 * REACHED,
     )
 }

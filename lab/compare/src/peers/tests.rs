@@ -14,14 +14,13 @@ use super::*;
 
 fn options(fixed_load: bool) -> Options {
     Options {
-        vlane: "vlane".into(),
         fixed_load,
         also: Vec::new(),
         rows: Vec::new(),
         pairs: 5,
-        time: Duration::from_secs(1),
-        ramp: Duration::ZERO,
-        install: Install::Never,
+        time: None,
+        ramp: None,
+        installs: Installs::default(),
         ram_dir: None,
         disk_dir: None,
     }
@@ -120,7 +119,7 @@ fn better_setting_is_compared() {
 
 #[test]
 fn cheapest_sufficient_setting_is_compared() {
-    let all = rows(true, &[vec!["--poll-max".into(), "0".into()]]);
+    let all = rows(true, &["--poll-max 0".parse().unwrap()]);
     let row = all.iter().find(|row| row.id == "disk-1k-d4").unwrap();
     assert_eq!(row.contenders.len(), 4);
     let of = |uring: (f64, f64), threads: (f64, f64)| {

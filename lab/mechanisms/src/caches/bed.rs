@@ -8,7 +8,7 @@ use vlane_guest::{Host, UmlProgram};
 
 use super::limit::MemoryLimit;
 use super::replay::Replay;
-use super::{Options, Served};
+use super::{Arm, Options};
 use vlane_testbed::image::Image;
 use vlane_testbed::{Error, ErrorKind, Interrupt, Result, Server};
 
@@ -17,8 +17,10 @@ use vlane_testbed::{Error, ErrorKind, Interrupt, Result, Server};
 pub struct Bed<'a> {
     /// The options.
     pub options: &'a Options,
+    /// vlane's own file.
+    pub vlane: &'a Path,
     /// The ways to serve the volume.
-    pub served: &'a Served,
+    pub arms: Vec<Arm>,
     /// For the programs of guests.
     pub host: &'a Host,
     /// For sockets.
@@ -48,7 +50,7 @@ impl Bed<'_> {
         let mut words: Vec<OsString> = vec![image.into()];
         words.extend(["--format", "raw", "--queues", "1"].map(OsString::from));
         words.extend(arguments.iter().map(OsString::from));
-        let server = Server::serve(&self.served.vlane, self.dir, cpus, words)?;
+        let server = Server::serve(self.vlane, self.dir, cpus, words)?;
         if let Some(limit) = self.limit {
             limit.add(server.pid())?;
         }

@@ -52,7 +52,7 @@ impl Bed<'_> {
             ramp.as_millis(),
             time.as_millis()
         );
-        let mut guest = Initramfs::new(script).program_at("vlane", &self.served.vlane);
+        let mut guest = Initramfs::new(script).program_at("vlane", self.vlane);
         if needs_sqlite(job) {
             guest = guest.programs(["sqlite3"]);
         }

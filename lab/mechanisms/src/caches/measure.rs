@@ -1,7 +1,6 @@
 //! One measurement: a neighbour that reads its hot set, a volume that is written to, and what both
 //! cost the host.
 
-use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -215,12 +214,8 @@ impl Bed<'_> {
             ramp: Duration::ZERO,
             ..Workload::default()
         };
-        vlane_driver::run(session, &workload, &mut |_| self.going_on())?;
+        vlane_driver::run(session, &workload, &mut |_| self.interrupt.going_on())?;
         self.interrupt.check()
-    }
-
-    fn going_on(&self) -> ControlFlow<()> {
-        if self.interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
     /// Lets the neighbour read and the volume be written to, from now on; looks at the beginning
@@ -256,7 +251,7 @@ impl Bed<'_> {
         let (report, done, before, after, used) = std::thread::scope(|scope| {
             let reading = scope.spawn(|| {
                 bind(self.neighbour_cpus)?;
-                Ok(vlane_driver::run(session, &workload, &mut |_| self.going_on())?)
+                Ok(vlane_driver::run(session, &workload, &mut |_| self.interrupt.going_on())?)
             });
             let stop = &stop;
             let writing = scope

@@ -25,7 +25,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use vlane::serve::CacheArg;
 use vlane::values;
 use vlane_guest::{Host, UmlProgram};
 use vlane_report::build::Begun;
@@ -43,7 +44,7 @@ use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
 use vlane_testbed::image::{self, Place};
 use vlane_testbed::rounds::{Rounds, in_turns};
-use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result};
+use vlane_testbed::{Also, Context, Error, ErrorKind, Installs, Interrupt, Result};
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;
@@ -51,6 +52,17 @@ const DIRTY: u64 = 5;
 /// The options.
 #[derive(Debug, Clone, Args)]
 pub struct Options {
+    /// Cache modes, as in `vlane serve --cache`; the first is the baseline
+    ///
+    /// [default: writeback, none, and the modes that keep the guest's journal out of the cache]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "writeback,none,pdc",
+        hide_default_value = true, value_parser = parse_mode)]
+    modes: Vec<Arm>,
+    /// Also compare a volume with these options of `vlane serve`
+    ///
+    /// Example: "--cache writeback --poll-max 0". May be given several times.
+    #[arg(long, value_name = "OPTIONS", allow_hyphen_values = true)]
+    also: Vec<Also>,
     /// Writers of the journal
     ///
     /// commits and mail-replay run in this program. mail, oltp-rollback, oltp-wal, graph, mobile,
@@ -93,7 +105,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", value_parser = parse_journal)]
     vary_on: Option<u64>,
     /// Number of measurements of each combination
-    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5, value_parser = values::whole::<usize>(1..=1000))]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5,
+        value_parser = values::whole::<usize>(1..=1000))]
     rounds: usize,
     /// Warm-up time before each measurement
     #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time_or_none)]
@@ -104,22 +117,25 @@ pub struct Options {
     /// Directory on the measured disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]
     disk_dir: Option<PathBuf>,
+    #[command(flatten)]
+    installs: Installs,
 }
 
 /// Reads per second of the neighbour; none: one after the other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ReadRate(Option<f64>);
 
-/// The ways to serve the volume.
-#[derive(Debug)]
-pub struct Served {
-    /// vlane's own file.
-    pub vlane: PathBuf,
-    /// The arms; the first one is what others are held against.
-    pub arms: Vec<Arm>,
+type Parsed<T> = std::result::Result<T, String>;
+
+/// The names of modes that `vlane serve` knows.
+fn modes() -> impl Iterator<Item = String> {
+    let names = CacheArg::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    names.map(|mode| mode.get_name().to_owned())
 }
 
-type Parsed<T> = std::result::Result<T, String>;
+fn parse_mode(text: &str) -> Parsed<Arm> {
+    values::one_of(text, "cache mode", modes()).map(|mode| Arm::mode(&mode))
+}
 
 fn parse_mib(text: &str) -> Parsed<u64> {
     match values::size(text)? {
@@ -165,7 +181,8 @@ fn distinct<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
 
 impl Options {
     /// Without repeated values.
-    fn checked(&self, arms: &[Arm]) -> Result<Self> {
+    fn checked(&self) -> Result<Self> {
+        let arms = self.arms();
         for (place, arm) in arms.iter().enumerate() {
             if arms[..place].iter().any(|other| other.name == arm.name) {
                 let text = format!("`{}` is given twice", arm.name);
@@ -179,6 +196,12 @@ impl Options {
         let (jobs, journals) = (distinct(&self.jobs), distinct(&self.journals));
         let (rates, delays) = (distinct(&self.rates), distinct(&self.delays));
         Ok(Self { jobs, journals, rates, delays, ..self.clone() })
+    }
+
+    /// The ways to serve the volume; the first one is the baseline.
+    fn arms(&self) -> Vec<Arm> {
+        let also = self.also.iter().map(|also| Arm::options(&also.0));
+        self.modes.iter().cloned().chain(also).collect()
     }
 
     /// Memory of the back ends' cgroup in bytes; none: no limit.
@@ -196,13 +219,12 @@ impl Options {
 /// restored, and no file or process is left behind, in any case.
 pub fn run(
     options: &Options,
-    served: &Served,
+    vlane: &Path,
     command: &str,
-    host: &Host,
     interrupt: &Interrupt,
 ) -> Result<Report> {
-    let options = &options.checked(&served.arms)?;
-    let begun = Begun::now(command);
+    let options = &options.checked()?;
+    let (begun, host, arms) = (Begun::now(command), &options.installs.host()?, options.arms());
     host.program("mkfs.ext4")?;
     host.program("debugfs")?;
     let for_guests = options.jobs.iter().any(|job| job.needs_guest());
@@ -220,7 +242,7 @@ pub fn run(
     let volumes = options.journals.iter().map(|journal| Volume::bytes(*journal, for_guests));
     let bytes = volumes.fold(options.hot, u64::saturating_add);
     let place = Place::find(image::Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
-    let mut results = nothing_yet(options, &served.arms);
+    let mut results = nothing_yet(options, &arms);
     let measurements: usize = results.iter().map(|result| result.arms.0.len()).sum();
     let mut progress = Progress::new(1 + measurements * options.rounds)
         .expecting(options.ramp + options.time + Duration::from_secs(3));
@@ -230,7 +252,8 @@ pub fn run(
     let mut volumes = options.journals.iter().map(volume).collect::<Result<Vec<_>>>()?;
     let mut bed = Bed {
         options,
-        served,
+        vlane,
+        arms,
         host,
         dir: dir.path(),
         limit: limit.as_ref(),
@@ -287,7 +310,7 @@ fn measure_all(
                 progress.step(format!("round {}: {}: {arm}", round + 1, cell.id()));
                 let volume = volumes.iter_mut().find(|volume| volume.journal == cell.journal);
                 let missing = || Error::new(ErrorKind::Missing, "there is no such journal");
-                let (volume, arm) = (volume.ok_or_else(missing)?, &bed.served.arms[at]);
+                let (volume, arm) = (volume.ok_or_else(missing)?, &bed.arms[at]);
                 bed.measure(cell, arm, volume, &mut |doing| progress.detail(doing))
             })
         })
@@ -335,6 +358,19 @@ mod tests {
     }
 
     #[test]
+    fn compared_modes_match_serve() {
+        // The mode auto depends on the disk, and writethrough makes every write durable.
+        let usual = options(&[]).arms().into_iter().map(|arm| arm.name);
+        let (mut usual, mut known) = (usual.collect::<Vec<_>>(), Vec::from_iter(modes()));
+        assert_eq!(usual.first().map(String::as_str), Some("writeback"));
+        known.retain(|mode| mode != "auto" && mode != "writethrough");
+        usual.sort();
+        known.sort();
+        assert_eq!(usual, known);
+        assert!(parse_mode("no such mode").is_err());
+    }
+
+    #[test]
     fn neighbour_and_writer_get_separate_cpus() {
         assert_eq!(sides(&[0, 1]), (vec![0], vec![1]));
         assert_eq!(sides(&[2, 5, 7]), (vec![2], vec![5, 7]));
@@ -343,17 +379,15 @@ mod tests {
 
     #[test]
     fn senseless_options_are_usage_errors() {
-        let arms = [Arm::mode("none"), Arm::mode("pdc")];
-        let twice = [&arms[..], &[Arm::mode("none")]].concat();
-        for (arms, words, says) in [
-            (&twice[..], &[][..], "given twice"),
-            (&arms, &["--journals=4M", "--vary-on=8M"], "no journal of that size"),
+        for (words, says) in [
+            (&["--modes=none,pdc,none"][..], "given twice"),
+            (&["--journals=4M", "--vary-on=8M"], "no journal of that size"),
         ] {
-            let error = options(words).checked(arms).unwrap_err();
+            let error = options(words).checked().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Usage);
             assert!(error.to_string().contains(says), "{error}");
         }
-        let jobs = options(&["--jobs=mail,commits,mail"]).checked(&arms).unwrap().jobs;
+        let jobs = options(&["--jobs=mail,commits,mail"]).checked().unwrap().jobs;
         assert_eq!(jobs, [Job::Mail, Job::Commits]);
         for (text, says) in [("1M", "from 4M"), ("8389120", "not a multiple of 1M")] {
             assert!(parse_journal(text).unwrap_err().contains(says));

@@ -125,8 +125,7 @@ pub fn run(
     command: &str,
     interrupt: &Interrupt,
 ) -> Result<Report> {
-    let (begun, fg) = (Begun::now(command), options.guest.fg(vlane)?);
-    let host = options.guest.host()?;
+    let begun = Begun::now(command);
     let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
     let task = |place| {
         let (model, readers) = (options.guest.model(place), options.readers(place));
@@ -138,7 +137,7 @@ pub fn run(
     let tasks: Vec<_> = distinct(options.places.clone()).into_iter().map(task).collect();
     let sample = |place, said: &[String], beside| Sample::of(options.reads(place), said, beside);
     let (results, partial) =
-        options.guest.measure(&tasks, options.rounds, (vlane, &fg), &host, interrupt, sample)?;
+        options.guest.measure(&tasks, options.rounds, vlane, interrupt, sample)?;
     let mut report = report::fill(options, &results, &begun);
     partial.into_iter().for_each(|missing| report.mark_partial(missing));
     Ok(report)

@@ -89,11 +89,12 @@ pub fn run(
     interrupt: &Interrupt,
 ) -> Result<Report> {
     let mut options = options.clone();
-    let (begun, fg) = (Begun::now(command), options.guest.fg(vlane)?);
-    let host = options.guest.host()?;
+    let begun = Begun::now(command);
+    // A lack of it is better known before the file system of programs is made.
+    options.guest.fg(vlane)?;
     options.programs = distinct(options.programs.clone());
     let programs = &options.programs;
-    let root = Root::find(&host, programs)?;
+    let root = Root::find(&options.guest.installs.host()?, programs)?;
     let keys: Vec<String> = programs.iter().map(|program| program.name()).collect();
     let task = |place| Task {
         place,
@@ -110,7 +111,7 @@ pub fn run(
         Ok(Sample { seconds: seconds.collect::<Result<_>>()?, beside })
     };
     let (results, partial) =
-        options.guest.measure(&tasks, options.launches, (vlane, &fg), &host, interrupt, sample)?;
+        options.guest.measure(&tasks, options.launches, vlane, interrupt, sample)?;
     let mut report = report::fill(&options, &root, &results, &begun);
     partial.into_iter().for_each(|missing| report.mark_partial(missing));
     Ok(report)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use vlane::values;
-use vlane_guest::{Guest, Host, Initramfs, Install};
+use vlane_guest::{Guest, Host, Initramfs};
 
 use super::script::with_parts;
 use super::{Mode, Model, VOLUME, Variant, distinct, word};
@@ -23,6 +23,7 @@ use vlane_testbed::guests::{Machines, Maker, trouble, wait};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::{Rounds, in_turns};
 use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::{Installs, Raiser};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
 pub(crate) const BOOT: Duration = Duration::from_secs(240);
@@ -56,12 +57,10 @@ pub struct GuestArgs {
     /// Time for the background readers to settle
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
     pub(super) ramp: Duration,
-    /// vlane-fg program [default: next to this program]
-    #[arg(long, value_name = "FILE")]
-    pub(super) fg: Option<PathBuf>,
-    /// Install missing programs by apt-get (as root), and guest kernels into the cache directory
-    #[arg(long)]
-    pub(super) install: bool,
+    #[command(flatten)]
+    pub(super) fg: Raiser,
+    #[command(flatten)]
+    pub(super) installs: Installs,
 }
 
 /// The task of a guest.
@@ -215,26 +214,13 @@ impl GuestArgs {
         Model { latency, parallel: self.parallel.unwrap_or(PARALLEL) }
     }
 
-    /// The file of vlane-fg, beside vlane's own file unless it was given.
+    /// The file of vlane-fg; none if no variant needs it.
     ///
     /// # Errors
-    /// [`ErrorKind::Missing`] if a variant needs it, and it is not there.
-    pub(super) fn fg(&self, vlane: &Path) -> Result<PathBuf> {
-        let fg = self.fg.clone().unwrap_or_else(|| vlane.with_file_name("vlane-fg"));
-        if fg.is_file() || !self.variants.iter().any(|variant| variant.is_raised()) {
-            return Ok(fg);
-        }
-        let text = format!(
-            "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name \
-             it with --fg",
-            fg.display()
-        );
-        Err(Error::new(ErrorKind::Missing, text))
-    }
-
-    /// Where to look for programs.
-    pub(super) fn host(&self) -> Result<Host> {
-        Ok(Host::new(if self.install { Install::Allowed } else { Install::Never })?)
+    /// As [`Raiser::find`].
+    pub(super) fn fg(&self, vlane: &Path) -> Result<Option<PathBuf>> {
+        let is_needed = self.variants.iter().any(|variant| variant.is_raised());
+        is_needed.then(|| self.fg.find(vlane)).transpose()
     }
 
     /// Measures each variant in turns in each guest, with vlane's own file and vlane-fg's.
@@ -248,11 +234,11 @@ impl GuestArgs {
         &self,
         tasks: &[Task<'_>],
         rounds: usize,
-        programs: (&Path, &Path),
-        host: &Host,
+        vlane: &Path,
         interrupt: &Interrupt,
         of: impl Fn(Machines, &[String], Beside) -> Result<S>,
     ) -> Result<(Vec<PlaceResult<S>>, Option<String>)> {
+        let (fg, host) = (self.fg(vlane)?, &self.installs.host()?);
         let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
         let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
         let variants = distinct(self.variants.clone());
@@ -266,7 +252,7 @@ impl GuestArgs {
                 ramp: self.ramp,
                 model: self.model(task.place),
                 variants: &variants,
-                programs,
+                programs: (vlane, fg.as_deref()),
                 dir: dir.path(),
             };
             match setup.measure(host, rounds, interrupt, &mut progress, &of) {
@@ -294,8 +280,8 @@ struct Setup<'a> {
     ramp: Duration,
     model: Model,
     variants: &'a [Variant],
-    /// vlane's own file, and vlane-fg's.
-    programs: (&'a Path, &'a Path),
+    /// vlane's own file, and that of vlane-fg where a variant needs it.
+    programs: (&'a Path, Option<&'a Path>),
     /// For sockets.
     dir: &'a Path,
 }
@@ -391,9 +377,9 @@ impl Setup<'_> {
             .file("etc/raised.rc", 0o644, RAISED)
             .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n")
             .file("typed", 0o644, self.task.typed.as_str());
-        match self.variants.iter().any(|variant| variant.is_raised()) {
-            true => guest.program_at("vlane-fg", self.programs.1),
-            false => guest,
+        match self.programs.1 {
+            Some(fg) => guest.program_at("vlane-fg", fg),
+            None => guest,
         }
     }
 

@@ -1,7 +1,6 @@
 //! Without a guest: vlane's driver, a model of a drive with a queue for each thread of the back
 //! end, 512 readers and one more.
 
-use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
@@ -238,7 +237,7 @@ fn measure(
     })?;
     let report = vlane_driver::run_crowd(session, &crowd, &mut |state| {
         progress.detail(&figure::with_unit(state.iops, "IOPS"));
-        if interrupt.is_raised() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        interrupt.going_on()
     })?;
     interrupt.check()?;
     server.stop(STOP)?;

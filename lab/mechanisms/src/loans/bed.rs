@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vlane_error::counted;
-use vlane_guest::{Backend, Guest, Host, Initramfs, Install, Ready, Spec};
+use vlane_guest::{Backend, Guest, Initramfs, Ready, Spec};
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_sched::live::state::DaemonState;
 use vlane_sched::sys::{self, Attr};
@@ -18,6 +18,7 @@ use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_client::record::{RecordOptions, record};
 use vlane_cost::{Role, Sampler};
+use vlane_testbed::Installs;
 use vlane_testbed::control::Control;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::guests::{Machines, Maker, pause};
@@ -68,8 +69,8 @@ impl Bed {
         progress: &mut Progress,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let install = if options.install { Install::Allowed } else { Install::Never };
-        let maker = Maker::find(&Host::new(install)?, machines)?;
+        let install = Installs { install: options.install };
+        let maker = Maker::find(&install.host()?, machines)?;
         let directory = TempDir::with_prefix("vlane-loans-")
             .context(ErrorKind::Io, || "cannot make a temporary directory")?;
         let beside = |name: &str| directory.path().join(name);

@@ -28,7 +28,6 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use vlane::values;
-use vlane_guest::Host;
 
 use self::bed::Bed;
 use crate::express::Model;
@@ -39,7 +38,7 @@ use vlane_report::Report;
 use vlane_report::build::Begun;
 use vlane_report::judge::Arms;
 use vlane_testbed::rounds::{Rounds, in_turns};
-use vlane_testbed::{Error, ErrorKind, Interrupt, Result};
+use vlane_testbed::{Installs, Interrupt, Raiser, Result};
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;
@@ -59,19 +58,22 @@ pub struct Options {
     #[arg(long)]
     quick: bool,
     /// Readers in the background
-    #[arg(long, value_name = "N", default_value_t = 48, value_parser = values::whole::<u16>(1..=512))]
+    #[arg(long, value_name = "N", default_value_t = 48,
+        value_parser = values::whole::<u16>(1..=512))]
     readers: u16,
     /// Guests that only compute, with one vCPU each [default: 2, with --quick 1]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>(1..=64))]
     others: Option<usize>,
     /// Service time of the drive: microseconds, or a time such as 1ms
-    #[arg(long, value_name = "TIME", default_value = "2ms", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
+    #[arg(long, value_name = "TIME", default_value = "2ms",
+        value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
     latency: u64,
     /// Requests that the drive serves in parallel
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u16>(1..))]
     parallel: u16,
     /// Number of measurements of each variant [default: 5, with --quick 1]
-    #[arg(long = "repeat", alias = "rounds", value_name = "N", value_parser = values::whole::<usize>(1..=1000))]
+    #[arg(long = "repeat", alias = "rounds", value_name = "N",
+        value_parser = values::whole::<usize>(1..=1000))]
     rounds: Option<usize>,
     /// Time for readers and the foreground to settle
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = values::time_or_none)]
@@ -82,9 +84,10 @@ pub struct Options {
     /// Directory for the images, on a disk with some hundred MiB free
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     disk_dir: PathBuf,
-    /// vlane-fg program [default: next to this program]
-    #[arg(long, value_name = "FILE")]
-    fg: Option<PathBuf>,
+    #[command(flatten)]
+    fg: Raiser,
+    #[command(flatten)]
+    installs: Installs,
 }
 
 impl Options {
@@ -186,24 +189,15 @@ struct Sample {
 /// conditions with loans are left out, and the report says so.
 ///
 /// # Errors
-/// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and what
-/// guests, back ends and schedulers say.
+/// `ErrorKind::Missing` without a program that is needed, `ErrorKind::Interrupted`, and those of
+/// guests, back ends and schedulers.
 pub fn run(
     options: &Options,
     vlane: &Path,
     command: &str,
-    host: &Host,
     interrupt: &Interrupt,
 ) -> Result<Report> {
-    let fg = options.fg.clone().unwrap_or_else(|| vlane.with_file_name("vlane-fg"));
-    if !fg.is_file() {
-        let text = format!(
-            "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name \
-             it with --fg",
-            fg.display()
-        );
-        return Err(Error::new(ErrorKind::Missing, text));
-    }
+    let (fg, host) = (options.fg.find(vlane)?, &options.installs.host()?);
     let begun = Begun::now(command);
     let impossible = vlane_sched::live::probe::real_time().err().map(|error| error.to_string());
     let conditions: Vec<Condition> =
