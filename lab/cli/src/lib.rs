@@ -117,7 +117,7 @@ enum Compared {
     /// Baseline is one queue and one thread for all jobs. MQ is a queue per job and one thread. MT
     /// is a queue and a thread per job. Takes a few minutes, --quick half a minute. Needs no root
     /// and no other program.
-    Topologies(topologies::TopologiesArgs),
+    Topologies(Reported<topologies::TopologiesArgs>),
 }
 
 /// Prove a mechanism's worth with real guests, or the lack of it
@@ -203,7 +203,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Compared::Host(args) => compare::run(args),
             Compared::Peers(args) => peers::run(args),
             Compared::Caches(args) => args.run(caches::run),
-            Compared::Topologies(args) => topologies::run(args),
+            Compared::Topologies(args) => args.run(topologies::run),
         },
         Command::Prove(proved) => match &proved {
             Proved::Express(args) => express::run(args),

@@ -14,17 +14,17 @@
 //! It is a profile of `vlane-lab bench`, made from a few options.
 
 use std::num::NonZeroU16;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
 use vlane_bench::{Load, Pattern, Profile, Setting, Size, Target};
 use vlane_client::Progress;
 use vlane_error::counted;
 use vlane_guest::{Host, Install};
+use vlane_report::Report;
 use vlane_testbed::{Error, ErrorKind, Interrupt};
 
-use crate::output::{OutputArgs, command_line};
 use crate::values;
 
 /// Capacity of the null device.
@@ -71,9 +71,6 @@ pub struct TopologiesArgs {
     /// Number of measurements [default: 5; with --quick 2]
     #[arg(long = "repeat", alias = "repeats", value_name = "N", value_parser = values::whole::<u16>(1..=100))]
     repeats: Option<u16>,
-
-    #[command(flatten)]
-    output: OutputArgs,
 }
 
 /// Parses the name of a pattern.
@@ -83,7 +80,7 @@ fn parse_pattern(text: &str) -> Result<String, String> {
 
 impl TopologiesArgs {
     /// The profile that measures every pattern, with each number of jobs, on each topology.
-    fn profile(&self) -> anyhow::Result<Profile> {
+    fn profile(&self) -> vlane_testbed::Result<Profile> {
         let ms = Duration::from_millis;
         let (time, ramp, repeats) =
             if self.quick { (ms(250), ms(80), 2) } else { (ms(400), ms(100), 5) };
@@ -139,30 +136,29 @@ impl TopologiesArgs {
 ///
 /// # Errors
 /// The fault of a back end, a client or an output file; all started processes are gone then.
-pub fn run(args: &TopologiesArgs) -> anyhow::Result<()> {
-    let profile = args.profile()?;
-    args.output.check()?;
-    let interrupt = Interrupt::listen()?;
+pub fn run(
+    options: &TopologiesArgs,
+    vlane: &Path,
+    command: &str,
+    interrupt: &Interrupt,
+) -> vlane_testbed::Result<Report> {
+    let profile = options.profile()?;
     let host = Host::new(Install::Never)?;
     let setting = Setting {
-        vlane: &std::env::current_exe().context("cannot find this program's own file")?,
-        command: command_line(),
+        vlane,
+        command: command.to_owned(),
         host: &host,
         client_cpus: &[],
         ram_dir: None,
         disk_dir: None,
-        interrupt: &interrupt,
+        interrupt,
     };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
     let measured = vlane_bench::measure(&profile, &setting, &mut progress)?;
     drop(progress);
     let compared = vlane_bench::between_targets(&measured);
-    let report = vlane_report::Report {
-        kind: "topologies".into(),
-        ..vlane_bench::report(&measured, &compared, None)
-    };
-    args.output.show(&report)
+    Ok(Report { kind: "topologies".into(), ..vlane_bench::report(&measured, &compared, None) })
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub struct Options {
     /// Rows to measure, as --list names them [default: all]
     ///
     /// With --fixed-load, groups of rows (null, uml) can be named, too.
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_row)]
     rows: Vec<String>,
     /// Directory on a RAM disk (tmpfs) [default: /dev/shm or another]
     #[arg(long, value_name = "DIR")]
@@ -70,6 +70,15 @@ pub struct Options {
     disk_dir: Option<PathBuf>,
     #[command(flatten)]
     installs: Installs,
+}
+
+/// Parses the name of a row, or of a group of rows.
+fn parse_row(text: &str) -> std::result::Result<String, String> {
+    let (usual, rated) = (rows(false, &[]), rows(true, &[]));
+    let mut names: Vec<&str> = usual.iter().map(|row| row.id.as_str()).collect();
+    names.extend(rated.chunk_by(|a, b| a.group == b.group).map(|rows| rows[0].group.0));
+    names.extend(rated.iter().map(|row| row.id.as_str()).filter(|id| *id == text));
+    values::one_of(text, "row", names)
 }
 
 impl Options {

@@ -38,6 +38,7 @@ use self::limit::{DirtyLimit, MemoryLimit};
 pub(crate) use self::measure::transferred;
 pub use self::plan::{Arm, Cell, Expected, Job};
 use self::volume::{SMALLEST_JOURNAL, Volume};
+use crate::express::distinct;
 use vlane_client::progress::Progress;
 use vlane_report::Report;
 use vlane_report::judge::Arms;
@@ -173,12 +174,6 @@ fn parse_rate(text: &str) -> Parsed<ReadRate> {
     }
 }
 
-/// The distinct values, in order.
-fn distinct<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
-    let firsts = all.iter().enumerate().filter(|(place, one)| !all[..*place].contains(one));
-    firsts.map(|(_, one)| *one).collect()
-}
-
 impl Options {
     /// Without repeated values.
     fn checked(&self) -> Result<Self> {
@@ -193,8 +188,8 @@ impl Options {
             let text = format!("--vary-on {}: there is no journal of that size", show_size(only));
             return Err(Error::new(ErrorKind::Usage, text));
         }
-        let (jobs, journals) = (distinct(&self.jobs), distinct(&self.journals));
-        let (rates, delays) = (distinct(&self.rates), distinct(&self.delays));
+        let (jobs, journals) = (distinct(self.jobs.clone()), distinct(self.journals.clone()));
+        let (rates, delays) = (distinct(self.rates.clone()), distinct(self.delays.clone()));
         Ok(Self { jobs, journals, rates, delays, ..self.clone() })
     }
 

@@ -103,7 +103,7 @@ pub(crate) fn word(value: impl ValueEnum) -> String {
 }
 
 /// The distinct values, in order.
-fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
+pub(crate) fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
     all.into_iter().fold(Vec::new(), |mut found, one| {
         if !found.contains(&one) {
             found.push(one);
