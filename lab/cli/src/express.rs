@@ -2,7 +2,7 @@
 //! the measurement.
 
 use clap::Subcommand;
-use vlane_mechanisms::express::{guests, launch, native};
+use vlane_mechanisms::express::{fsync, guests, launch, native};
 
 use crate::output::Reported;
 
@@ -20,6 +20,8 @@ pub enum Express {
     Guests(Reported<guests::Options>),
     /// Measure the start of real programs in a guest with a cold cache
     Launch(Reported<launch::Options>),
+    /// Measure fsyncs of a program in a guest's foreground, and each of their requests
+    Fsync(Reported<fsync::Options>),
 }
 
 /// Runs the command.
@@ -31,6 +33,7 @@ pub fn run(express: &Express) -> anyhow::Result<()> {
         Express::Native(args) => args.run(native::run),
         Express::Guests(args) => args.run(guests::run),
         Express::Launch(args) => args.run(launch::run),
+        Express::Fsync(args) => args.run(fsync::run),
     }
 }
 
@@ -64,6 +67,7 @@ mod tests {
         assert!(said(&["guests", "--variants", "fast"]).contains("cpu+io"));
         assert!(said(&["guests", "--where", "xen"]).contains("uml"));
         assert!(said(&["launch", "--programs", "emacs"]).contains("vim"));
+        assert!(said(&["fsync", "--syncs", "0"]).contains("--syncs"));
         assert!(said(&["native", "--modes", "all"]).contains("shortest"));
         assert!(said(&["native", "--loads", "odd"]).contains("uneven"));
     }

@@ -75,7 +75,7 @@ enum Command {
     /// Run the guest's part of `compare caches`
     #[command(hide = true)]
     CachesJob(caches::job::GuestJob),
-    /// Run the foreground program of `prove express guests`
+    /// Run the foreground program of `prove express guests` or `prove express fsync`
     #[command(hide = true)]
     ExpressRead(vlane_mechanisms::express::reader::Options),
     /// Run the guest's part of `prove together`

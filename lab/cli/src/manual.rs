@@ -126,6 +126,11 @@ pub static PAGES: &[Page] = &[
         &[("prove express launch --install", "Measures how long programs take to start.")],
     ),
     page(
+        "prove express fsync",
+        MEASURES,
+        &[("prove express fsync --install", "Measures fsyncs in a guest's foreground.")],
+    ),
+    page(
         "prove together",
         MEASURES,
         &[("prove together --quick --install", "Measures all variants shortly.")],

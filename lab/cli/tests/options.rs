@@ -21,7 +21,7 @@ const FREE: [(&str, &str); 8] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 46] = [
+const ZERO: [(&str, &str); 49] = [
     ("compare caches", "delays"),
     ("compare caches", "ramp"),
     ("caches-job", "ramp"),
@@ -29,6 +29,9 @@ const ZERO: [(&str, &str); 46] = [
     ("prove express native", "think"),
     ("prove express guests", "ramp"),
     ("prove express launch", "ramp"),
+    ("prove express fsync", "ramp"),
+    ("prove express fsync", "think"),
+    ("express-read", "think"),
     ("express-read", "seed"),
     ("express-read", "mark"),
     ("prove together", "ramp"),

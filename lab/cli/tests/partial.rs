@@ -142,9 +142,10 @@ const NATIVE: [(&[&str], &str); 3] = [
 
 /// Those that need a guest, or more than a test has the time for. Their parts are kept by the same
 /// code, `vlane_testbed::Rounds`.
-const OTHERS: [&str; 11] = [
+const OTHERS: [&str; 12] = [
     "compare caches",
     "compare host",
+    "prove express fsync",
     "prove express guests",
     "prove express launch",
     "prove journal",

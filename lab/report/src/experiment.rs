@@ -81,19 +81,20 @@ pub trait Experiment {
     type Sample: Serialize;
 
     /// Titles of the columns for the place and for the arm.
-    fn heads(&self) -> [&'static str; 2];
+    fn heads(&self) -> [&'static str; 2] {
+        ["Where", "Variant"]
+    }
 
     /// Figures of the summary, relative to the first arm.
     fn summary(&self) -> Vec<Figure<'_, Self::Sample>>;
-
-    /// Rounds of each arm.
-    fn rounds(&self) -> usize;
 
     /// Notes for the reader.
     fn notes(&self, places: &[Place<'_, Self::Sample>]) -> Vec<Note>;
 
     /// The paragraph above the goals.
-    fn aim(&self) -> String;
+    fn aim(&self) -> String {
+        String::new()
+    }
 
     /// The verdicts on the goals at a place.
     fn judge(&self, place: &Place<'_, Self::Sample>) -> Vec<Verdict> {
@@ -120,7 +121,9 @@ pub trait Experiment {
     }
 
     /// The id and the figures of the table of ratios to the first arm; no table without figures.
-    fn ratios(&self) -> (&'static str, Vec<Figure<'_, Self::Sample>>);
+    fn ratios(&self) -> (&'static str, Vec<Figure<'_, Self::Sample>>) {
+        ("over-first", self.summary())
+    }
 
     /// Figures of a place's table.
     fn figures(&self, place: &Place<'_, Self::Sample>) -> Vec<Figure<'_, Self::Sample>>;
@@ -170,7 +173,8 @@ pub fn report<E: Experiment>(
     let said = experiment.summary();
     summary.extend(compared.iter().map(|place| sentence(&said, place)));
     let mut notes = experiment.notes(places);
-    notes.extend(few(experiment.rounds()));
+    let arms = places.iter().flat_map(|place| &place.arms.0);
+    notes.extend(few(arms.map(|arm| arm.rounds.len()).max().unwrap_or(0)));
     let records = places.iter().flat_map(|place| place.arms.records(&place.name));
     let labels = format!("{} | {} | Round", heads[0], heads[1]);
     let samples = vec![Samples::of_records("rounds", "Every round of every arm", &labels, records)];
@@ -337,10 +341,6 @@ mod tests {
 
         fn summary(&self) -> Vec<Figure<'_, Sample>> {
             vec![Figure::new("time", "s", |s: &Sample| s.time)]
-        }
-
-        fn rounds(&self) -> usize {
-            3
         }
 
         fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {

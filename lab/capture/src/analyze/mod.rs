@@ -153,6 +153,16 @@ fn latency(records: &[&Record]) -> Section {
     Section::new("latency", "Service time", vec![text.to_owned()], blocks)
 }
 
+/// The name of a class of I/O priorities.
+pub fn class_name(class: PriorityClass) -> &'static str {
+    match class {
+        PriorityClass::None => "none",
+        PriorityClass::RealTime => "real time",
+        PriorityClass::BestEffort => "best effort",
+        PriorityClass::Idle => "idle",
+    }
+}
+
 fn priorities(records: &[&Record]) -> Section {
     let mut classes: BTreeMap<(PriorityClass, u32), Vec<&Record>> = BTreeMap::new();
     for record in records.iter().filter(|record| !record.more) {
@@ -161,12 +171,7 @@ fn priorities(records: &[&Record]) -> Section {
     }
     let all: usize = classes.values().map(Vec::len).sum();
     let rows = classes.into_iter().map(|((class, level), of)| {
-        let class = match class {
-            PriorityClass::None => "none",
-            PriorityClass::RealTime => "real time",
-            PriorityClass::BestEffort => "best effort",
-            PriorityClass::Idle => "idle",
-        };
+        let class = class_name(class);
         let n = of.len() as u64;
         let bytes: u64 = of.iter().map(|record| record.bytes()).sum();
         let mut row = vec![class.into(), count(level.into()), count(n), share(n, all as u64)];

@@ -46,7 +46,6 @@ const DIRECTIONS: [Direction; 2] = [
 /// The results: for each direction large and small requests.
 struct Measured {
     accel: Accel,
-    passes: usize,
     all: Vec<(Direction, Arms<Sample>)>,
     /// The reason why exits to the host are not counted.
     uncounted: Option<String>,
@@ -98,9 +97,9 @@ pub fn run(
     })?;
     progress.clear();
     all.iter_mut().for_each(|(_, arms)| arms.keep(rounds.whole()));
-    let (accel, passes, uncounted) = (accel.accel, rounds.whole(), guest.uncounted());
+    let (accel, uncounted) = (accel.accel, guest.uncounted());
     guest.quit();
-    let mut report = report::fill(&Measured { accel, passes, all: all.into(), uncounted }, &begun);
+    let mut report = report::fill(&Measured { accel, all: all.into(), uncounted }, &begun);
     rounds.mark(&mut report);
     Ok(report)
 }

@@ -73,10 +73,6 @@ impl Experiment for Measured {
         vec![calls(), rate()]
     }
 
-    fn rounds(&self) -> usize {
-        self.passes
-    }
-
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         let emulated = (self.accel == Accel::Tcg).then(|| {
             Note::warning(
@@ -87,10 +83,6 @@ impl Experiment for Measured {
         let uncounted = self.uncounted.iter();
         let uncounted = uncounted.map(|reason| Note::info(format!("KVM exits: {reason}.")));
         emulated.into_iter().chain(uncounted).collect()
-    }
-
-    fn aim(&self) -> String {
-        String::new()
     }
 
     /// 4K : 512K, beside what was published.
@@ -192,7 +184,6 @@ mod tests {
         let [read, write] = DIRECTIONS;
         let measured = Measured {
             accel: Accel::Tcg,
-            passes: 2,
             all: vec![(read, reads), (write, arms())],
             uncounted: Some("no KVM here".into()),
         };

@@ -124,10 +124,6 @@ impl Experiment for Shown<'_> {
         vec![reads, operations]
     }
 
-    fn rounds(&self) -> usize {
-        self.options.rounds
-    }
-
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         self.told()
     }

@@ -8,8 +8,8 @@ use clap::Args;
 use serde::Serialize;
 use vlane::values;
 
-use super::machine::{Beside, GuestArgs, Task, took};
-use super::{BLOCK, distinct};
+use super::BLOCK;
+use super::machine::{Behind, Beside, GuestArgs, Task, took};
 use vlane_report::Report;
 use vlane_report::build::Begun;
 use vlane_testbed::error::{Error, ErrorKind, Result};
@@ -27,28 +27,15 @@ const SLOWER: u32 = 10;
 
 /// The options
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("readers", |readers| {
+    readers.help("Readers in the background [default: 240 in uml, 512 in qemu]")
+}))]
 pub struct Options {
     #[command(flatten)]
     pub(super) guest: GuestArgs,
-    /// Kinds of guests: uml, qemu
-    #[arg(
-        long = "where",
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "uml,qemu",
-        hide_possible_values = true
-    )]
-    pub(super) places: Vec<Machines>,
-    /// Readers in the background [default: 240 in uml, 512 in qemu]
-    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=4096))]
-    pub(super) readers: Option<u16>,
     /// Reads of the foreground program [default: 100 in uml, 40 in qemu]
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     pub(super) reads: Option<u32>,
-    /// Number of measurements of each combination
-    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5,
-        value_parser = values::whole::<usize>(1..=1000))]
-    pub(super) rounds: usize,
 }
 
 /// Results of one measurement.
@@ -70,18 +57,12 @@ pub struct Sample {
 
 impl Sample {
     fn of(reads: u32, said: &[String], beside: Beside) -> Result<Self> {
-        let number = |at: usize| -> Result<f64> {
-            let text = said.get(at).map_or("", String::as_str);
-            text.parse().map_err(|_| {
-                Error::new(ErrorKind::Process, format!("the foreground program says: {text}"))
-            })
-        };
-        let seconds = took("the foreground program", said.first().map_or("", String::as_str))?;
+        let [seconds, mean_us, _, p99_us] = figures(said)?;
         Ok(Self {
             seconds,
             iops: f64::from(reads) / seconds,
-            mean_ms: number(1)? / 1e3,
-            p99_ms: number(2)? / 1e3,
+            mean_ms: mean_us / 1e3,
+            p99_ms: p99_us / 1e3,
             background: (beside.reads - f64::from(reads)) / beside.seconds.max(1e-3),
             beside,
         })
@@ -96,7 +77,7 @@ impl Sample {
 impl Options {
     /// Readers in the background: as many as the guest can hold beside the foreground's request.
     fn readers(&self, place: Machines) -> u16 {
-        self.readers.unwrap_or(if place == Machines::Uml { 240 } else { 512 })
+        self.guest.readers.unwrap_or(if place == Machines::Uml { 240 } else { 512 })
     }
 
     /// Reads of the foreground program: it takes 10 to 20 s with all readers before each of them.
@@ -105,12 +86,29 @@ impl Options {
     }
 }
 
-/// Commands typed at the shell.
-fn typed(reads: u32) -> String {
+/// Names of the foreground program's results.
+pub(super) fn keys() -> [String; 4] {
+    ["exec", "mean_us", "p50_us", "p99_us"].map(str::to_owned)
+}
+
+/// The foreground program's time as the shell has it, in seconds. The mean time of its requests
+/// follows, their median and their 99th percentile, in us.
+pub(super) fn figures(said: &[String]) -> Result<[f64; 4]> {
+    let text = |at: usize| said.get(at).map_or("", String::as_str);
+    let number = |at: usize| -> Result<f64> {
+        text(at).parse().map_err(|_| {
+            Error::new(ErrorKind::Process, format!("the foreground program says: {}", text(at)))
+        })
+    };
+    Ok([took("the foreground program", text(0))?, number(1)?, number(2)?, number(3)?])
+}
+
+/// Commands typed at the shell; `job` has the foreground program's own words.
+pub(super) fn typed(job: &str) -> String {
     // The mark of a result is in two pieces: the terminal echoes what is typed.
     format!(
-        "A=$EPOCHREALTIME\nvlane express-read /dev/@DEV@ --reads {reads} --seed @SEQ@ --mark \
-         @SEQ@\necho \"RES\"\"ULT exec.@SEQ@=$A $EPOCHREALTIME $?\"\n"
+        "A=$EPOCHREALTIME\nvlane express-read {job} --mark @SEQ@\necho \"RES\"\"ULT \
+         exec.@SEQ@=$A $EPOCHREALTIME $?\"\n"
     )
 }
 
@@ -126,21 +124,19 @@ pub fn run(
     interrupt: &Interrupt,
 ) -> Result<Report> {
     let begun = Begun::now(command);
-    let keys = ["exec", "mean_us", "p99_us"].map(str::to_owned);
+    let keys = keys();
     let task = |place| {
         let (model, readers) = (options.guest.model(place), options.readers(place));
         let reads = options.reads(place);
         let each = model.latency.mul_f64(f64::from(readers + 1) / f64::from(model.parallel));
         let takes = (AROUND, each * reads * SLOWER);
-        Task { place, readers, typed: typed(reads), keys: &keys, image: None, takes }
+        let typed = typed(&format!("/dev/@DEV@ --reads {reads} --seed @SEQ@"));
+        let (beside, behind) = (String::new(), Behind::Nothing);
+        Task { place, readers, typed, keys: &keys, beside, behind, takes }
     };
-    let tasks: Vec<_> = distinct(options.places.clone()).into_iter().map(task).collect();
     let sample = |place, said: &[String], beside| Sample::of(options.reads(place), said, beside);
-    let (results, partial) =
-        options.guest.measure(&tasks, options.rounds, vlane, interrupt, sample)?;
-    let mut report = report::fill(options, &results, &begun);
-    partial.into_iter().for_each(|missing| report.mark_partial(missing));
-    Ok(report)
+    let show = |results: &[_]| report::fill(options, results, &begun);
+    options.guest.measure(task, vlane, interrupt, sample, show)
 }
 
 #[cfg(test)]
@@ -150,13 +146,13 @@ mod tests {
 
     #[test]
     fn foreground_reads_are_not_the_backgrounds() {
-        let said = ["10.0 14.0 0", "40000", "90000"].map(str::to_owned);
+        let said = ["10.0 14.0 0", "40000", "30000", "90000"].map(str::to_owned);
         let beside = Beside { seconds: 5.0, reads: 10_100.0, ..Beside::default() };
         let sample = Sample::of(100, &said, beside).unwrap();
         assert_eq!((sample.seconds, sample.iops, sample.background), (4.0, 25.0, 2000.0));
         assert_eq!((sample.mean_ms, sample.p99_ms), (40.0, 90.0));
         assert!((sample.mb_per_second() - 0.1024).abs() < 1e-9);
-        let silent = ["10.0 14.0 0", "", "90000"].map(str::to_owned);
+        let silent = ["10.0 14.0 0", "", "30000", "90000"].map(str::to_owned);
         assert_eq!(Sample::of(100, &silent, beside).unwrap_err().kind(), ErrorKind::Process);
     }
 }

@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use vlane::values;
 
 use super::distinct;
-use super::machine::{Beside, GuestArgs, Task, took};
+use super::machine::{Behind, Beside, GuestArgs, Task, took};
 use super::root::{Program, Root};
 use vlane_report::Report;
 use vlane_report::build::Begun;
 use vlane_testbed::error::Result;
-use vlane_testbed::guests::Machines;
 use vlane_testbed::interrupt::Interrupt;
 
 pub(super) mod report;
@@ -27,18 +25,15 @@ const TURN: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs
 
 /// The options
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("places", |places| places.default_value("uml")))]
+#[command(mut_arg("readers", |readers| readers.default_value("32")))]
+#[command(mut_arg("rounds", |rounds| {
+    let help = "Number of starts of each program in each variant";
+    rounds.long("launches").default_value("10").help(help)
+}))]
 pub struct Options {
     #[command(flatten)]
     pub(super) guest: GuestArgs,
-    /// Kinds of guests: uml, qemu
-    #[arg(
-        long = "where",
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "uml",
-        hide_possible_values = true
-    )]
-    pub(super) places: Vec<Machines>,
     /// Programs to start
     #[arg(
         long,
@@ -48,14 +43,6 @@ pub struct Options {
         hide_possible_values = true
     )]
     pub(super) programs: Vec<Program>,
-    /// Readers in the background
-    #[arg(long, value_name = "N", default_value_t = 32,
-        value_parser = values::whole::<u16>(1..=4096))]
-    pub(super) readers: u16,
-    /// Number of starts of each program in each variant
-    #[arg(long, value_name = "N", default_value_t = 10,
-        value_parser = values::whole::<usize>(1..=1000))]
-    pub(super) launches: usize,
 }
 
 /// One launch of every program.
@@ -98,21 +85,18 @@ pub fn run(
     let keys: Vec<String> = programs.iter().map(|program| program.name()).collect();
     let task = |place| Task {
         place,
-        readers: options.readers,
+        readers: options.guest.readers.unwrap_or_default(),
         typed: programs.iter().map(typed).collect(),
         keys: &keys,
-        image: Some(&root.image),
+        beside: String::new(),
+        behind: Behind::Programs(&root.image),
         takes: TURN,
     };
-    let tasks: Vec<_> = distinct(options.places.clone()).into_iter().map(task).collect();
     let sample = |_, said: &[String], beside| {
         let each = programs.iter().zip(said);
         let seconds = each.map(|(program, text)| took(&program.name(), text));
         Ok(Sample { seconds: seconds.collect::<Result<_>>()?, beside })
     };
-    let (results, partial) =
-        options.guest.measure(&tasks, options.launches, vlane, interrupt, sample)?;
-    let mut report = report::fill(&options, &root, &results, &begun);
-    partial.into_iter().for_each(|missing| report.mark_partial(missing));
-    Ok(report)
+    let show = |results: &[_]| report::fill(&options, &root, results, &begun);
+    options.guest.measure(task, vlane, interrupt, sample, show)
 }

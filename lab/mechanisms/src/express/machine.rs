@@ -11,16 +11,22 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use vlane::values;
-use vlane_guest::{Guest, Host, Initramfs};
+use vlane_guest::{Guest, Host, Initramfs, ext4};
 
 use super::script::with_parts;
 use super::{Mode, Model, VOLUME, Variant, distinct, word};
+use vlane_capture::Trace;
 use vlane_client::progress::Progress;
+use vlane_client::record::{RecordOptions, record};
+use vlane_report::Report;
 use vlane_report::judge::Arms;
+use vlane_testbed::control::{Classes, Control};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::fio;
 use vlane_testbed::guests::{Machines, Maker, trouble, wait};
+use vlane_testbed::image::{Medium, Place};
 use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::output::Output;
 use vlane_testbed::rounds::{Rounds, in_turns};
 use vlane_testbed::server::{Server, Storage};
 use vlane_testbed::{Installs, Raiser};
@@ -33,10 +39,23 @@ const AROUND: Duration = Duration::from_secs(180);
 pub(crate) const LIFE: Duration = Duration::from_secs(4 * 3600);
 /// Requests that the drive works on at the same time unless it is said.
 const PARALLEL: u16 = 2;
+/// Size of a new file system and of its journal.
+const FRESH: (u64, u64) = (1 << 30, 64 << 20);
+/// Duration of a recording.
+const RECORDED: Duration = Duration::from_secs(8);
 
 /// Options of both kinds of guests
 #[derive(Debug, Clone, Args)]
 pub struct GuestArgs {
+    /// Kinds of guests: uml, qemu
+    #[arg(
+        long = "where",
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "uml,qemu",
+        hide_possible_values = true
+    )]
+    pub(super) places: Vec<Machines>,
     /// Variants: vanilla, cpu, cpu+io, cpu+size, proposed; the first is the baseline
     #[arg(
         long,
@@ -46,6 +65,13 @@ pub struct GuestArgs {
         hide_possible_values = true
     )]
     pub(super) variants: Vec<Variant>,
+    /// Readers in the background
+    #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=4096))]
+    pub(super) readers: Option<u16>,
+    /// Number of measurements of each combination
+    #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5,
+        value_parser = values::whole::<usize>(1..=1000))]
+    pub(super) rounds: usize,
     /// Service time of the drive, such as 1ms [default: 1ms in uml, 2ms in qemu]
     ///
     /// A bare number is in microseconds.
@@ -63,6 +89,28 @@ pub struct GuestArgs {
     pub(super) installs: Installs,
 }
 
+/// Storage behind the model of a drive.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Behind<'a> {
+    /// None: a device without media.
+    Nothing,
+    /// An image with programs, for all variants.
+    Programs(&'a Path),
+    /// A new file system for each mode, in RAM. One turn of each variant is recorded.
+    Fresh,
+}
+
+impl Behind<'_> {
+    /// Options of the file system's mount; empty without one.
+    fn mount(self) -> &'static str {
+        match self {
+            Self::Nothing => "",
+            Self::Programs(_) => "ro,noload",
+            Self::Fresh => "data=ordered,noinit_itable",
+        }
+    }
+}
+
 /// The task of a guest.
 pub(super) struct Task<'a> {
     /// The guest.
@@ -74,8 +122,10 @@ pub(super) struct Task<'a> {
     pub(super) typed: String,
     /// Names of their results: `RESULT key.SEQ=value`.
     pub(super) keys: &'a [String],
-    /// Behind the drive; none: a device without media.
-    pub(super) image: Option<&'a Path>,
+    /// Commands that start further background programs, with their process IDs in `$beside`.
+    pub(super) beside: String,
+    /// Behind the drive.
+    pub(super) behind: Behind<'a>,
     /// Estimated time of one measurement beside the ramp, and the longest.
     pub(super) takes: (Duration, Duration),
 }
@@ -95,6 +145,8 @@ pub struct PlaceResult<S> {
     pub readers: u16,
     /// The measurements.
     pub arms: Arms<S>,
+    /// Recorded turns: the variant, the requests, and the counts of its disk's classes at the end.
+    pub recorded: Vec<(Variant, Trace, Classes)>,
 }
 
 /// Prepares the disks and follows commands. For its parts see [`with_parts`].
@@ -109,7 +161,8 @@ for dev in @DEVICES@; do
     echo "RESULT disk.$dev=$queues queue(s) with $tags tags each, I/O scheduler $chosen"
     if [ -n "@MOUNT@" ]; then
         mkdir -p /mnt/$dev
-        mount -t ext4 -o ro,noload /dev/$dev /mnt/$dev || exit 1
+        mount -t ext4 -o @MOUNT@ /dev/$dev /mnt/$dev || exit 1
+        [ -d /mnt/$dev/proc ] || continue
         mount -t proc proc /mnt/$dev/proc
         mount -t tmpfs tmpfs /mnt/$dev/tmp
         mount -o bind /dev /mnt/$dev/dev
@@ -119,18 +172,17 @@ counters() {
     read -r ios merged sectors ticks rest < /sys/block/$1/stat
     read -r cpu user nice system idle waiting irq soft rest < /proc/stat
     read -r up rest < /proc/uptime
-    echo "$up $ios $ticks $((user + nice + system + irq + soft)) $((idle + waiting))"
+    bytes=$(stat -c %s /mnt/$1/background 2>/dev/null)
+    echo "$up $ios $ticks $((user + nice + system + irq + soft)) $((idle + waiting)) ${bytes:-0}"
 }
 echo "RESULT kernel=$(uname -r)"
 echo "RESULT ready=1"
 while read -r command seq dev raise; do
     [ "$command" = measure ] || exit 0
     rm -f /tmp/crowd
-    fio --name=crowd --filename=/dev/$dev --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
-        --thread --numjobs=@READERS@ --group_reporting --norandommap --time_based --runtime=36000 --disk_util=0 \
-        --clat_percentiles=0 --lat_percentiles=1 --output-format=terse --terse-version=3 --output=/tmp/crowd \
-        < /dev/null > /tmp/crowd.said 2>&1 &
 @CROWD_READS@
+    beside=
+    @BESIDE@
     sleep @RAMP@
     sed "s/@DEV@/$dev/g; s/@SEQ@/$seq/g" /typed > /tmp/typed
 @AGENT_BEGINS@
@@ -141,6 +193,7 @@ while read -r command seq dev raise; do
     read -r reading writing < /sys/block/$dev/inflight
     echo "RESULT after.$seq=$(counters $dev) $reading"
 @AGENT_ENDS@
+    [ -z "$beside" ] || kill $beside
     kill -INT $crowd
     wait $crowd
     grep '^3;' /tmp/crowd > /tmp/crowd.line || cat /tmp/crowd /tmp/crowd.said
@@ -150,9 +203,21 @@ done
 "#;
 
 /// A shell without additions.
-pub(crate) const PLAIN: &str = "PS1=\nPS2=\n";
+const PLAIN: &str = "PS1=\nPS2=\n";
 /// And where the foreground is raised, by what the user would write into `~/.bashrc`.
-pub(crate) const RAISED: &str = "PS1=\nPS2=\neval \"$(vlane-fg hook bash)\"\n";
+const RAISED: &str = "PS1=\nPS2=\neval \"$(vlane-fg hook bash)\"\n";
+
+/// A guest's files: its script with the programs of readers and of a shell, vlane's own file and
+/// that of vlane-fg.
+pub(crate) fn with_shell(script: String, vlane: &Path, fg: Option<&Path>) -> Initramfs {
+    let guest = Initramfs::new(script)
+        .programs(["fio", "bash", "script"])
+        .program_at("vlane", vlane)
+        .file("etc/plain.rc", 0o644, PLAIN)
+        .file("etc/raised.rc", 0o644, RAISED)
+        .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n");
+    fg.into_iter().fold(guest, |guest, fg| guest.program_at("vlane-fg", fg))
+}
 
 /// Figures of the crowd during the foreground's work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
@@ -172,14 +237,18 @@ pub struct Beside {
     pub busy: f64,
     /// Requests in flight at the beginning.
     pub in_flight: f64,
+    /// Bytes that a background program added to its file.
+    pub written: f64,
+    /// CPU time of the back end for a request, in us.
+    pub cpu_us: f64,
 }
 
 impl Beside {
     /// From the guest's counters before and after, and the times of the crowd's reads and of the
     /// calls that submit them.
-    fn of(before: [f64; 6], after: [f64; 6], crowd_us: f64, submit_us: f64) -> Self {
+    fn of(before: [f64; 7], after: [f64; 7], crowd_us: f64, submit_us: f64) -> Self {
         let since = |at: usize| after[at] - before[at];
-        let [seconds, reads, read_ms, busy, idle, _] = std::array::from_fn(since);
+        let [seconds, reads, read_ms, busy, idle, written, _] = std::array::from_fn(since);
         Self {
             seconds,
             reads,
@@ -187,15 +256,22 @@ impl Beside {
             crowd_ms: crowd_us / 1e3,
             tag_ms: submit_us / 1e3,
             busy: busy / (busy + idle).max(1.0),
-            in_flight: before[5],
+            in_flight: before[6],
+            written,
+            cpu_us: 0.0,
         }
+    }
+
+    /// Reads of all processes, per second.
+    pub fn reads_per_second(&self) -> f64 {
+        self.reads / self.seconds.max(1e-3)
     }
 }
 
 /// Counters of the guest. They are seconds since the boot, the disk's reads, and their total time
 /// in ms, from the moment at which they had a tag. Ticks of used CPU time follow, those of unused,
-/// and requests in flight.
-fn counters(text: &str) -> Option<[f64; 6]> {
+/// bytes of the background's file, and requests in flight.
+fn counters(text: &str) -> Option<[f64; 7]> {
     let all: Option<Vec<f64>> = text.split_whitespace().map(|word| word.parse().ok()).collect();
     all?.try_into().ok()
 }
@@ -226,36 +302,41 @@ impl GuestArgs {
     /// Measures each variant in turns in each guest, with vlane's own file and vlane-fg's.
     ///
     /// Each round begins with another variant. `of` makes a sample of the commands' results and of
-    /// the crowd's figures meanwhile. The result has a sentence on missing measurements, if any.
+    /// the crowd's figures meanwhile. `show` makes the report, which is marked as partial if a
+    /// measurement is missing.
     ///
     /// # Errors
     /// Those of the first guest.
-    pub(super) fn measure<S: std::fmt::Debug>(
+    pub(super) fn measure<'a, S: std::fmt::Debug>(
         &self,
-        tasks: &[Task<'_>],
-        rounds: usize,
+        task: impl Fn(Machines) -> Task<'a>,
         vlane: &Path,
         interrupt: &Interrupt,
         of: impl Fn(Machines, &[String], Beside) -> Result<S>,
-    ) -> Result<(Vec<PlaceResult<S>>, Option<String>)> {
+        show: impl FnOnce(&[PlaceResult<S>]) -> Report,
+    ) -> Result<Report> {
         let (fg, host) = (self.fg(vlane)?, &self.installs.host()?);
-        let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
+        let ram = Place::find(Medium::Ram, None, FRESH.0, "TMPDIR");
+        let ram = ram.map_or_else(|_| std::env::temp_dir(), |place| place.dir().to_path_buf());
+        let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir_in(ram);
         let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
         let variants = distinct(self.variants.clone());
-        let steps = tasks.len() * (1 + rounds * (variants.len() + 1));
+        let tasks: Vec<_> = distinct(self.places.clone()).into_iter().map(task).collect();
+        let steps = tasks.len() * (1 + self.rounds * (variants.len() + 1));
         let takes = tasks.iter().map(|task| self.ramp + task.takes.0).max().unwrap_or_default();
         let mut progress = Progress::new(steps).expecting(takes);
         let (mut results, mut partial) = (Vec::new(), None);
-        for task in tasks {
+        for task in &tasks {
             let setup = Setup {
                 task,
+                host,
                 ramp: self.ramp,
                 model: self.model(task.place),
                 variants: &variants,
                 programs: (vlane, fg.as_deref()),
                 dir: dir.path(),
             };
-            match setup.measure(host, rounds, interrupt, &mut progress, &of) {
+            match setup.measure(self.rounds, interrupt, &mut progress, &of) {
                 Ok((result, missing)) => {
                     results.push(result);
                     partial = missing;
@@ -270,13 +351,16 @@ impl GuestArgs {
             }
         }
         progress.clear();
-        Ok((results, partial))
+        let mut report = show(&results);
+        partial.into_iter().for_each(|missing| report.mark_partial(missing));
+        Ok(report)
     }
 }
 
 /// One guest's part of a measurement.
 struct Setup<'a> {
     task: &'a Task<'a>,
+    host: &'a Host,
     ramp: Duration,
     model: Model,
     variants: &'a [Variant],
@@ -289,14 +373,13 @@ struct Setup<'a> {
 /// A guest that is ready. The back ends end with it.
 struct Machine {
     guest: Guest,
-    servers: Vec<(Mode, Server)>,
+    servers: Vec<(Mode, Server, Control)>,
     measured: usize,
 }
 
 impl Setup<'_> {
     fn measure<S: std::fmt::Debug>(
         &self,
-        host: &Host,
         rounds: usize,
         interrupt: &Interrupt,
         progress: &mut Progress,
@@ -304,7 +387,7 @@ impl Setup<'_> {
     ) -> Result<(PlaceResult<S>, Option<String>)> {
         let name = word(self.task.place);
         progress.step(format!("{name}: the guest boots"));
-        let maker = Maker::find(host, self.task.place)?;
+        let maker = Maker::find(self.host, self.task.place)?;
         let mut machine = self.boot(&maker)?;
         wait(&mut machine.guest, "ready", BOOT, interrupt)?;
         let results = machine.guest.results();
@@ -320,24 +403,46 @@ impl Setup<'_> {
         let rounds = Rounds::measure(rounds, |round| {
             in_turns(&mut arms, round, |at, arm| {
                 progress.step(format!("{name}, round {}: {arm}", round + 1));
-                let (said, beside) = self.turn(&mut machine, self.variants[at], interrupt)?;
+                let (said, beside) = self.turn(&mut machine, self.variants[at], None, interrupt)?;
                 of(self.task.place, &said, beside)
             })
         })?;
         arms.keep(rounds.whole());
+        let (mut recorded, mut missing) = (Vec::new(), rounds.missing());
+        let wanted = matches!(self.task.behind, Behind::Fresh) && missing.is_none();
+        for variant in self.variants.iter().filter(|_| wanted) {
+            match self.recorded(&mut machine, *variant, interrupt) {
+                Ok(one) => recorded.push(one),
+                Err(error) => missing = Some(format!("PARTIAL: a recording is missing: {error}")),
+            }
+        }
         let Task { place, readers, .. } = *self.task;
         let (disks, model) = (disks.join("; "), self.model);
-        Ok((PlaceResult { place, about, disks, model, readers, arms }, rounds.missing()))
+        Ok((PlaceResult { place, about, disks, model, readers, arms, recorded }, missing))
+    }
+
+    /// Records a turn.
+    fn recorded(
+        &self,
+        machine: &mut Machine,
+        variant: Variant,
+        interrupt: &Interrupt,
+    ) -> Result<(Variant, Trace, Classes)> {
+        let path = self.dir.join("trace");
+        self.turn(machine, variant, Some(&path), interrupt)?;
+        let server = machine.servers.iter().find(|(mode, ..)| *mode == variant.mode());
+        let control = server.map(|(_, _, control)| control);
+        let control = control.ok_or_else(|| Error::new(ErrorKind::Invalid, "no such disk"))?;
+        Ok((variant, Trace::load(&path)?, control.classes()?))
     }
 
     /// Starts the back ends, each for a mode, and the guest.
     fn boot(&self, maker: &Maker) -> Result<Machine> {
         let is_needed = |mode: &Mode| self.variants.iter().any(|v| v.mode() == *mode);
         let modes = Mode::value_variants().iter().copied().filter(is_needed);
-        let servers: Vec<(Mode, Server)> =
-            modes.map(|mode| Ok((mode, self.serve(mode)?))).collect::<Result<_>>()?;
+        let servers = modes.map(|mode| self.serve(mode)).collect::<Result<Vec<_>>>()?;
         let sockets: Vec<PathBuf> =
-            servers.iter().map(|(_, server)| server.socket().to_path_buf()).collect();
+            servers.iter().map(|(_, server, _)| server.socket().to_path_buf()).collect();
         let initramfs = self.initramfs(sockets.len());
         let memory_mib = if self.task.place == Machines::Uml { 1024 } else { 1536 };
         let guest =
@@ -345,61 +450,73 @@ impl Setup<'_> {
         Ok(Machine { guest, servers, measured: 0 })
     }
 
-    fn serve(&self, mode: Mode) -> Result<Server> {
+    fn serve(&self, mode: Mode) -> Result<(Mode, Server, Control)> {
         let dir = self.dir.join(format!("{}-{}", word(self.task.place), word(mode)));
-        std::fs::create_dir_all(&dir)
-            .context(ErrorKind::Io, || format!("{}: cannot be made", dir.display()))?;
+        let cannot = || format!("{}: cannot be made", dir.display());
+        std::fs::create_dir_all(&dir).context(ErrorKind::Io, cannot)?;
+        let (control, image) = (dir.join("control"), dir.join("image"));
         let mut words = self.model.options_in(mode, vcpus(self.task.place));
-        let storage = match self.task.image {
-            None => Storage::null(VOLUME),
-            Some(path) => {
+        words.extend(["--control".to_owned(), control.display().to_string()]);
+        let storage = match self.task.behind {
+            Behind::Nothing => Storage::null(VOLUME),
+            Behind::Programs(path) => {
                 words.extend(["--read-only", "--format", "raw"].map(str::to_owned));
                 Storage::File { path, direct: false }
             }
+            Behind::Fresh => {
+                let file = std::fs::File::create(&image).and_then(|file| file.set_len(FRESH.0));
+                file.context(ErrorKind::Io, cannot)?;
+                ext4::make(self.host, &image, FRESH.1)?;
+                let flush = format!("{}us", self.model.latency.as_micros());
+                words.extend(["--format", "raw", "--delay-flush", &flush].map(str::to_owned));
+                Storage::File { path: &image, direct: false }
+            }
         };
-        Server::vlane(self.programs.0, &dir, storage, &[], &words)
+        let server = Server::vlane(self.programs.0, &dir, storage, &[], &words)?;
+        Ok((mode, server, Control::new(control)))
     }
 
     fn initramfs(&self, disks: usize) -> Initramfs {
         let names: Vec<String> = disk_names().take(disks).collect();
-        // A guest may have fewer tags than readers: most of them are enough to begin.
-        let enough = u32::from(self.task.readers) * 8 / 10;
-        let script = with_parts(SCRIPT)
+        let script = with_parts(SCRIPT, self.task.readers, "")
             .replace("@DEVICES@", &names.join(" "))
-            .replace("@MOUNT@", if self.task.image.is_some() { "yes" } else { "" })
-            .replace("@READERS@", &self.task.readers.to_string())
-            .replace("@ENOUGH@", &enough.to_string())
+            .replace("@MOUNT@", self.task.behind.mount())
+            .replace("@BESIDE@", &self.task.beside)
             .replace("@RAMP@", &format!("{:.1}", self.ramp.as_secs_f64()));
-        let guest = Initramfs::new(script)
-            .programs(["fio", "bash", "script"])
-            .program_at("vlane", self.programs.0)
-            .file("etc/plain.rc", 0o644, PLAIN)
-            .file("etc/raised.rc", 0o644, RAISED)
-            .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n")
-            .file("typed", 0o644, self.task.typed.as_str());
-        match self.programs.1 {
-            Some(fg) => guest.program_at("vlane-fg", fg),
-            None => guest,
-        }
+        let guest = with_shell(script, self.programs.0, self.programs.1);
+        guest.file("typed", 0o644, self.task.typed.as_str())
     }
 
     /// Lets the crowd read, types the task's commands at the shell, and ends the crowd. Returns the
-    /// commands' results, and the crowd's figures meanwhile.
+    /// commands' results, and the crowd's figures meanwhile. Records the beginning into a file, if
+    /// there is one.
     fn turn(
         &self,
         machine: &mut Machine,
         variant: Variant,
+        trace: Option<&Path>,
         interrupt: &Interrupt,
     ) -> Result<(Vec<String>, Beside)> {
         interrupt.check()?;
         machine.measured += 1;
         let (guest, seq) = (&mut machine.guest, machine.measured);
-        let place = machine.servers.iter().position(|(mode, _)| *mode == variant.mode());
-        let disk = place.and_then(|place| disk_names().nth(place));
-        let disk = disk
+        let mut disks = machine.servers.iter().zip(disk_names());
+        let disk = disks.find(|((mode, ..), _)| *mode == variant.mode());
+        let ((.., control), disk) = disk
             .ok_or_else(|| Error::new(ErrorKind::Invalid, "there is no disk for this variant"))?;
         guest.send(&format!("measure {seq} {disk} {}\n", u8::from(variant.is_raised())))?;
-        wait(guest, &format!("done.{seq}"), self.task.takes.1 + AROUND, interrupt)?;
+        let limit = self.task.takes.1 + AROUND;
+        wait(guest, &format!("before.{seq}"), limit, interrupt)?;
+        let earlier = used(control)?;
+        if let Some(path) = trace {
+            let output = Output::new(path).force(true);
+            let (time, count) = (Some(RECORDED), None);
+            let options = RecordOptions { output, time, count, hashes: false };
+            record(control, &options, interrupt, &mut |_| ())?.whole()?;
+        }
+        wait(guest, &format!("after.{seq}"), limit, interrupt)?;
+        let later = used(control)?;
+        wait(guest, &format!("done.{seq}"), limit, interrupt)?;
         let results = guest.results();
         let said = |key: &str| {
             let found = results.get(&format!("{key}.{seq}")).cloned();
@@ -416,10 +533,19 @@ impl Setup<'_> {
         let (_, done) =
             fio::parse(&crowd, u64::from(super::BLOCK)).map_err(|error| not(&error.to_string()))?;
         let submit_us = submission_us(&crowd).ok_or_else(|| not("no time of submission"))?;
-        let beside = Beside::of(counted("before")?, counted("after")?, done.mean_us, submit_us);
+        let mut beside = Beside::of(counted("before")?, counted("after")?, done.mean_us, submit_us);
+        beside.cpu_us = (later.0 - earlier.0) / (later.1 - earlier.1).max(1.0);
         let values = self.task.keys.iter().map(|key| said(key)).collect::<Result<_>>()?;
         Ok((values, beside))
     }
+}
+
+/// CPU time of a back end so far, in us, and its requests.
+pub(crate) fn used(control: &Control) -> Result<(f64, f64)> {
+    let counters = control.counters()?;
+    let count = |name: &str| counters.sum.get(name).copied().unwrap_or(0) as f64;
+    let requests = ["reads", "writes", "flushes", "others"].map(count).iter().sum();
+    Ok(((counters.process.user_ns + counters.process.system_ns) as f64 / 1e3, requests))
 }
 
 /// `vda`, `vdb`, ...
@@ -456,14 +582,15 @@ mod tests {
 
     #[test]
     fn guest_counters_become_crowd_figures() {
-        let before = counters("10.5 1000 20000 50 150 240").unwrap();
-        let after = counters("12.5 5000 420000 110 290 239").unwrap();
+        let before = counters("10.5 1000 20000 50 150 4096 240").unwrap();
+        let after = counters("12.5 5000 420000 110 290 12288 239").unwrap();
         let beside = Beside::of(before, after, 120e3, 20e3);
         assert_eq!((beside.seconds, beside.reads, beside.device_ms), (2.0, 4000.0, 100.0));
-        assert_eq!((beside.busy, beside.in_flight), (0.3, 240.0));
+        assert_eq!((beside.busy, beside.in_flight, beside.written), (0.3, 240.0, 8192.0));
+        assert_eq!(beside.reads_per_second(), 2000.0);
         assert_eq!((beside.crowd_ms, beside.tag_ms), (120.0, 20.0));
         assert_eq!(counters("1 2 3"), None);
-        assert_eq!(counters("1 2 3 4 5 x"), None);
+        assert_eq!(counters("1 2 3 4 5 6 x"), None);
     }
 
     #[test]

@@ -11,11 +11,13 @@
 //! * [`guests`]: the five variants in a real guest on such a model, with a program that reads as
 //!   the foreground job of a shell (Figure 4).
 //! * [`launch`]: start times of real programs there with a cold cache (Figure 5).
+//! * [`fsync`]: fsyncs of a program there, which the paper does not have.
 //!
 //! All arms are measured in turns, and each round begins with another one. The first arm is
 //! measured twice (A/A): a difference counts only if it exceeds the first arm's difference from
 //! itself.
 
+pub mod fsync;
 pub mod guests;
 pub mod launch;
 pub mod machine;

@@ -1,11 +1,11 @@
-//! The foreground program of [`super::guests`]: reads so much at random places of a disk, one read
-//! after the other, and ends.
+//! The foreground program of [`super::guests`] and [`super::fsync`]: reads so much at random places
+//! of a disk, or fsyncs a file so often, one after the other, and ends.
 
 use std::fs::OpenOptions;
-use std::io::{Seek, SeekFrom};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::fs::OFlags;
@@ -18,12 +18,18 @@ use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 /// Direct I/O wants memory at a multiple of this, at most.
 const ALIGN: usize = 4096;
 
-/// Run the foreground program of `express guests` inside the guest
+/// Run the foreground program of `express guests` or `express fsync` inside the guest
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Disk
+    /// Disk, or with --sync a new file
     disk: PathBuf,
-    /// Number of reads
+    /// Append blocks to the file, each with an fsync, instead of reading
+    #[arg(long)]
+    sync: bool,
+    /// Pause before each read or write
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = values::time_or_none)]
+    think: Duration,
+    /// Number of reads or writes
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..))]
     reads: u32,
     /// Seed for the places
@@ -34,17 +40,22 @@ pub struct Options {
     mark: u64,
 }
 
-/// Reads, with direct I/O, and tells of it.
+/// Reads, with direct I/O, or writes, and reports the times.
 ///
 /// # Errors
-/// [`ErrorKind::Io`] if the disk cannot be read, [`ErrorKind::Invalid`] if it is too small.
+/// [`ErrorKind::Io`] if the disk cannot be read or the file not written, [`ErrorKind::Invalid`] if
+/// the disk is too small.
 pub fn run(options: &Options) -> Result<()> {
-    let cannot = || format!("{}: cannot be read", options.disk.display());
+    let cannot = || format!("{}: cannot be read or written", options.disk.display());
     let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
-    let file = OpenOptions::new().read(true).custom_flags(direct).open(&options.disk);
-    let mut file = file.context(ErrorKind::Io, cannot)?;
+    let mut how = OpenOptions::new();
+    match options.sync {
+        true => how.write(true).create(true).truncate(true),
+        false => how.read(true).custom_flags(direct),
+    };
+    let mut file = how.open(&options.disk).context(ErrorKind::Io, cannot)?;
     let blocks = file.seek(SeekFrom::End(0)).context(ErrorKind::Io, cannot)? / u64::from(BLOCK);
-    if blocks == 0 {
+    if blocks == 0 && !options.sync {
         let text = format!("{}: smaller than {BLOCK} bytes", options.disk.display());
         return Err(Error::new(ErrorKind::Invalid, text));
     }
@@ -53,22 +64,27 @@ pub fn run(options: &Options) -> Result<()> {
     let buffer = &mut memory[from..from + BLOCK as usize];
     let (mut random, mut times) = (fastrand::Rng::with_seed(options.seed), Vec::new());
     for _ in 0..options.reads {
-        let at = random.u64(..blocks) * u64::from(BLOCK);
+        std::thread::sleep(options.think);
         let begin = Instant::now();
-        file.read_exact_at(buffer, at).context(ErrorKind::Io, cannot)?;
+        let done = match options.sync {
+            true => file.write_all(buffer).and_then(|()| file.sync_all()),
+            false => file.read_exact_at(buffer, random.u64(..blocks) * u64::from(BLOCK)),
+        };
+        done.context(ErrorKind::Io, cannot)?;
         times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
-    let (mean, p99) = mean_and_p99(&mut times);
-    println!("RESULT mean_us.{}={mean}", options.mark);
-    println!("RESULT p99_us.{}={p99}", options.mark);
+    for (name, us) in ["mean_us", "p50_us", "p99_us"].iter().zip(mean_and_percentiles(&mut times)) {
+        println!("RESULT {name}.{}={us}", options.mark);
+    }
     Ok(())
 }
 
-/// The mean time and the 99th percentile, in us, of times in ns.
-fn mean_and_p99(ns: &mut [u64]) -> (f64, f64) {
+/// The mean time, the median and the 99th percentile, in us, of times in ns.
+pub(super) fn mean_and_percentiles(ns: &mut [u64]) -> [f64; 3] {
     ns.sort_unstable();
     let sum: f64 = ns.iter().map(|ns| *ns as f64 / 1e3).sum();
-    (sum / ns.len().max(1) as f64, nearest_rank(ns, 990).unwrap_or(0) as f64 / 1e3)
+    let percentile = |permille| nearest_rank(ns, permille).unwrap_or(0) as f64 / 1e3;
+    [sum / ns.len().max(1) as f64, percentile(500), percentile(990)]
 }
 
 #[cfg(test)]
@@ -79,17 +95,27 @@ mod tests {
     #[test]
     fn slowest_of_hundred_is_above_99th_percentile() {
         let mut times: Vec<u64> = (1..=100).map(|us| us * 1000).rev().collect();
-        assert_eq!(mean_and_p99(&mut times), (50.5, 99.0));
-        assert_eq!(mean_and_p99(&mut [7000]), (7.0, 7.0));
+        assert_eq!(mean_and_percentiles(&mut times), [50.5, 50.0, 99.0]);
+        assert_eq!(mean_and_percentiles(&mut [7000]), [7.0; 3]);
+    }
+
+    fn options(disk: PathBuf, sync: bool) -> Options {
+        Options { disk, sync, think: Duration::ZERO, reads: 3, seed: 1, mark: 1 }
     }
 
     #[test]
     fn small_or_missing_disk_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let disk = dir.path().join("disk");
-        assert_eq!(
-            run(&Options { disk, reads: 1, seed: 1, mark: 1 }).unwrap_err().kind(),
-            ErrorKind::Io
-        );
+        let error = run(&options(dir.path().join("disk"), false)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn each_fsync_appends_one_block() {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        for _ in 0..2 {
+            run(&options(path.to_path_buf(), true)).unwrap();
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * u64::from(BLOCK));
+        }
     }
 }

@@ -35,7 +35,7 @@ pub(super) fn guests<S>(
 ) -> Vec<Note> {
     let mut notes = Vec::new();
     for result in results {
-        let PlaceResult { place, about, disks, model, readers, arms } = result;
+        let PlaceResult { place, about, disks, model, readers, arms, .. } = result;
         let (name, beside, model) = (word(*place), beside(result), model.describe());
         let readers = counted(*readers, "reader");
         notes.push(Note::info(format!(
@@ -78,7 +78,7 @@ mod tests {
     use vlane_testbed::guests::Machines;
 
     use super::super::root::Root;
-    use super::super::{Mode, Model, Variant, guests, launch, native};
+    use super::super::{Mode, Model, Variant, fsync, guests, launch, native};
     use super::*;
     use vlane_report::build::Begun;
     use vlane_report::judge::Arms;
@@ -97,6 +97,18 @@ mod tests {
         let mut arms = Arms::named(&names);
         arms.0.iter_mut().for_each(|arm| arm.rounds = samples.to_vec());
         arms
+    }
+
+    fn result<S: Clone>(place: Machines, names: &[&str], samples: &[S]) -> PlaceResult<S> {
+        PlaceResult {
+            place,
+            about: word(place),
+            disks: String::new(),
+            model: MODEL,
+            readers: 1,
+            arms: arms(names, samples),
+            recorded: Vec::new(),
+        }
     }
 
     fn is_whole(report: &Report) {
@@ -135,14 +147,8 @@ mod tests {
         let report = |busy| {
             let beside = Beside { busy, reads: 100.0, seconds: 1.0, ..Beside::default() };
             let sample = guests::Sample { seconds: 2.0, beside, ..Default::default() };
-            let results = [Machines::Uml, Machines::Qemu].map(|place| PlaceResult {
-                place,
-                about: word(place),
-                disks: String::new(),
-                model: MODEL,
-                readers: 1,
-                arms: arms(&titles, &[sample; 5]),
-            });
+            let results =
+                [Machines::Uml, Machines::Qemu].map(|place| result(place, &titles, &[sample; 5]));
             guests::report::fill(&usual(&[]), &results, &Begun::now(""))
         };
         let (calm, busy) = (report(0.5), report(0.9));
@@ -153,19 +159,30 @@ mod tests {
     #[test]
     fn launch_report_has_goal_per_program() {
         let sample = launch::Sample { seconds: vec![1.0; 5], beside: Beside::default() };
-        let result = PlaceResult {
-            place: Machines::Uml,
-            about: "uml".into(),
-            disks: String::new(),
-            model: MODEL,
-            readers: 1,
-            arms: arms(&["Vanilla", "Proposed"], &[sample]),
-        };
+        let result = result(Machines::Uml, &["Vanilla", "Proposed"], &[sample]);
         let (options, root) = (usual(&["--launches", "1"]), Root::empty());
         let report = launch::report::fill(&options, &root, &[result], &Begun::now(""));
         is_whole(&report);
         assert_eq!((goals_of(&report), warnings(&report)), (5, 1), "one launch is too few");
         assert_eq!(report.samples[0].rows.len(), 3, "each arm, and the first one again");
+    }
+
+    #[test]
+    fn fsync_report_judges_losses_and_times() {
+        let beside = Beside { seconds: 1.0, reads: 100.0, written: 8192.0, ..Beside::default() };
+        let sample = fsync::Sample { p50_ms: 20.0, p99_ms: 40.0, beside, ..Default::default() };
+        let report = |words: &[&str]| {
+            let mut result = result(Machines::Uml, &["Vanilla", "Proposed"], &[sample; 5]);
+            result.arms.0[1].rounds.iter_mut().for_each(|s| (s.p50_ms, s.p99_ms) = (5.0, 30.0));
+            fsync::report::fill(&usual(words), &[result], &Begun::now(""))
+        };
+        let (usual, with_syncs) = (report(&[]), report(&["--background-sync"]));
+        is_whole(&usual);
+        assert_eq!((goals_of(&usual), goals_of(&with_syncs), warnings(&usual)), (3, 4, 0));
+        let expected = "uml, relative to Vanilla: Proposed: Fsync p99 0.75 (0.75-0.75), Fsync p50 \
+                        0.25 (0.25-0.25), no difference seen in Reads.";
+        let met = "Of 3 goals 2 are met, 1 are not; of 0 nothing can be said.";
+        assert_eq!(usual.summary, [met, expected]);
     }
 
     /// Without think time the foreground takes more of the drive: no mode can leave it to others.

@@ -153,10 +153,6 @@ impl Experiment for Study {
         self.figures.iter().take(2).map(shorter).collect()
     }
 
-    fn rounds(&self) -> usize {
-        self.rounds
-    }
-
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         let facts = format!(
             "{} of {:?} each, the schedulers in turns; figures are medians over rounds, with the \

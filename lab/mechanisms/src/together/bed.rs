@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use vlane_guest::{Boot, Disk, Guest, Host, Initramfs, Qemu, ext4, run};
 
 use super::{Condition, JOURNAL, Options, Sample, VCPUS, job};
-use crate::express::machine::{BOOT, LIFE, PLAIN, RAISED, disk_names};
+use crate::express::machine::{BOOT, LIFE, disk_names, used, with_shell};
 use crate::express::root::Root;
 use crate::express::script::with_parts;
 use crate::loans::bed::{END, OTHERS, SETTLE, last_state, schedule, socket};
@@ -47,9 +47,6 @@ done
 echo "RESULT kernel=$(uname -r)"
 echo "RESULT ready=1"
 while read -r seq dev raise; do
-    fio --name=crowd --filename=/dev/$dev --readonly --offset=@OFFSET@ --size=@SIZE@ --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
-        --thread --numjobs=@READERS@ --group_reporting --norandommap --time_based --runtime=36000 --disk_util=0 \
-        < /dev/null > /tmp/crowd.said 2>&1 &
 @CROWD_READS@
 @AGENT_BEGINS@
     echo "vlane together-job @JOB@ --dir /mnt/$dev --readers $crowd --mark $seq" > /tmp/typed
@@ -108,13 +105,7 @@ impl<'a> Bed<'a> {
         let bytes = std::fs::metadata(&root.image)
             .context(ErrorKind::Io, || format!("{}: cannot be read", root.image.display()))?;
         let readable = outside(&disks[0].journal, bytes.len());
-        let initramfs = Initramfs::new(script(options, disks.len(), &readable))
-            .programs(["fio", "bash", "script"])
-            .program_at("vlane", vlane)
-            .program_at("vlane-fg", fg)
-            .file("etc/plain.rc", 0o644, PLAIN)
-            .file("etc/raised.rc", 0o644, RAISED)
-            .file("etc/passwd", 0o644, "root:x:0:0:root:/root:/usr/bin/bash\n");
+        let initramfs = with_shell(script(options, disks.len(), &readable), vlane, Some(fg));
         let mut guest = boot(&maker, &disks, &initramfs)?;
         let other = |_| maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE);
         let mut others = (0..options.extent().2).map(other).collect::<Result<Vec<_>>>()?;
@@ -146,9 +137,9 @@ impl<'a> Bed<'a> {
         self.guest.send(&format!("{seq} {device} {}\n", u8::from(disk.condition.express)))?;
         let limit = self.options.ramp + self.options.extent().1 + LATE;
         wait(&mut self.guest, &format!("begin.{seq}"), limit, interrupt)?;
-        let (before, counted) = (sampler.take(), requests(&disk.control)?);
+        let (before, counted) = (sampler.take(), used(&disk.control)?.1);
         wait(&mut self.guest, &format!("end.{seq}"), limit, interrupt)?;
-        let (used, counted) = (sampler.take().since(&before), requests(&disk.control)? - counted);
+        let (used, counted) = (sampler.take().since(&before), used(&disk.control)?.1 - counted);
         let (pages, journal_pages) = disk.cached();
         wait(&mut self.guest, &format!("over.{seq}"), limit, interrupt)?;
         let said = wait(&mut self.guest, &format!("done.{seq}"), limit, interrupt)?;
@@ -217,13 +208,6 @@ fn whole(name: &str, pid: u32) -> Role {
     Role::new(name, pid.cast_signed(), ThreadFilter::All)
 }
 
-/// Requests that the back end has answered.
-fn requests(control: &Control) -> Result<f64> {
-    let sum = control.counters()?.sum;
-    let count = |name: &str| sum.get(name).copied().unwrap_or(0) as f64;
-    Ok(["reads", "writes", "flushes", "others"].map(count).iter().sum())
-}
-
 /// The largest part of an image without a piece of its journal. Readers have it: their data are in
 /// the host's page cache, in every mode that keeps the journal out of it.
 fn outside(journal: &[Range<u64>], bytes: u64) -> Range<u64> {
@@ -272,12 +256,9 @@ fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
         ms(options.ramp),
         ms(options.extent().1)
     );
-    with_parts(SCRIPT)
+    let part = format!("--offset={} --size={}", readable.start, readable.end - readable.start);
+    with_parts(SCRIPT, options.readers, &part)
         .replace("@DEVICES@", &disk_names().take(disks).collect::<Vec<_>>().join(" "))
-        .replace("@OFFSET@", &readable.start.to_string())
-        .replace("@SIZE@", &(readable.end - readable.start).to_string())
-        .replace("@READERS@", &options.readers.to_string())
-        .replace("@ENOUGH@", &(u32::from(options.readers) * 8 / 10).to_string())
         .replace("@JOB@", &job)
 }
 

@@ -82,16 +82,8 @@ impl Experiment for Shown {
         of.flat_map(|panel| panel.into_iter().take(3)).collect()
     }
 
-    fn rounds(&self) -> usize {
-        self.options.extent().0
-    }
-
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         self.told()
-    }
-
-    fn aim(&self) -> String {
-        String::new()
     }
 
     fn sections(&self, places: &[Place<'_, Sample>]) -> Vec<Section> {
@@ -117,7 +109,7 @@ impl Experiment for Shown {
     }
 
     fn is_compared(&self, _place: &Place<'_, Sample>) -> bool {
-        self.rounds() >= FEW
+        self.options.extent().0 >= FEW
     }
 }
 

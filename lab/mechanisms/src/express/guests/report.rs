@@ -50,16 +50,8 @@ fn background() -> Figure<'static, Sample> {
 impl Experiment for Shown<'_> {
     type Sample = Sample;
 
-    fn heads(&self) -> [&'static str; 2] {
-        ["Where", "Variant"]
-    }
-
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         vec![seconds(), background()]
-    }
-
-    fn rounds(&self) -> usize {
-        self.options.rounds
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {

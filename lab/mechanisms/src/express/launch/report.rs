@@ -49,16 +49,8 @@ impl Shown<'_> {
 impl Experiment for Shown<'_> {
     type Sample = Sample;
 
-    fn heads(&self) -> [&'static str; 2] {
-        ["Where", "Variant"]
-    }
-
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         self.launches()
-    }
-
-    fn rounds(&self) -> usize {
-        self.options.launches
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
@@ -112,16 +104,10 @@ impl Experiment for Shown<'_> {
         self.results.iter().map(picture).collect()
     }
 
-    fn ratios(&self) -> (&'static str, Vec<Figure<'_, Sample>>) {
-        ("over-first", self.launches())
-    }
-
     fn figures(&self, _place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
         let mut figures = self.launches();
         figures.extend([
-            Figure::new("Reads of all", "/s", |s: &Sample| {
-                s.beside.reads / s.beside.seconds.max(1e-3)
-            }),
+            Figure::new("Reads of all", "/s", |s: &Sample| s.beside.reads_per_second()),
             Figure::new("The background for a tag", "ms", |s: &Sample| s.beside.tag_ms),
             cpus(|s: &Sample| &s.beside),
         ]);

@@ -52,10 +52,6 @@ impl Experiment for Options {
         vec![p99(), background()]
     }
 
-    fn rounds(&self) -> usize {
-        self.rounds
-    }
-
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         let model = self.model().describe();
         vec![
