@@ -467,8 +467,7 @@ impl Setup<'_> {
                 let file = std::fs::File::create(&image).and_then(|file| file.set_len(FRESH.0));
                 file.context(ErrorKind::Io, cannot)?;
                 ext4::make(self.host, &image, FRESH.1)?;
-                let flush = format!("{}us", self.model.latency.as_micros());
-                words.extend(["--format", "raw", "--delay-flush", &flush].map(str::to_owned));
+                words.extend(["--format", "raw"].map(str::to_owned));
                 Storage::File { path: &image, direct: false }
             }
         };

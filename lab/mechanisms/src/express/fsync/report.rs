@@ -72,10 +72,10 @@ fn recorded(result: &PlaceResult) -> Section {
         }
     }
     let place = word(result.place);
-    let text = "Each request from the ring to its answer, in one turn of each variant that was \
-                recorded. The second table has the back end's own counts of all turns by class: \
-                the time in the lane and the time at the device. Flushes are never at the device. \
-                Vanilla has no counts.";
+    let text = "Each request from the ring to its answer, in one recorded turn of each variant. \
+                The second table has the back end's own counts by class, of all turns: the time in \
+                the lane and the time at the device. Flushes are never at the device. The baseline \
+                has no counts.";
     let mut blocks = vec![table(
         "Requests of a recorded turn",
         "Variant | Request | I/O priority | Number | p50 [ms] | p99 [ms]",
@@ -103,9 +103,8 @@ impl Experiment for Shown<'_> {
             let syncs = self.options.syncs(result.place);
             format!("a foreground program that appends 4 KiB and fsyncs, {syncs} times")
         };
-        let flush = ", with ext4 (data=ordered) in RAM behind it; a flush takes as long as a \
-                     request, without a place in the queue";
-        let mut notes = guests(self.results, beside, flush, |s| &s.beside);
+        let drive = ", with ext4 (data=ordered) in RAM behind it; a flush takes no time there";
+        let mut notes = guests(self.results, beside, drive, |s| &s.beside);
         let mut text = format!("The foreground pauses for {think:?} before each fsync.");
         if *writer {
             text += " A background program writes 4 MiB a second through the guest's page cache.";
