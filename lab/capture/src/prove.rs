@@ -12,7 +12,7 @@ use vlane_client::Progress;
 use vlane_client::record::{RecordOptions, record};
 use vlane_guest::Initramfs;
 use vlane_policy::journal::{FileSystem, Journal, Map};
-use vlane_report::build::{Begun, table};
+use vlane_report::build::table;
 use vlane_report::{Cell, Note, Report, Section};
 use vlane_testbed::control::Control;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
@@ -20,7 +20,7 @@ use vlane_testbed::guests::{Machines, Maker, wait};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
 use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Installs, Rounds};
+use vlane_testbed::{Call, Installs, Rounds};
 
 use super::Trace;
 use super::analyze::build::number;
@@ -76,17 +76,13 @@ pub struct ProveOptions {
     installs: Installs,
 }
 
-/// Runs the guests, and reports. `vlane` is vlane's own file.
+/// Runs the guests, and reports.
 ///
 /// # Errors
 /// Obstacles to running a guest or to recording its trace.
-pub fn prove(
-    options: &ProveOptions,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
-    let (begun, host) = (Begun::now(command), &options.installs.host()?);
+pub fn prove(options: &ProveOptions, call: &Call<'_>) -> Result<Report> {
+    let Call { vlane, begun, interrupt } = call;
+    let host = &options.installs.host()?;
     if let Some(keep) = options.keep.as_ref().filter(|keep| !keep.is_dir()) {
         let context = format!("{}: is not a directory; make it first", keep.display());
         return Err(Error::new(ErrorKind::Invalid, context));

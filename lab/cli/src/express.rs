@@ -39,21 +39,7 @@ pub fn run(express: &Express) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum;
-    use vlane_mechanisms::express::Mode;
-
     use super::*;
-
-    /// The names of an option's values.
-    fn names<V: ValueEnum>() -> Vec<String> {
-        let values = V::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-        values.map(|value| value.get_name().to_owned()).collect()
-    }
-
-    #[test]
-    fn measured_modes_exist_in_serve() {
-        assert_eq!(names::<vlane::serve::ClassesArg>(), names::<Mode>());
-    }
 
     #[test]
     fn unknown_names_list_the_valid_ones() {

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use vlane_report::build::Begun;
 use vlane_report::{Report, text};
-use vlane_testbed::Interrupt;
 use vlane_testbed::reports::{check_report, write_report};
+use vlane_testbed::{Call, Interrupt};
 
 pub use vlane::output::*;
 
@@ -39,21 +40,18 @@ pub struct Reported<O: Args> {
 }
 
 impl<O: Args> Reported<O> {
-    /// Measures with this program's own file, and shows the report. `measure` also gets the command
-    /// as it was given.
+    /// Measures with this program's own file, and shows the report.
     ///
     /// # Errors
     /// Those of the measurement, and of [`OutputArgs::show`].
-    pub fn run<E>(
-        &self,
-        measure: impl FnOnce(&O, &Path, &str, &Interrupt) -> Result<Report, E>,
-    ) -> Result<()>
+    pub fn run<E>(&self, measure: impl FnOnce(&O, &Call<'_>) -> Result<Report, E>) -> Result<()>
     where
         anyhow::Error: From<E>,
     {
         self.output.check()?;
         let vlane = std::env::current_exe().context("cannot find this program's own file")?;
-        let report = measure(&self.options, &vlane, &command_line(), &Interrupt::listen()?)?;
+        let (begun, interrupt) = (Begun::now(command_line()), &Interrupt::listen()?);
+        let report = measure(&self.options, &Call { vlane: &vlane, begun, interrupt })?;
         self.output.show(&report)
     }
 }

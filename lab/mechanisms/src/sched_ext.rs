@@ -24,10 +24,10 @@ use crate::loans::figures::SCHED_EXT;
 use crate::loans::study::Study;
 use crate::loans::{live, sched};
 use vlane_client::progress::Progress;
-use vlane_report::build::{Begun, table};
+use vlane_report::build::table;
 use vlane_report::{Cell, Report, Section};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::{Installs, Interrupt};
+use vlane_testbed::{Call, Installs, Interrupt};
 
 /// Time before each measurement: accounts begin empty.
 const RAMP: Duration = Duration::from_secs(2);
@@ -77,13 +77,8 @@ pub struct Options {
     #[arg(long = "repeat", alias = "repeats", value_name = "N", default_value_t = 3, value_parser = values::whole::<u16>(1..=100))]
     pub repeats: u16,
     /// Schedulers: eevdf (the kernel's own), credit, always-boost, loan, adaptive
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "eevdf,credit,always-boost,loan,adaptive",
-        value_parser = parse_scheduler
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = parse_scheduler)]
+    #[arg(default_value = "eevdf,credit,always-boost,loan,adaptive")]
     pub schedulers: Vec<String>,
     /// Time limit, in seconds
     #[arg(long, value_name = "TIME", default_value = "15m", value_parser = values::time_in::<u64>("s", 1..=86_400))]
@@ -292,19 +287,13 @@ fn job(options: &Options) -> String {
     job
 }
 
-/// Boots the guest, and makes a report of its results. `program`: vlane's own file, which the
-/// guest runs.
+/// Boots the guest, and makes a report of its results. The guest runs vlane's own file.
 ///
 /// # Errors
 /// The host lacks a program, or the guest fails in the first round. A later round that breaks off
 /// leaves the others, in a report that is marked as partial.
-pub fn prove(
-    options: &Options,
-    program: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
-    let begun = Begun::now(command);
+pub fn prove(options: &Options, call: &Call<'_>) -> Result<Report> {
+    let Call { vlane, begun, interrupt } = call;
     let host = &options.installs.host()?;
     let (qemu, kernel) = (QemuProgram::find(host)?, &Kernel::with_sched_ext(host)?);
     let version = format!("QEMU {}.{}, Linux {}", qemu.version.0, qemu.version.1, kernel.version);
@@ -314,10 +303,10 @@ pub fn prove(
     machine.disks.clear();
     machine.memory_mib = 1024;
     let limit = Duration::from_secs(options.limit);
-    let mut bed = Bed { host, kernel, own: program, limit, interrupt, crashes: 0 };
+    let mut bed = Bed { host, kernel, own: vlane, limit, interrupt, crashes: 0 };
     let every = Duration::from_millis(options.load.every_ms);
     let mut study = Study {
-        begun,
+        begun: begun.clone(),
         titles: ["sched-ext", "vCPUs in a sched_ext scheduler"],
         guests: Some(version),
         figures: SCHED_EXT,

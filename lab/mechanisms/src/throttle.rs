@@ -14,12 +14,12 @@ use vlane_units::show_size;
 
 use vlane_bench::{Load, blkio};
 use vlane_client::progress::Progress;
-use vlane_report::build::{Begun, table};
+use vlane_report::build::table;
 use vlane_report::machine::usable_cpus;
 use vlane_report::{Cell, Note, Report, Section, Spread};
 use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Context, Error, ErrorKind, Installs, Interrupt, Result, Rounds};
+use vlane_testbed::{Call, Context, Error, ErrorKind, Installs, Interrupt, Result, Rounds};
 
 /// The time that the back end has for its burst, which does not count.
 const RAMP: Duration = Duration::from_secs(1);
@@ -158,13 +158,8 @@ impl Bed<'_> {
 /// # Errors
 /// Obstacles to a measurement. Without a fio that has libblkio its rows are left out, and the
 /// report says so.
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
-    let begun = Begun::now(command);
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
+    let Call { vlane, begun, interrupt } = call;
     let time = Duration::from_secs(options.seconds.into());
     let found = BlkioFio::find(&options.installs.host()?);
     let bed = Bed { vlane, time, fio: found.as_ref().ok(), interrupt };

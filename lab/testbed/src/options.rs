@@ -6,8 +6,20 @@ use std::str::FromStr;
 use clap::Args;
 use vlane::serve::{Experiments, ServeArgs};
 use vlane_guest::{Host, Install};
+use vlane_report::build::Begun;
 
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Interrupt, Result};
+
+/// The call of a measurement.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// vlane's own file.
+    pub vlane: &'a Path,
+    /// The command, and its time.
+    pub begun: Begun,
+    /// The user's wish to end it.
+    pub interrupt: &'a Interrupt,
+}
 
 /// Permission to install missing programs
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]

@@ -29,7 +29,6 @@ use clap::{Args, ValueEnum};
 use vlane::serve::CacheArg;
 use vlane::values;
 use vlane_guest::{Host, UmlProgram};
-use vlane_report::build::Begun;
 use vlane_units::show_size;
 
 use self::bed::Bed;
@@ -45,7 +44,7 @@ use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
 use vlane_testbed::image::{self, Place};
 use vlane_testbed::rounds::{Rounds, in_turns};
-use vlane_testbed::{Also, Context, Error, ErrorKind, Installs, Interrupt, Result};
+use vlane_testbed::{Also, Call, Context, Error, ErrorKind, Installs, Result};
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;
@@ -68,14 +67,8 @@ pub struct Options {
     ///
     /// commits and mail-replay run in this program. mail, oltp-rollback, oltp-wal, graph, mobile,
     /// fill, kv-compact and plain run in a guest.
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "commits",
-        value_enum,
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide_possible_values = true)]
+    #[arg(default_value = "commits", value_enum)]
     jobs: Vec<Job>,
     /// Memory that the back ends share, page cache included
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_cache)]
@@ -212,14 +205,10 @@ impl Options {
 /// or no root for the limit, [`ErrorKind::Missing`] without a program that is needed,
 /// [`ErrorKind::Interrupted`], and those of back ends, driver and guests. The host's settings are
 /// restored, and no file or process is left behind, in any case.
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let options = &options.checked()?;
-    let (begun, host, arms) = (Begun::now(command), &options.installs.host()?, options.arms());
+    let Call { vlane, begun, interrupt } = call;
+    let (host, arms) = (&options.installs.host()?, options.arms());
     host.program("mkfs.ext4")?;
     host.program("debugfs")?;
     let for_guests = options.jobs.iter().any(|job| job.needs_guest());
@@ -277,7 +266,7 @@ pub fn run(
         replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),
         is_apart: !neighbour_cpus.is_empty(),
     };
-    let mut report = shown.report(&begun);
+    let mut report = shown.report(begun);
     rounds.mark(&mut report);
     Ok(report)
 }

@@ -1,28 +1,24 @@
-//! A program that fsyncs a file on ext4, as the foreground job of a shell in a guest, in parallel
-//! with readers of the same drive.
+//! A program that fsyncs a file on ext4, in parallel with readers of the same drive. It is the
+//! foreground job of a shell in a guest.
 //!
-//! An fsync that appends waits for the data, for blocks of the journal, for a flush, for the commit
-//! block and for a second flush, one after the other. The journal's thread makes most of these
-//! requests. They have the thread's priority, not the program's. A recorded turn shows how long
-//! each of them took.
+//! An fsync that appends waits for five requests, one after the other. They are the data, blocks of
+//! the journal, a flush, the commit block and a second flush. The journal's thread makes most of
+//! them, with its own priority. A recorded turn shows how long each of them took.
 
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
-use serde::Serialize;
 use vlane::values;
 
-use super::guests::{figures, keys, typed};
-use super::machine::{Behind, Beside, GuestArgs, Task};
-use super::{BLOCK, reader};
+use super::guests::{Sample, keys, typed};
+use super::machine::{Behind, GuestArgs, Task};
+use super::reader;
 use vlane_capture::Trace;
 use vlane_capture::analyze::class_name;
 use vlane_report::Report;
-use vlane_report::build::Begun;
+use vlane_testbed::Call;
 use vlane_testbed::error::Result;
 use vlane_testbed::guests::Machines;
-use vlane_testbed::interrupt::Interrupt;
 use vlane_trace::{Priority, RequestKind};
 
 pub(super) mod report;
@@ -35,7 +31,7 @@ const REQUESTS: u32 = 5;
 const SYNCS: &str = "vlane express-read /mnt/$dev/background --sync --reads 4000000000 > /dev/null \
                      & beside=\"$beside $!\"; ";
 /// Command of the background program that writes 4 MiB a second, without fsyncs.
-const WRITER: &str = "(n=0; while sleep 0.25; do dd if=/dev/zero of=/mnt/$dev/written bs=64k \
+const WRITER: &str = "echo 100 > /proc/sys/vm/dirty_expire_centisecs; (n=0; while sleep 0.25; do dd if=/dev/zero of=/mnt/$dev/written bs=64k \
                       count=16 seek=$((n++ % 64 * 16)) conv=notrunc 2> /dev/null; done) & \
                       beside=\"$beside $!\"; ";
 
@@ -60,34 +56,6 @@ pub struct Options {
     pub(super) background_sync: bool,
 }
 
-/// Results of one measurement.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Sample {
-    /// Median time of the foreground's fsyncs, in ms.
-    pub p50_ms: f64,
-    /// Their 99th percentile.
-    pub p99_ms: f64,
-    /// Their mean.
-    pub mean_ms: f64,
-    /// Fsyncs of the foreground per second.
-    pub rate: f64,
-    /// Figures of the background.
-    pub beside: Beside,
-}
-
-impl Sample {
-    fn of(syncs: u32, said: &[String], beside: Beside) -> Result<Self> {
-        let [seconds, mean, p50, p99] = figures(said)?;
-        let rate = f64::from(syncs) / seconds.max(1e-3);
-        Ok(Self { p50_ms: p50 / 1e3, p99_ms: p99 / 1e3, mean_ms: mean / 1e3, rate, beside })
-    }
-
-    /// Fsyncs of the background per second.
-    pub fn background(&self) -> f64 {
-        self.beside.written / f64::from(BLOCK) / self.beside.seconds.max(1e-3)
-    }
-}
-
 impl Options {
     /// Fsyncs of the foreground.
     fn syncs(&self, place: Machines) -> u32 {
@@ -95,18 +63,9 @@ impl Options {
     }
 }
 
-/// Requests of one kind and priority.
-#[derive(Debug, PartialEq)]
-pub struct Hop {
-    /// The kind.
-    pub title: &'static str,
-    /// Their I/O priority.
-    pub priority: String,
-    /// Number of requests.
-    pub count: usize,
-    /// Mean, median and 99th percentile from the ring to the answer, in ms.
-    pub times_ms: [f64; 3],
-}
+/// Requests of one kind and I/O priority: their number, and their median and 99th percentile from
+/// the ring to the answer, in ms.
+type Hop = (&'static str, String, [f64; 3]);
 
 const TITLES: [&str; 6] = [
     "write outside the journal",
@@ -121,7 +80,7 @@ const TITLES: [&str; 6] = [
 ///
 /// A file system has one commit at a time. So the first write to the journal after a flush that
 /// followed journal blocks is the commit block.
-pub fn hops(trace: &Trace) -> Vec<Hop> {
+fn hops(trace: &Trace) -> Vec<Hop> {
     let in_journal = |sector: u64| {
         trace.layouts.iter().any(|piece| sector.wrapping_sub(piece.sector) < piece.sectors)
     };
@@ -140,11 +99,11 @@ pub fn hops(trace: &Trace) -> Vec<Hop> {
         last = if (1..5).contains(&hop) { hop } else { last };
         times.entry((hop, record.priority.0)).or_default().push(record.service);
     }
-    let hop = |((hop, priority), mut ns): ((usize, u32), Vec<u64>)| {
+    let hop = |((hop, priority), mut ns): ((usize, u32), Vec<u64>)| -> Hop {
         let priority = Priority(priority);
         let priority = format!("{} {}", class_name(priority.class()), priority.level());
-        let times_ms = reader::mean_and_percentiles(&mut ns).map(|us| us / 1e3);
-        Hop { title: TITLES[hop], priority, count: ns.len(), times_ms }
+        let [_, p50, p99] = reader::mean_and_percentiles(&mut ns);
+        (TITLES[hop], priority, [ns.len() as f64, p50 / 1e3, p99 / 1e3])
     };
     times.into_iter().map(hop).collect()
 }
@@ -153,13 +112,8 @@ pub fn hops(trace: &Trace) -> Vec<Hop> {
 ///
 /// # Errors
 /// As [`super::guests::run`].
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
-    let (begun, keys) = (Begun::now(command), keys());
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
+    let keys = keys();
     let task = |place| {
         let (model, syncs) = (options.guest.model(place), options.syncs(place));
         let readers = options.guest.readers.unwrap_or_default();
@@ -179,9 +133,9 @@ pub fn run(
             takes: (AROUND + time, time * 10),
         }
     };
-    let sample = |place, said: &[String], beside| Sample::of(options.syncs(place), said, beside);
-    let show = |results: &[_]| report::fill(options, results, &begun);
-    options.guest.measure(task, vlane, interrupt, sample, show)
+    let sample = |place, said: &[String], beside| Sample::of(options.syncs(place), 0, said, beside);
+    let show = |results: &[_]| report::fill(options, results, &call.begun);
+    options.guest.measure(task, call, sample, show)
 }
 
 #[cfg(test)]
@@ -189,15 +143,6 @@ pub fn run(
 mod tests {
     use super::*;
     use vlane_trace::{Header, LayoutPiece, Record, Status};
-
-    #[test]
-    fn sample_has_times_and_rates() {
-        let said = ["10.0 14.0 0", "40000", "30000", "90000"].map(str::to_owned);
-        let beside = Beside { seconds: 5.0, written: 409_600.0, ..Beside::default() };
-        let sample = Sample::of(100, &said, beside).unwrap();
-        assert_eq!((sample.p50_ms, sample.p99_ms, sample.mean_ms), (30.0, 90.0, 40.0));
-        assert_eq!((sample.rate, sample.background()), (25.0, 20.0));
-    }
 
     #[test]
     fn commit_is_split_into_its_requests() {
@@ -231,9 +176,9 @@ mod tests {
         let piece = LayoutPiece { time: 0, filesystem: 0, sector: 100, sectors: 50, more: false };
         trace.layouts.push(piece);
         let hops = hops(&trace);
-        let seen: Vec<_> = hops.iter().map(|hop| (hop.count, hop.times_ms[1])).collect();
-        assert_eq!(seen, [(1, 1.0), (2, 3.0), (1, 5.0), (1, 6.0), (1, 7.0), (1, 2.0)]);
-        assert!(hops.iter().map(|hop| hop.title).eq(TITLES));
-        assert_eq!(hops[0].priority, "best effort 3");
+        let seen: Vec<_> = hops.iter().map(|(.., [count, p50, _])| (*count, *p50)).collect();
+        assert_eq!(seen, [(1.0, 1.0), (2.0, 3.0), (1.0, 5.0), (1.0, 6.0), (1.0, 7.0), (1.0, 2.0)]);
+        assert!(hops.iter().map(|hop| hop.0).eq(TITLES));
+        assert_eq!(hops[0].1, "best effort 3");
     }
 }

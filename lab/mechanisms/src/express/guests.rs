@@ -1,7 +1,6 @@
 //! Figure 4: a program that reads so much, as the foreground job of a shell in a guest, in parallel
 //! with as many readers as the guest can hold.
 
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -11,10 +10,9 @@ use vlane::values;
 use super::BLOCK;
 use super::machine::{Behind, Beside, GuestArgs, Task, took};
 use vlane_report::Report;
-use vlane_report::build::Begun;
+use vlane_testbed::Call;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::Machines;
-use vlane_testbed::interrupt::Interrupt;
 
 pub(super) mod report;
 
@@ -43,10 +41,12 @@ pub struct Options {
 pub struct Sample {
     /// How long the foreground program took as the shell has it, in seconds.
     pub seconds: f64,
-    /// Its reads per second.
+    /// Its reads, or fsyncs, per second.
     pub iops: f64,
-    /// Mean time of its reads, in ms.
+    /// Mean time of them, in ms.
     pub mean_ms: f64,
+    /// Their median.
+    pub p50_ms: f64,
     /// Their 99th percentile.
     pub p99_ms: f64,
     /// The background's reads per second.
@@ -56,13 +56,22 @@ pub struct Sample {
 }
 
 impl Sample {
-    fn of(reads: u32, said: &[String], beside: Beside) -> Result<Self> {
-        let [seconds, mean_us, _, p99_us] = figures(said)?;
+    /// Of so many requests, of which so many are reads. `said` are the results of [`keys`].
+    pub(super) fn of(count: u32, reads: u32, said: &[String], beside: Beside) -> Result<Self> {
+        let text = |at: usize| said.get(at).map_or("", String::as_str);
+        let ms = |at: usize| -> Result<f64> {
+            let us = text(at).parse::<f64>().map_err(|_| {
+                Error::new(ErrorKind::Process, format!("the foreground program says: {}", text(at)))
+            });
+            Ok(us? / 1e3)
+        };
+        let seconds = took("the foreground program", text(0))?;
         Ok(Self {
             seconds,
-            iops: f64::from(reads) / seconds,
-            mean_ms: mean_us / 1e3,
-            p99_ms: p99_us / 1e3,
+            iops: f64::from(count) / seconds.max(1e-3),
+            mean_ms: ms(1)?,
+            p50_ms: ms(2)?,
+            p99_ms: ms(3)?,
             background: (beside.reads - f64::from(reads)) / beside.seconds.max(1e-3),
             beside,
         })
@@ -91,18 +100,6 @@ pub(super) fn keys() -> [String; 4] {
     ["exec", "mean_us", "p50_us", "p99_us"].map(str::to_owned)
 }
 
-/// The foreground program's time as the shell has it, in seconds. The mean time of its requests
-/// follows, their median and their 99th percentile, in us.
-pub(super) fn figures(said: &[String]) -> Result<[f64; 4]> {
-    let text = |at: usize| said.get(at).map_or("", String::as_str);
-    let number = |at: usize| -> Result<f64> {
-        text(at).parse().map_err(|_| {
-            Error::new(ErrorKind::Process, format!("the foreground program says: {}", text(at)))
-        })
-    };
-    Ok([took("the foreground program", text(0))?, number(1)?, number(2)?, number(3)?])
-}
-
 /// Commands typed at the shell; `job` has the foreground program's own words.
 pub(super) fn typed(job: &str) -> String {
     // The mark of a result is in two pieces: the terminal echoes what is typed.
@@ -117,13 +114,7 @@ pub(super) fn typed(job: &str) -> String {
 /// # Errors
 /// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Interrupted`], and those
 /// of back ends and guests.
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
-    let begun = Begun::now(command);
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let keys = keys();
     let task = |place| {
         let (model, readers) = (options.guest.model(place), options.readers(place));
@@ -134,9 +125,12 @@ pub fn run(
         let (beside, behind) = (String::new(), Behind::Nothing);
         Task { place, readers, typed, keys: &keys, beside, behind, takes }
     };
-    let sample = |place, said: &[String], beside| Sample::of(options.reads(place), said, beside);
-    let show = |results: &[_]| report::fill(options, results, &begun);
-    options.guest.measure(task, vlane, interrupt, sample, show)
+    let sample = |place, said: &[String], beside| {
+        let reads = options.reads(place);
+        Sample::of(reads, reads, said, beside)
+    };
+    let show = |results: &[_]| report::fill(options, results, &call.begun);
+    options.guest.measure(task, call, sample, show)
 }
 
 #[cfg(test)]
@@ -148,11 +142,11 @@ mod tests {
     fn foreground_reads_are_not_the_backgrounds() {
         let said = ["10.0 14.0 0", "40000", "30000", "90000"].map(str::to_owned);
         let beside = Beside { seconds: 5.0, reads: 10_100.0, ..Beside::default() };
-        let sample = Sample::of(100, &said, beside).unwrap();
+        let sample = Sample::of(100, 100, &said, beside).unwrap();
         assert_eq!((sample.seconds, sample.iops, sample.background), (4.0, 25.0, 2000.0));
-        assert_eq!((sample.mean_ms, sample.p99_ms), (40.0, 90.0));
+        assert_eq!((sample.mean_ms, sample.p50_ms, sample.p99_ms), (40.0, 30.0, 90.0));
         assert!((sample.mb_per_second() - 0.1024).abs() < 1e-9);
         let silent = ["10.0 14.0 0", "", "30000", "90000"].map(str::to_owned);
-        assert_eq!(Sample::of(100, &silent, beside).unwrap_err().kind(), ErrorKind::Process);
+        assert_eq!(Sample::of(100, 100, &silent, beside).unwrap_err().kind(), ErrorKind::Process);
     }
 }

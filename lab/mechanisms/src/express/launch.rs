@@ -4,7 +4,6 @@
 //! The programs lie on a file system of their own ([`super::root`]) on the drive; the crowd reads
 //! the same drive. Before each launch the guest drops its page cache and what it knows of files.
 
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -14,9 +13,8 @@ use super::distinct;
 use super::machine::{Behind, Beside, GuestArgs, Task, took};
 use super::root::{Program, Root};
 use vlane_report::Report;
-use vlane_report::build::Begun;
+use vlane_testbed::Call;
 use vlane_testbed::error::Result;
-use vlane_testbed::interrupt::Interrupt;
 
 pub(super) mod report;
 
@@ -35,13 +33,8 @@ pub struct Options {
     #[command(flatten)]
     pub(super) guest: GuestArgs,
     /// Programs to start
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "python3,git,sqlite3,gcc,vim",
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide_possible_values = true)]
+    #[arg(default_value = "python3,git,sqlite3,gcc,vim")]
     pub(super) programs: Vec<Program>,
 }
 
@@ -69,16 +62,10 @@ fn typed(program: &Program) -> String {
 ///
 /// # Errors
 /// As [`super::guests::run`].
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let mut options = options.clone();
-    let begun = Begun::now(command);
     // A lack of it is better known before the file system of programs is made.
-    options.guest.fg(vlane)?;
+    options.guest.fg(call.vlane)?;
     options.programs = distinct(options.programs.clone());
     let programs = &options.programs;
     let root = Root::find(&options.guest.installs.host()?, programs)?;
@@ -97,6 +84,6 @@ pub fn run(
         let seconds = each.map(|(program, text)| took(&program.name(), text));
         Ok(Sample { seconds: seconds.collect::<Result<_>>()?, beside })
     };
-    let show = |results: &[_]| report::fill(&options, &root, results, &begun);
-    options.guest.measure(task, vlane, interrupt, sample, show)
+    let show = |results: &[_]| report::fill(&options, &root, results, &call.begun);
+    options.guest.measure(task, call, sample, show)
 }

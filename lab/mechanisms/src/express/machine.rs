@@ -14,7 +14,7 @@ use vlane::values;
 use vlane_guest::{Guest, Host, Initramfs, ext4};
 
 use super::script::with_parts;
-use super::{Mode, Model, VOLUME, Variant, distinct, word};
+use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, word};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_client::record::{RecordOptions, record};
@@ -29,7 +29,7 @@ use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
 use vlane_testbed::rounds::{Rounds, in_turns};
 use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Installs, Raiser};
+use vlane_testbed::{Call, Installs, Raiser};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
 pub(crate) const BOOT: Duration = Duration::from_secs(240);
@@ -48,22 +48,12 @@ const RECORDED: Duration = Duration::from_secs(8);
 #[derive(Debug, Clone, Args)]
 pub struct GuestArgs {
     /// Kinds of guests: uml, qemu
-    #[arg(
-        long = "where",
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "uml,qemu",
-        hide_possible_values = true
-    )]
+    #[arg(long = "where", value_name = "LIST", value_delimiter = ',', hide_possible_values = true)]
+    #[arg(default_value = "uml,qemu")]
     pub(super) places: Vec<Machines>,
     /// Variants: vanilla, cpu, cpu+io, cpu+size, proposed; the first is the baseline
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "vanilla,cpu,cpu+io,cpu+size,proposed",
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide_possible_values = true)]
+    #[arg(default_value = "vanilla,cpu,cpu+io,cpu+size,proposed")]
     pub(super) variants: Vec<Variant>,
     /// Readers in the background
     #[arg(long, value_name = "N", value_parser = values::whole::<u16>(1..=4096))]
@@ -262,9 +252,9 @@ impl Beside {
         }
     }
 
-    /// Reads of all processes, per second.
-    pub fn reads_per_second(&self) -> f64 {
-        self.reads / self.seconds.max(1e-3)
+    /// Blocks that a background program appended, each with an fsync, per second.
+    pub fn appended_per_second(&self) -> f64 {
+        self.written / f64::from(BLOCK) / self.seconds.max(1e-3)
     }
 }
 
@@ -310,11 +300,11 @@ impl GuestArgs {
     pub(super) fn measure<'a, S: std::fmt::Debug>(
         &self,
         task: impl Fn(Machines) -> Task<'a>,
-        vlane: &Path,
-        interrupt: &Interrupt,
+        call: &Call<'_>,
         of: impl Fn(Machines, &[String], Beside) -> Result<S>,
         show: impl FnOnce(&[PlaceResult<S>]) -> Report,
     ) -> Result<Report> {
+        let Call { vlane, interrupt, .. } = *call;
         let (fg, host) = (self.fg(vlane)?, &self.installs.host()?);
         let ram = Place::find(Medium::Ram, None, FRESH.0, "TMPDIR");
         let ram = ram.map_or_else(|_| std::env::temp_dir(), |place| place.dir().to_path_buf());
@@ -403,7 +393,8 @@ impl Setup<'_> {
         let rounds = Rounds::measure(rounds, |round| {
             in_turns(&mut arms, round, |at, arm| {
                 progress.step(format!("{name}, round {}: {arm}", round + 1));
-                let (said, beside) = self.turn(&mut machine, self.variants[at], None, interrupt)?;
+                let (said, beside, ()) =
+                    self.turn(&mut machine, self.variants[at], interrupt, |_| Ok(()))?;
                 of(self.task.place, &said, beside)
             })
         })?;
@@ -428,12 +419,14 @@ impl Setup<'_> {
         variant: Variant,
         interrupt: &Interrupt,
     ) -> Result<(Variant, Trace, Classes)> {
-        let path = self.dir.join("trace");
-        self.turn(machine, variant, Some(&path), interrupt)?;
-        let server = machine.servers.iter().find(|(mode, ..)| *mode == variant.mode());
-        let control = server.map(|(_, _, control)| control);
-        let control = control.ok_or_else(|| Error::new(ErrorKind::Invalid, "no such disk"))?;
-        Ok((variant, Trace::load(&path)?, control.classes()?))
+        let (path, time) = (self.dir.join("trace"), Some(RECORDED));
+        let output = Output::new(&path).force(true);
+        let options = RecordOptions { output, time, count: None, hashes: false };
+        let (.., classes) = self.turn(machine, variant, interrupt, |control| {
+            record(control, &options, interrupt, &mut |_| ())?.whole()?;
+            control.classes()
+        })?;
+        Ok((variant, Trace::load(&path)?, classes))
     }
 
     /// Starts the back ends, each for a mode, and the guest.
@@ -487,15 +480,15 @@ impl Setup<'_> {
     }
 
     /// Lets the crowd read, types the task's commands at the shell, and ends the crowd. Returns the
-    /// commands' results, and the crowd's figures meanwhile. Records the beginning into a file, if
-    /// there is one.
-    fn turn(
+    /// commands' results, and the crowd's figures meanwhile. Calls `meanwhile` when the foreground
+    /// begins.
+    fn turn<T>(
         &self,
         machine: &mut Machine,
         variant: Variant,
-        trace: Option<&Path>,
         interrupt: &Interrupt,
-    ) -> Result<(Vec<String>, Beside)> {
+        meanwhile: impl FnOnce(&Control) -> Result<T>,
+    ) -> Result<(Vec<String>, Beside, T)> {
         interrupt.check()?;
         machine.measured += 1;
         let (guest, seq) = (&mut machine.guest, machine.measured);
@@ -507,12 +500,7 @@ impl Setup<'_> {
         let limit = self.task.takes.1 + AROUND;
         wait(guest, &format!("before.{seq}"), limit, interrupt)?;
         let earlier = used(control)?;
-        if let Some(path) = trace {
-            let output = Output::new(path).force(true);
-            let (time, count) = (Some(RECORDED), None);
-            let options = RecordOptions { output, time, count, hashes: false };
-            record(control, &options, interrupt, &mut |_| ())?.whole()?;
-        }
+        let seen = meanwhile(control)?;
         wait(guest, &format!("after.{seq}"), limit, interrupt)?;
         let later = used(control)?;
         wait(guest, &format!("done.{seq}"), limit, interrupt)?;
@@ -530,12 +518,12 @@ impl Setup<'_> {
         let crowd = said("crowd")?;
         let not = |why: &str| trouble(guest, &format!("the crowd: {why}: {crowd}"));
         let (_, done) =
-            fio::parse(&crowd, u64::from(super::BLOCK)).map_err(|error| not(&error.to_string()))?;
+            fio::parse(&crowd, u64::from(BLOCK)).map_err(|error| not(&error.to_string()))?;
         let submit_us = submission_us(&crowd).ok_or_else(|| not("no time of submission"))?;
         let mut beside = Beside::of(counted("before")?, counted("after")?, done.mean_us, submit_us);
         beside.cpu_us = (later.0 - earlier.0) / (later.1 - earlier.1).max(1.0);
         let values = self.task.keys.iter().map(|key| said(key)).collect::<Result<_>>()?;
-        Ok((values, beside))
+        Ok((values, beside, seen))
     }
 }
 
@@ -586,7 +574,7 @@ mod tests {
         let beside = Beside::of(before, after, 120e3, 20e3);
         assert_eq!((beside.seconds, beside.reads, beside.device_ms), (2.0, 4000.0, 100.0));
         assert_eq!((beside.busy, beside.in_flight, beside.written), (0.3, 240.0, 8192.0));
-        assert_eq!(beside.reads_per_second(), 2000.0);
+        assert_eq!(beside.appended_per_second(), 1.0);
         assert_eq!((beside.crowd_ms, beside.tag_ms), (120.0, 20.0));
         assert_eq!(counters("1 2 3"), None);
         assert_eq!(counters("1 2 3 4 5 6 x"), None);

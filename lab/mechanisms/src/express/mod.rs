@@ -31,6 +31,9 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
+/// Mode of the back end for classes, in the paper's order.
+pub use vlane::serve::ClassesArg as Mode;
+
 /// Size of a sparse volume.
 pub const VOLUME: u64 = 4 << 30;
 /// Bytes of each read.
@@ -40,19 +43,6 @@ pub const BLOCK: u32 = 4096;
 pub const FOREGROUND: u16 = 2 << 13;
 /// I/O priority of everything else: best effort, level 4, the default of a task.
 pub const BACKGROUND: u16 = 2 << 13 | 4;
-
-/// Mode of the back end for classes: `vlane serve --classes`. The values are in the paper's order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
-    /// Classes are ignored.
-    Off,
-    /// Express requests first, in front of a bounded window.
-    Order,
-    /// Express requests to the submission queue with the fewest in flight.
-    Shortest,
-    /// Both.
-    On,
-}
 
 /// One of the paper's variants. The values are in the paper's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -12,9 +12,9 @@ use vlane_error::counted;
 
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, distinct, word};
 use vlane_client::progress::Progress;
-use vlane_report::build::Begun;
 use vlane_report::judge::Arms;
 use vlane_report::{Report, figure};
+use vlane_testbed::Call;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::{Rounds, in_turns};
@@ -62,24 +62,14 @@ impl Load {
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// Values of `serve --classes`; the first is the baseline
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "off,order,shortest,on",
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide_possible_values = true)]
+    #[arg(default_value = "off,order,shortest,on")]
     pub(super) modes: Vec<Mode>,
     /// Distribution of the readers over the queues: even, uneven, greedy
     ///
     /// With uneven, the last queue has no reader. greedy is uneven without --think.
-    #[arg(
-        long,
-        value_name = "LIST",
-        value_delimiter = ',',
-        default_value = "even,uneven,greedy",
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', hide_possible_values = true)]
+    #[arg(default_value = "even,uneven,greedy")]
     pub(super) loads: Vec<Load>,
     /// Queues of the volume and threads of the back end
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::whole::<u16>(1..=64))]
@@ -167,12 +157,7 @@ impl Options {
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Interrupted`], and those of
 /// back end and driver.
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let mut options = options.clone();
     if options.queues < 2 && options.loads.iter().any(|load| *load != Load::Even) {
         let text = "--queues 1: where one queue has no readers there are two at least; or --loads \
@@ -180,7 +165,7 @@ pub fn run(
         return Err(Error::new(ErrorKind::Usage, text));
     }
     options.modes = distinct(options.modes.clone());
-    let begun = Begun::now(command);
+    let Call { vlane, begun, interrupt } = call;
     let dir = tempfile::Builder::new().prefix("vlane-express-").tempdir();
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let names: Vec<String> = options.modes.iter().copied().map(word).collect();
@@ -192,7 +177,7 @@ pub fn run(
         for (load, arms) in &mut results {
             in_turns(arms, round, |at, arm| {
                 progress.step(format!("round {}: {}: {arm}", round + 1, word(*load)));
-                let server = (vlane, dir.path());
+                let server = (*vlane, dir.path());
                 measure(&options, *load, options.modes[at], server, &mut progress, interrupt)
             })?;
         }
@@ -200,8 +185,7 @@ pub fn run(
     })?;
     progress.clear();
     results.iter_mut().for_each(|(_, arms)| arms.keep(rounds.whole()));
-    options.rounds = rounds.whole();
-    let mut report = report::fill(&options, &results, &begun);
+    let mut report = report::fill(&options, &results, begun);
     rounds.mark(&mut report);
     Ok(report)
 }

@@ -169,8 +169,9 @@ mod tests {
 
     #[test]
     fn fsync_report_judges_losses_and_times() {
-        let beside = Beside { seconds: 1.0, reads: 100.0, written: 8192.0, ..Beside::default() };
-        let sample = fsync::Sample { p50_ms: 20.0, p99_ms: 40.0, beside, ..Default::default() };
+        let beside = Beside { seconds: 1.0, written: 8192.0, ..Beside::default() };
+        let times = guests::Sample { p50_ms: 20.0, p99_ms: 40.0, ..Default::default() };
+        let sample = guests::Sample { background: 100.0, beside, ..times };
         let report = |words: &[&str]| {
             let mut result = result(Machines::Uml, &["Vanilla", "Proposed"], &[sample; 5]);
             result.arms.0[1].rounds.iter_mut().for_each(|s| (s.p50_ms, s.p99_ms) = (5.0, 30.0));

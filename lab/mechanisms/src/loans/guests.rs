@@ -15,7 +15,6 @@
 //! boost for one of them is owed.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::time::Duration;
 
 use vlane_error::counted;
@@ -31,10 +30,9 @@ use super::{DEFAULTS, Options, sched, usage};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_report::build::Begun;
+use vlane_testbed::Call;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::Machines;
-use vlane_testbed::interrupt::Interrupt;
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;
@@ -172,18 +170,12 @@ fn add_trace(seen: &mut Seen, trace: &Trace, foreground: Option<PriorityClass>) 
     Err(Error::new(ErrorKind::Process, text))
 }
 
-/// Measures real guests, and makes the report. `program`: vlane's own file.
+/// Measures real guests, and makes the report.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] for an unfit
 /// machine, [`ErrorKind::Interrupted`], and errors of guests, back ends and schedulers.
-pub fn run(
-    options: &Options,
-    machines: Machines,
-    program: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
+pub fn run(options: &Options, machines: Machines, call: &Call<'_>) -> Result<Report> {
     if options.weights != [DEFAULT_WEIGHT] {
         return usage("--weights does not go with --real: all real guests weigh the same");
     }
@@ -194,7 +186,7 @@ pub fn run(
         return usage("measure at least once, for a second");
     }
     vlane_sched::live::probe::real_time().map_err(sched)?;
-    let begun = Begun::now(command);
+    let Call { vlane, begun, interrupt } = call;
     let gaps = options.gaps(&[20, 5]);
     let load = |gap: &Duration| {
         (format!("latency-{}us", gap.as_micros()), format!("a device that takes {gap:?}"))
@@ -218,13 +210,13 @@ pub fn run(
     let mut progress = Progress::new(1 + options.rounds * loads.len() * arms.len())
         .expecting(options.time + Duration::from_secs(5));
     progress.step(format!("{} guests boot", options.guests()));
-    let mut bed = Bed::make(options, machines, program, &disks, &first, &mut progress, interrupt)?;
+    let mut bed = Bed::make(options, machines, vlane, &disks, &first, &mut progress, interrupt)?;
     let titles = match options.express {
         true => ["express-loans", "Express and loans"],
         false => ["loans", "Loans, live: response and fairness"],
     };
     let study = Study {
-        begun,
+        begun: begun.clone(),
         titles,
         figures: if options.express { EXPRESS } else { LIVE },
         at_most: (!options.express).then_some(0.1),

@@ -13,7 +13,6 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 use vlane_error::counted;
-use vlane_report::build::Begun;
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
@@ -32,6 +31,7 @@ use super::study::Study;
 use super::{Options, sched, usage};
 use vlane_client::progress::Progress;
 use vlane_report::Report;
+use vlane_testbed::Call;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::pause;
 use vlane_testbed::interrupt::Interrupt;
@@ -296,9 +296,9 @@ pub fn run(
     options: &Options,
     policies: &[(Policy, Settings)],
     (state_dir, guard): (&Path, &GuardCommand),
-    command: &str,
-    interrupt: &Interrupt,
+    call: &Call<'_>,
 ) -> Result<Report> {
+    let interrupt = call.interrupt;
     let each = policies.iter().map(|(policy, settings)| (policy.name(), Some(settings)));
     let mut arms: Vec<(&str, Option<&Settings>)> =
         [("EEVDF", None)].into_iter().chain(each).collect();
@@ -326,7 +326,7 @@ pub fn run(
         (format!("gap-{}us", gap.as_micros()), words)
     };
     let study = Study {
-        begun: Begun::now(command),
+        begun: call.begun.clone(),
         titles: ["loans", "Loans, live: response and fairness"],
         guests: None,
         figures: LIVE,

@@ -35,10 +35,9 @@ use crate::express::root::{Program, Root};
 use vlane_client::progress::Progress;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
-use vlane_report::build::Begun;
 use vlane_report::judge::Arms;
 use vlane_testbed::rounds::{Rounds, in_turns};
-use vlane_testbed::{Installs, Interrupt, Raiser, Result};
+use vlane_testbed::{Call, Installs, Raiser, Result};
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;
@@ -191,14 +190,9 @@ struct Sample {
 /// # Errors
 /// `ErrorKind::Missing` without a program that is needed, `ErrorKind::Interrupted`, and those of
 /// guests, back ends and schedulers.
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> Result<Report> {
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
+    let Call { vlane, begun, interrupt } = call;
     let (fg, host) = (options.fg.find(vlane)?, &options.installs.host()?);
-    let begun = Begun::now(command);
     let impossible = vlane_sched::live::probe::real_time().err().map(|error| error.to_string());
     let conditions: Vec<Condition> =
         Condition::ALL.into_iter().filter(|one| !one.loans || impossible.is_none()).collect();
@@ -209,7 +203,7 @@ pub fn run(
     progress = progress.expecting(AROUND + options.ramp + time);
     progress.step(format!("{} guests boot", others + 1));
     let root = Root::find(host, &[PROGRAM])?;
-    let mut bed = Bed::make(options, (vlane, &fg), host, &root, &conditions, interrupt)?;
+    let mut bed = Bed::make(options, (*vlane, &fg), host, &root, &conditions, interrupt)?;
     let rounds = Rounds::measure(wanted, |round| {
         in_turns(&mut arms, round, |at, arm| {
             progress.step(format!("round {}: {arm}", round + 1));
@@ -224,7 +218,7 @@ pub fn run(
         root,
         impossible,
     };
-    let mut report = shown.report(&arms, &begun);
+    let mut report = shown.report(&arms, begun);
     rounds.mark(&mut report);
     Ok(report)
 }

@@ -29,10 +29,10 @@ impl Shown<'_> {
     /// The figures that have goals: losses first, then the foreground's times.
     fn judged(&self) -> Vec<(Figure<'_, Sample>, Bound)> {
         let [times, reads, syncs] = WANTED;
-        let mut judged =
-            vec![(Figure::new("Reads", "/s", |s: &Sample| s.beside.reads_per_second()), reads)];
+        let mut judged = vec![(Figure::new("Reads", "/s", |s: &Sample| s.background), reads)];
         if self.options.background_sync {
-            judged.push((Figure::new("Background's fsyncs", "/s", Sample::background), syncs));
+            let of = |s: &Sample| s.beside.appended_per_second();
+            judged.push((Figure::new("Background's fsyncs", "/s", of), syncs));
         }
         judged.push((Figure::new("Fsync p99", "ms", |s: &Sample| s.p99_ms), times));
         judged.push((Figure::new("Fsync p50", "ms", |s: &Sample| s.p50_ms), times));
@@ -48,34 +48,24 @@ fn cpu() -> Figure<'static, Sample> {
 fn recorded(result: &PlaceResult) -> Section {
     let (mut requests, mut classes) = (Vec::new(), Vec::new());
     for (variant, trace, counts) in &result.recorded {
-        for hop in hops(trace) {
-            let [_, p50, p99] = hop.times_ms.map(Cell::from);
-            let count = Cell::from(hop.count as f64);
-            requests.push(vec![
-                variant.title().to_owned().into(),
-                hop.title.to_owned().into(),
-                hop.priority.into(),
-                count,
-                p50,
-                p99,
-            ]);
+        for (request, priority, figures) in hops(trace) {
+            let names = [variant.title(), request, &priority].map(Cell::from);
+            requests.push(names.into_iter().chain(figures.map(Cell::from)).collect());
         }
         let journal = std::iter::once(("journal", &counts.journal));
         let each = counts.classes.iter().map(|count| (count.class.as_str(), count));
         for (class, count) in each.chain(journal).filter(|(_, count)| count.queued.timed > 0) {
             let times = [&count.queued, &count.device].into_iter();
             let times = times.flat_map(|times| [times.p50_ns, times.p99_ns]);
-            let names = [variant.title(), class].map(|name| name.to_owned().into());
-            let count = Cell::from(count.requests as f64);
-            let times = times.map(|ns| Cell::from(ns.map(|ns| ns as f64 / 1e6)));
-            classes.push(names.into_iter().chain([count]).chain(times).collect());
+            let times = times.map(|ns| ns.map_or(Cell::Empty, |ns| Cell::Number(ns as f64 / 1e6)));
+            let counted = [variant.title().into(), class.into(), Cell::from(count.requests as f64)];
+            classes.push(counted.into_iter().chain(times).collect());
         }
     }
     let place = word(result.place);
     let text = "Each request from the ring to its answer, in one recorded turn of each variant. \
-                The second table has the back end's own counts by class, of all turns: the time in \
-                the lane and the time at the device. Flushes are never at the device. The baseline \
-                has no counts.";
+                The second table has the time in the lane and the time at the device by class, of \
+                all turns. Flushes are never at the device. The baseline has no such counts.";
     let mut blocks = vec![table(
         "Requests of a recorded turn",
         "Variant | Request | I/O priority | Number | p50 [ms] | p99 [ms]",
@@ -140,7 +130,7 @@ impl Experiment for Shown<'_> {
         let mut figures = self.summary();
         figures.extend([
             Figure::new("Fsync mean", "ms", |s: &Sample| s.mean_ms),
-            Figure::new("Fsyncs", "/s", |s: &Sample| s.rate),
+            Figure::new("Fsyncs", "/s", |s: &Sample| s.iops),
             cpu(),
             cpus(|s: &Sample| &s.beside),
         ]);

@@ -107,7 +107,9 @@ impl Experiment for Shown<'_> {
     fn figures(&self, _place: &Place<'_, Sample>) -> Vec<Figure<'_, Sample>> {
         let mut figures = self.launches();
         figures.extend([
-            Figure::new("Reads of all", "/s", |s: &Sample| s.beside.reads_per_second()),
+            Figure::new("Reads of all", "/s", |s: &Sample| {
+                s.beside.reads / s.beside.seconds.max(1e-3)
+            }),
             Figure::new("The background for a tag", "ms", |s: &Sample| s.beside.tag_ms),
             cpus(|s: &Sample| &s.beside),
         ]);
