@@ -260,7 +260,7 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let rounds = measure_all(&bed, &mut volumes, &mut results, &mut progress)?;
     progress.clear();
     let shown = report::Shown {
-        options: Options { rounds: rounds.whole(), ..options.clone() },
+        options: options.clone(),
         results: &results,
         guests: guests.as_ref().map(|program| program.version.to_string()),
         replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),

@@ -261,8 +261,9 @@ mod tests {
 
     #[test]
     fn unlimited_or_short_run_is_marked() {
-        let results = results();
-        let report = shown(&["--repeat=1", "--no-limit"], &results).report(&Begun::now(""));
+        let mut results = results();
+        results.iter_mut().for_each(|result| result.arms.keep(1));
+        let report = shown(&["--no-limit"], &results).report(&Begun::now(""));
         let warnings =
             report.notes.iter().filter(|note| note.severity == vlane_report::Severity::Warning);
         assert_eq!(warnings.count(), 2);

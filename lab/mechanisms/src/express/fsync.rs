@@ -31,8 +31,9 @@ const REQUESTS: u32 = 5;
 const SYNCS: &str = "vlane express-read /mnt/$dev/background --sync --reads 4000000000 > /dev/null \
                      & beside=\"$beside $!\"; ";
 /// Command of the background program that writes 4 MiB a second, without fsyncs.
-const WRITER: &str = "echo 100 > /proc/sys/vm/dirty_expire_centisecs; (n=0; while sleep 0.25; do dd if=/dev/zero of=/mnt/$dev/written bs=64k \
-                      count=16 seek=$((n++ % 64 * 16)) conv=notrunc 2> /dev/null; done) & \
+const WRITER: &str = "echo 100 > /proc/sys/vm/dirty_expire_centisecs; (n=0; while sleep 0.25; do \
+                      dd if=/dev/zero of=/mnt/$dev/written bs=64k count=16 \
+                      seek=$((n++ % 64 * 16)) conv=notrunc 2> /dev/null; done) & \
                       beside=\"$beside $!\"; ";
 
 /// The options

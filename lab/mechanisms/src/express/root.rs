@@ -24,8 +24,8 @@ const SPARE: u64 = 64 << 20;
 const HELLO: &str = "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n\nint \
                      main(void)\n{\n    puts(\"hello\");\n    return EXIT_SUCCESS;\n}\n";
 /// Files that gcc links, by the names that it knows them by.
-const LINKED: &str = "crt1.o Scrt1.o crti.o crtn.o crtbegin.o crtbeginS.o crtend.o crtendS.o libgcc.a \
-                      libgcc_s.so libgcc_s.so.1 libc.so libc_nonshared.a liblto_plugin.so";
+const LINKED: &str = "crt1.o Scrt1.o crti.o crtn.o crtbegin.o crtbeginS.o crtend.o crtendS.o \
+                      libgcc.a libgcc_s.so libgcc_s.so.1 libc.so libc_nonshared.a liblto_plugin.so";
 
 /// A program that is launched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

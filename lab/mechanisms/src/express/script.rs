@@ -9,8 +9,8 @@ mount -t tmpfs tmpfs /run
 export TERM=linux SHELL=/usr/bin/bash
 ";
 
-/// Starts readers of the disk `$dev`. Waits until most of them have a request there, for two minutes
-/// at the longest. A guest may have fewer tags than readers.
+/// Starts readers of the disk `$dev`. Waits until most of them have a request there, for two
+/// minutes at the longest. A guest may have fewer tags than readers.
 const CROWD_READS: &str = r"    fio --name=crowd --filename=/dev/$dev --readonly @PART@ --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=1 \
         --thread --numjobs=@READERS@ --group_reporting --norandommap --time_based --runtime=36000 --disk_util=0 \
         --clat_percentiles=0 --lat_percentiles=1 --output-format=terse --terse-version=3 --output=/tmp/crowd \
@@ -44,8 +44,8 @@ const AGENT_ENDS: &str = r#"    if [ -n "$agent" ]; then
 "#;
 
 /// A script with its parts in the places of their names: `@TERMINAL@`, `@CROWD_READS@`,
-/// `@AGENT_BEGINS@`, `@AGENT_ENDS@`, each a line. fio has so many readers, and `part` limits them to
-/// a part of the disk.
+/// `@AGENT_BEGINS@`, `@AGENT_ENDS@`, each a line. fio has so many readers, and `part` limits them
+/// to a part of the disk.
 pub(crate) fn with_parts(script: &str, readers: u16, part: &str) -> String {
     let (all, enough) = (readers.to_string(), (u32::from(readers) * 8 / 10).to_string());
     let parts = [
