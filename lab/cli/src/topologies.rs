@@ -14,7 +14,6 @@
 //! It is a profile of `vlane-lab bench`, made from a few options.
 
 use std::num::NonZeroU16;
-use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
@@ -23,7 +22,7 @@ use vlane_client::Progress;
 use vlane_error::counted;
 use vlane_guest::{Host, Install};
 use vlane_report::Report;
-use vlane_testbed::{Error, ErrorKind, Interrupt};
+use vlane_testbed::{Call, Error, ErrorKind};
 
 use crate::values;
 
@@ -136,22 +135,17 @@ impl TopologiesArgs {
 ///
 /// # Errors
 /// The fault of a back end, a client or an output file; all started processes are gone then.
-pub fn run(
-    options: &TopologiesArgs,
-    vlane: &Path,
-    command: &str,
-    interrupt: &Interrupt,
-) -> vlane_testbed::Result<Report> {
+pub fn run(options: &TopologiesArgs, call: &Call<'_>) -> vlane_testbed::Result<Report> {
     let profile = options.profile()?;
     let host = Host::new(Install::Never)?;
     let setting = Setting {
-        vlane,
-        command: command.to_owned(),
+        vlane: call.vlane,
+        command: call.begun.command.clone(),
         host: &host,
         client_cpus: &[],
         ram_dir: None,
         disk_dir: None,
-        interrupt,
+        interrupt: call.interrupt,
     };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);

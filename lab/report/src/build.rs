@@ -11,7 +11,8 @@ use crate::{
 /// Work that a report will be made of: by which command, and since when.
 #[derive(Debug, Clone)]
 pub struct Begun {
-    command: String,
+    /// The command.
+    pub command: String,
     created: String,
     at: Instant,
     busy: Option<Busy>,
