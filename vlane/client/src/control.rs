@@ -117,7 +117,7 @@ pub struct Classes {
     pub mode: String,
     /// More than one class was seen in the last seconds.
     pub is_mixed: bool,
-    /// Express, normal, background; without the journal.
+    /// Express, promoted, normal, background; without the journal.
     pub classes: Vec<ClassCounted>,
     /// Requests with the priority of ext4's journal.
     pub journal: ClassCounted,

@@ -153,6 +153,10 @@ impl Channel for Delayed {
         [self.port.deadline(), self.inner.deadline()].into_iter().flatten().min()
     }
 
+    fn is_in_journal(&mut self, request: &Request) -> bool {
+        self.inner.is_in_journal(request)
+    }
+
     fn set_shortest(&mut self, on: bool) {
         self.port.set_shortest(on);
         self.inner.set_shortest(on);

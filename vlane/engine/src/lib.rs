@@ -232,6 +232,11 @@ pub trait Channel: Send + fmt::Debug {
     /// submitted by the lane.
     fn set_shortest(&mut self, _on: bool) {}
 
+    /// True if a write goes to a journal of the guest's, as far as the storage knows.
+    fn is_in_journal(&mut self, _request: &Request) -> bool {
+        false
+    }
+
     /// From now on, answer writes only when they are durable; or no longer.
     fn set_write_through(&mut self, on: bool);
 

@@ -202,6 +202,27 @@ fn unflushed_pages_stay_until_the_end() {
 }
 
 #[test]
+fn channel_knows_where_journals_are() {
+    let _alone = alone();
+    let dir = on_disk();
+    let engine = open(&image(dir.path(), SIZE), Cache::Pdc);
+    let mut rig = rig(&engine);
+    let mut is_in_journal = |at: u64| {
+        let before = rig.lane.in_journal;
+        rig.ok(Op::write(at / 512, bytes(at, 4096)));
+        rig.lane.in_journal > before
+    };
+    assert!(!is_in_journal(JOURNAL.start));
+    for places in [vec![JOURNAL], vec![0..4096, 32 * MIB..33 * MIB], Vec::new()] {
+        pretend(&engine, places.clone());
+        for at in [0, 4096, JOURNAL.start, JOURNAL.end - 4096, JOURNAL.end, 32 * MIB] {
+            let expected = places.iter().any(|place| place.contains(&at));
+            assert_eq!(is_in_journal(at), expected, "{at} {places:?}");
+        }
+    }
+}
+
+#[test]
 fn read_only_and_memory_images_seek_no_journal() {
     let _alone = alone();
     let dir = on_disk();

@@ -11,15 +11,19 @@ use vlane_policy::express::{Class, Ioprio};
 pub const BUCKETS: usize = 48;
 /// The first bucket ends here; two buckets are an octave.
 const FIRST: Nanos = 1024;
-/// Kinds that are counted separately: the three classes, and ext4's journal.
-pub const KINDS: usize = 4;
+/// Kinds that are counted separately: the classes, and ext4's journal unless it is promoted.
+pub const KINDS: usize = 5;
 /// The journal's place among them.
-pub const JOURNAL: usize = 3;
+pub const JOURNAL: usize = 4;
 
 /// The kind under which a request is counted.
 #[inline]
 pub(crate) fn kind(class: Class, ioprio: u32) -> usize {
-    if Ioprio(ioprio) == Ioprio::JOURNAL { JOURNAL } else { class as usize }
+    match class {
+        Class::Promoted => class as usize,
+        _ if Ioprio(ioprio) == Ioprio::JOURNAL => JOURNAL,
+        _ => class as usize,
+    }
 }
 
 /// The lanes' board.
@@ -27,7 +31,7 @@ pub(crate) fn kind(class: Class, ioprio: u32) -> usize {
 pub struct ClassBoard {
     origin: Instant,
     /// The time at which a request of each class was last seen; zero: never.
-    seen: [AtomicU64; 3],
+    seen: [AtomicU64; 4],
     /// More than one of them lately.
     is_mixed: AtomicBool,
     /// The last time at which a lane wanted all to probe.
@@ -184,6 +188,12 @@ impl ClassBoard {
         self.seen[class as usize].store(now, Relaxed);
     }
 
+    /// When an express request was last seen; zero: never.
+    #[inline]
+    pub(crate) fn express_seen(&self) -> Nanos {
+        self.seen[Class::Express as usize].load(Relaxed)
+    }
+
     /// More than one class has been seen of late.
     #[inline]
     pub(crate) fn is_mixed(&self) -> bool {
@@ -246,8 +256,8 @@ impl ClassBoard {
 pub struct ClassSnapshot {
     /// More than one class was seen in the last seconds.
     pub is_mixed: bool,
-    /// Express, normal, background; and ext4's journal ([`JOURNAL`]), which is in none of the
-    /// three.
+    /// Express, promoted, normal, background; and ext4's journal ([`JOURNAL`]), as far as it is in
+    /// none of them.
     pub kinds: [KindSnapshot; KINDS],
     /// Turns of lanes that took requests.
     pub turns: u64,

@@ -347,6 +347,9 @@ impl Lane {
     fn take_one_ahead(&mut self) -> bool {
         let taken = if self.classes.is_some() { self.take::<true>() } else { self.take::<false>() };
         let Some(slot) = taken else { return false };
+        if self.orders() {
+            self.promotes(slot);
+        }
         self.wait(slot);
         self.begins_to_wait(slot);
         true
@@ -416,7 +419,7 @@ impl Lane {
             self.goes_to_device(slot, decisions.class);
         }
         if let Outcome::Whole(file) = outcome {
-            if CLASSES && decisions.class == Class::Express {
+            if CLASSES && decisions.class.is_foreground() {
                 self.begin_express(uring, slot, file);
             } else {
                 self.queue.submit_whole(uring, slot, file, decisions.durable);

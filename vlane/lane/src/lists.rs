@@ -57,10 +57,10 @@ impl List {
 
 /// Requests that were taken and are not begun: a list for each class.
 #[derive(Debug)]
-pub(crate) struct Waiting([List; 3]);
+pub(crate) struct Waiting([List; 4]);
 
 impl Waiting {
-    pub(crate) const EMPTY: Waiting = Waiting([List::EMPTY; 3]);
+    pub(crate) const EMPTY: Waiting = Waiting([List::EMPTY; 4]);
 
     pub(crate) fn push(&mut self, links: &mut Links, class: Class, slot: Slot) {
         self.0[class as usize].push(links, slot);

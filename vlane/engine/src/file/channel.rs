@@ -720,6 +720,10 @@ impl Channel for FileChannel {
         self.write_through = on;
     }
 
+    fn is_in_journal(&mut self, request: &Request) -> bool {
+        self.sense.as_mut().is_some_and(|sense| sense.is_in_journal(request))
+    }
+
     fn stats(&self) -> ChannelStats {
         self.stats
     }

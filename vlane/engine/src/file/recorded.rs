@@ -181,6 +181,10 @@ impl Channel for Recorded {
         self.inner.deadline()
     }
 
+    fn is_in_journal(&mut self, request: &Request) -> bool {
+        self.inner.is_in_journal(request)
+    }
+
     fn set_shortest(&mut self, on: bool) {
         self.inner.set_shortest(on);
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{Instant, Slot};
-use vlane_io::{Class, Decisions};
+use vlane_io::Decisions;
 
 /// The properties of a modelled device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Port {
     pub(crate) fn submit(&mut self, slot: Slot, decisions: Decisions) {
         match self {
             Port::Shared(port) => port.submit(slot),
-            Port::RoundRobin(port) => port.submit(slot, decisions.class == Class::Express),
+            Port::RoundRobin(port) => port.submit(slot, decisions.class.is_foreground()),
         }
     }
 

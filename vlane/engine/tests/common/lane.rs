@@ -20,6 +20,8 @@ pub struct Lane {
     pub uring: Uring,
     pub queue: InflightQueue,
     pub channel: Box<dyn Channel>,
+    /// Requests that, as the channel said, go to a journal.
+    pub in_journal: u64,
     /// The decisions that a policy makes for the next requests, if there is one.
     pub policy: Option<Decisions>,
     /// By slot.
@@ -68,6 +70,7 @@ impl Lane {
         Lane {
             queue: InflightQueue::new(queue, PLACE, channel.files(), &mut uring),
             decisions: vec![Decisions::default(); usize::from(at.size)],
+            in_journal: 0,
             policy: None,
             channel,
             uring,
@@ -89,6 +92,7 @@ impl Lane {
     /// Begins a request that was taken.
     pub fn begin(&mut self, slot: Slot) {
         let decisions = self.decisions[usize::from(slot.0)];
+        self.in_journal += u64::from(self.channel.is_in_journal(self.queue.request(slot)));
         let outcome =
             self.channel.begin(slot, self.queue.request(slot), decisions, &mut self.operations);
         self.proceed(slot, outcome);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use vlane_engine::Class;
 use vlane_io::Uring;
 use vlane_policy::express::window::{LaneMessage, Nanos, Turn};
-use vlane_policy::express::{Each, Express, Ioprio, Turns, Window};
+use vlane_policy::express::{Each, Express, Ioprio, Turns, Window, inherits};
 use vlane_ring::{RequestKind, Slot};
 
 use super::{Draining, Lane, Load, MOST_AHEAD};
@@ -22,7 +22,7 @@ const TIMED: u32 = 64;
 /// ... and so many turns are published together.
 const TOLD: u64 = 8;
 /// The precision of the times at which classes were last seen.
-const SEEN_EVERY: Nanos = 50_000_000;
+const SEEN_EVERY: Nanos = 5_000_000;
 
 /// In the time at which a request was begun: it is counted at the device in its class.
 const COUNTED: Nanos = 1;
@@ -43,14 +43,14 @@ pub(crate) struct LaneClasses {
     untold: u64,
     full: u64,
     /// The time at which each class was last published as seen.
-    seen: [Nanos; 3],
+    seen: [Nanos; 4],
     /// Classes are mixed: all requests are timed.
     pub(super) is_mixed: bool,
     turns: Turns,
     window: Window,
-    /// While classes are mixed, at the device: express requests, and others. Requests begun before
-    /// that are among the others.
-    at_device: [u32; 2],
+    /// While classes are mixed, at the device: express requests, promoted ones, and others. Requests
+    /// begun before that are among the others.
+    at_device: [u32; 3],
     /// Timed requests at the device; and the published number of all the others.
     timed_there: u32,
     told: u32,
@@ -93,11 +93,11 @@ impl LaneClasses {
             uncounted: 0,
             untold: 0,
             full: 0,
-            seen: [0; 3],
+            seen: [0; 4],
             is_mixed: false,
             turns: Turns::default(),
             window: Window::default(),
-            at_device: [0; 2],
+            at_device: [0; 3],
             timed_there: 0,
             told: 0,
             begun: 0,
@@ -174,7 +174,7 @@ impl LaneClasses {
     #[cold]
     fn changes(&mut self, is_mixed: bool, there: usize) {
         self.is_mixed = is_mixed;
-        self.at_device = [0, u32::try_from(there).unwrap_or(u32::MAX)];
+        self.at_device = [0, 0, u32::try_from(there).unwrap_or(u32::MAX)];
         self.begun_at.iter_mut().for_each(|begun| *begun &= !COUNTED);
         let now = self.now();
         self.window.closes(now);
@@ -226,7 +226,7 @@ impl LaneClasses {
 
     fn tell(&mut self, there: u32, begun: u32, is_wanted: bool) {
         self.told = there;
-        let at_device = if self.is_mixed { self.at_device[0] + self.at_device[1] } else { there };
+        let at_device = if self.is_mixed { self.at_device.iter().sum() } else { there };
         if !self.orders() {
             if let Some(lane) = self.board.lane(self.index) {
                 lane.tell(LaneMessage::unbounded(at_device), 0, at_device);
@@ -323,6 +323,28 @@ impl Lane {
         }
     }
 
+    /// A request was taken while classes are mixed: it may be one that the foreground waits for.
+    pub(super) fn promotes(&mut self, slot: Slot) {
+        let Some(classes) = &mut self.classes else { return };
+        let (request, own) = (self.queue.request(slot), &mut self.decisions[usize::from(slot.0)]);
+        let is_awaited = || match request.kind() {
+            RequestKind::Flush => true,
+            RequestKind::Out if Ioprio(request.priority().0) == Ioprio::JOURNAL => true,
+            RequestKind::Out => self.channel.is_in_journal(request),
+            _ => false,
+        };
+        let (express, now) = (classes.board.express_seen(), classes.now());
+        let class = inherits(own.class, is_awaited, express, now);
+        if class != own.class {
+            own.class = class;
+            // It is counted here, and not with its run.
+            classes.run += 1;
+            if let Some(lane) = classes.board.lane(classes.index) {
+                lane.count(class as usize, 1);
+            }
+        }
+    }
+
     /// A request was taken that waits from now on.
     pub(super) fn begins_to_wait(&mut self, slot: Slot) {
         if let Some(classes) = &mut self.classes {
@@ -363,7 +385,7 @@ impl Lane {
         if classes.is_mixed {
             now |= COUNTED;
             if matches!(self.queue.request(slot).kind(), RequestKind::In | RequestKind::Out) {
-                classes.at_device[usize::from(class != Class::Express)] += 1;
+                classes.at_device[place(class)] += 1;
                 classes.begun += 1;
             }
         }
@@ -382,8 +404,7 @@ impl Lane {
             classes.answered += 1;
             let is_counted = begun & COUNTED != 0;
             if matches!(request.kind(), RequestKind::In | RequestKind::Out) {
-                let others = usize::from(!is_counted || class != Class::Express);
-                classes.at_device[others] -= 1;
+                classes.at_device[if is_counted { place(class) } else { 2 }] -= 1;
             }
         }
         if begun == 0 {
@@ -395,12 +416,26 @@ impl Lane {
         if !is_answered {
             return;
         }
+        if class == Class::Express {
+            // The rest of its fsync comes from now on.
+            classes.sees(class);
+        }
         if classes.orders() && matches!(request.kind(), RequestKind::In | RequestKind::Out) {
             classes.window.answered(begun, now);
         }
         if let Some(lane) = classes.board.lane(classes.index) {
             lane.device(kind(class, request.priority().0), now.saturating_sub(begun));
         }
+    }
+}
+
+/// The place of a class in [`LaneClasses::at_device`].
+#[inline]
+fn place(class: Class) -> usize {
+    match class {
+        Class::Express => 0,
+        Class::Promoted => 1,
+        Class::Normal | Class::Background => 2,
     }
 }
 

@@ -55,7 +55,7 @@ impl Lane {
             Some(classes) if classes.orders() => classes.next(waits),
             // The rest of a time with an order goes before lists that others add to: it would wait
             // for ever.
-            _ => [Class::Express, Class::Background, Class::Normal]
+            _ => [Class::Express, Class::Promoted, Class::Background, Class::Normal]
                 .into_iter()
                 .find(|list| waits.of(*list)),
         }

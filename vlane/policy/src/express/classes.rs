@@ -22,6 +22,8 @@ use std::str::FromStr;
 pub enum Class {
     /// Before all others: a person waits for it.
     Express,
+    /// An express request may wait for it: see [`super::inherits`].
+    Promoted,
     /// In the order of their arrival.
     #[default]
     Normal,
@@ -31,12 +33,19 @@ pub enum Class {
 
 impl Class {
     /// All, the first one first.
-    pub const ALL: [Class; 3] = [Class::Express, Class::Normal, Class::Background];
+    pub const ALL: [Class; 4] = [Class::Express, Class::Promoted, Class::Normal, Class::Background];
+
+    /// True if a person waits for it, at least with some likelihood.
+    #[inline]
+    pub fn is_foreground(self) -> bool {
+        matches!(self, Class::Express | Class::Promoted)
+    }
 
     /// As it is written.
     pub fn name(self) -> &'static str {
         match self {
             Class::Express => "express",
+            Class::Promoted => "promoted",
             Class::Normal => "normal",
             Class::Background => "background",
         }

@@ -8,16 +8,19 @@
 //!
 //! * [`Classes`]: an I/O priority to a class.
 //! * [`Mode`]: which of the mechanisms are on.
+//! * [`inherits`]: which requests of others the foreground waits for.
 //! * [`Turns`]: which class's request is begun next, so that none starves.
 //! * [`Window`]: how many requests are at the device while classes are mixed.
 
 mod classes;
+mod promotion;
 mod turns;
 #[allow(clippy::cast_possible_truncation, reason = "such a cast of a time or a rate saturates")]
 pub mod window;
 
 pub use classes::{Class, Classes, ClassesError, Ioprio};
-pub use turns::{Each, MOST_PASSED, SHARE, Turns};
+pub use promotion::{INHERITS, inherits};
+pub use turns::{Each, MOST_PASSED, PROMOTED_SHARE, SHARE, Turns};
 pub use window::Window;
 
 /// Which of the mechanisms a volume uses.

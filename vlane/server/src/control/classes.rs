@@ -18,9 +18,10 @@ pub(super) struct ClassesInfo {
     /// More than one class was seen in the last ten seconds: with `order` and `on`, lanes have
     /// windows then.
     is_mixed: bool,
-    /// Express, normal, background; without the journal.
+    /// Express, promoted, normal, background; without the journal.
     classes: Vec<Counted>,
-    /// Requests of best effort 3, which ext4's journal thread has. They are treated as their class.
+    /// Requests of best effort 3, which ext4's journal thread has, as far as they are not promoted.
+    /// They are treated as their class.
     journal: Counted,
     /// Express requests that went to another thread's submission queue (`shortest`, `on`).
     handed_over: u64,
@@ -36,7 +37,7 @@ pub(super) struct ClassesInfo {
 /// The counts of one class.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Counted {
-    /// `express`, `normal`, `background`.
+    /// `express`, `promoted`, `normal`, `background`.
     class: &'static str,
     /// Requests that were taken out of the rings.
     requests: u64,
@@ -68,8 +69,8 @@ pub(super) struct Times {
 /// The state of a lane.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LaneInfo {
-    /// Requests that it may have at the device, but for express ones, which may be as many again;
-    /// null: as many as there are.
+    /// Requests that it may have at the device, but for express ones, which may be as many again,
+    /// and promoted ones, which may be half as many; null: as many as there are.
     window: Option<u64>,
     /// Requests that it had there at the end of its last turn.
     at_device: u64,

@@ -87,6 +87,8 @@ struct Desk {
     answered: Condvar,
     /// Where journals lie, as the thread knows it. Never locked for long.
     map: Mutex<Arc<Map>>,
+    /// Counts its changes: what a channel looks at before it takes the lock.
+    map_changes: AtomicU64,
 }
 
 /// Questions, and the thread's last answers.
@@ -163,6 +165,7 @@ impl Journal {
             answers: Mutex::default(),
             answered: Condvar::new(),
             map: Mutex::default(),
+            map_changes: AtomicU64::new(0),
         });
         let (sender, ended) = sync_channel(0);
         let own = Arc::clone(&desk);

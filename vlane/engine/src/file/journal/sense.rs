@@ -1,9 +1,10 @@
 //! A channel's side: reports its writes to the journal thread.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use rtrb::Producer;
+use vlane_policy::journal::Map;
 use vlane_policy::journal::content::{self, Head};
 use vlane_ring::{Request, RequestKind, SECTOR};
 
@@ -34,11 +35,24 @@ pub(in super::super) struct Sense {
     producer: Producer<Entry>,
     /// Bytes written since its last flush.
     bytes: u64,
+    /// Where journals lie, after so many changes.
+    map: (u64, Arc<Map>),
 }
 
 impl Sense {
     pub(super) fn new(desk: Arc<Desk>, producer: Producer<Entry>) -> Sense {
-        Sense { desk, producer, bytes: 0 }
+        Sense { desk, producer, bytes: 0, map: Default::default() }
+    }
+
+    /// True if a request begins in a journal, as far as is known.
+    pub(in super::super) fn is_in_journal(&mut self, request: &Request) -> bool {
+        let changes = self.desk.map_changes.load(Ordering::Acquire);
+        if changes != self.map.0 {
+            // Once for each change: the thread holds the lock for a comparison and a store.
+            let map = self.desk.map.lock().unwrap_or_else(PoisonError::into_inner);
+            self.map = (changes, Arc::clone(&map));
+        }
+        request.sector().checked_mul(SECTOR).is_some_and(|offset| self.map.1.at(offset).is_some())
     }
 
     /// A write, a discard or a zeroing begins, inside the limit of any file.

@@ -180,6 +180,7 @@ impl Thread<'_> {
         let mut map = self.desk.map.lock().unwrap_or_else(PoisonError::into_inner);
         if !Arc::ptr_eq(&map, self.bypass.map()) {
             *map = Arc::clone(self.bypass.map());
+            self.desk.map_changes.fetch_add(1, Ordering::Release);
         }
     }
 

@@ -25,7 +25,7 @@
 //!   those after the last probe, four times running. Then there is another probe.
 //!
 //! Express requests have a window of their own of the same size: they are begun while others fill
-//! theirs.
+//! theirs. Promoted ones have one of half the size.
 //!
 //! A request that is answered at once is not at the device, and is not counted. All times are
 //! nanoseconds of one clock.
@@ -197,17 +197,24 @@ impl Window {
         self.size().max(2)
     }
 
-    /// Returns the class whose request is begun next among those that wait: as [`Turns`] has it, as
-    /// far as there is room. `at_device` is how many express requests and how many others the lane
-    /// has there.
+    /// Promoted requests that may be at the device, however many others are. At least 1.
     #[inline]
-    pub fn next(&self, turns: &Turns, waits: Each<bool>, at_device: [u32; 2]) -> Option<Class> {
-        let [express, others] = at_device;
-        let has_room = express + others < self.size();
+    pub fn promoted(&self) -> u32 {
+        self.size().div_ceil(2)
+    }
+
+    /// Returns the class whose request is begun next among those that wait: as [`Turns`] has it, as
+    /// far as there is room. `at_device` is how many express requests, promoted ones and others the
+    /// lane has there.
+    #[inline]
+    pub fn next(&self, turns: &Turns, waits: Each<bool>, at_device: [u32; 3]) -> Option<Class> {
+        let [express, promoted, others] = at_device;
+        let has_room = express + promoted + others < self.size();
         // A class that is due has room that express requests cannot take from it.
         let has_due = others < self.size();
         let may = |class: Class| match class {
             Class::Express => express < self.express(),
+            Class::Promoted => promoted < self.promoted(),
             _ => has_room || (has_due && turns.is_due(class)),
         };
         turns.next(Each(Class::ALL.map(|class| waits.of(class) && may(class))))

@@ -338,8 +338,9 @@ impl Lane {
                 (None, None) => None,
             };
         }
-        let waits = Each([express, false, lower]);
-        self.window.next(&self.turns, waits, self.at_device)
+        let waits = Each([express, false, false, lower]);
+        let [express, others] = self.at_device;
+        self.window.next(&self.turns, waits, [express, 0, others])
     }
 
     fn next(&mut self, is_mixed: bool) -> Option<Asked> {
@@ -347,7 +348,7 @@ impl Lane {
         if is_mixed {
             self.turns.begun(
                 class,
-                Each([!self.waiting[0].is_empty(), false, !self.waiting[1].is_empty()]),
+                Each([!self.waiting[0].is_empty(), false, false, !self.waiting[1].is_empty()]),
             );
         }
         let which = usize::from(class != Class::Express);

@@ -128,18 +128,18 @@ fn due_class_has_room_beside_express() {
     window.closes(1);
     let mut turns = Turns::default();
     let (size, express) = (window.size(), window.express());
-    let waits = Each([true, false, true]);
+    let waits = Each([true, false, false, true]);
     // Express requests fill their window and that of the others.
     assert_eq!(
-        window.next(&turns, waits, [express, 0]),
+        window.next(&turns, waits, [express, 0, 0]),
         if express < size { Some(Class::Background) } else { None }
     );
     for _ in 0..crate::express::SHARE - 1 {
         turns.begun(Class::Express, waits);
     }
-    assert_eq!(window.next(&turns, waits, [express, 0]), Some(Class::Background));
+    assert_eq!(window.next(&turns, waits, [express, 0, 0]), Some(Class::Background));
     assert_eq!(
-        window.next(&turns, waits, [express - 1, size]),
+        window.next(&turns, waits, [express - 1, 0, size]),
         Some(Class::Express),
         "no room of its own"
     );
@@ -170,12 +170,12 @@ proptest! {
     /// one, and never for more than there is.
     #[test]
     fn window_always_has_room_for_one(
-        steps in prop::collection::vec((any::<[u16; 6]>(), any::<[bool; 4]>()), 1..300)
+        steps in prop::collection::vec((any::<[u16; 6]>(), any::<[bool; 5]>()), 1..300)
     ) {
         let mut window = Window::default();
         let turns = Turns::default();
         let mut now: Nanos = 1;
-        for ([step, scale, begun, at_device, took, others], [express, normal, background, is_wanted]) in steps {
+        for ([step, scale, begun, at_device, took, others], [express, promoted, normal, background, is_wanted]) in steps {
             now += u64::from(step) << (scale % 24);
             if scale == 0 {
                 window.closes(now);
@@ -189,13 +189,18 @@ proptest! {
             let wants = window.turn(now, turn, || shared);
             prop_assert!(wants.is_none_or(|probe| probe <= now));
             prop_assert!((1..=MOST).contains(&window.size()) && window.express() >= 2);
-            let waits = Each([express, normal, background]);
-            let next = window.next(&turns, waits, [0, 0]);
-            prop_assert_eq!(next.is_some(), express || normal || background);
-            let [express, others] = [u32::from(at_device), u32::from(others)];
-            if let Some(class) = window.next(&turns, waits, [express, others]) {
+            let waits = Each([express, promoted, normal, background]);
+            let next = window.next(&turns, waits, [0; 3]);
+            prop_assert_eq!(next.is_some(), express || promoted || normal || background);
+            let [express, promoted, others] = [u32::from(at_device), begun.into(), others.into()];
+            if let Some(class) = window.next(&turns, waits, [express, promoted, others]) {
                 prop_assert!(waits.of(class));
-                prop_assert!(class == Class::Express || express + others < window.size());
+                let has_room = match class {
+                    Class::Express => express < window.express(),
+                    Class::Promoted => promoted < window.promoted(),
+                    _ => express + promoted + others < window.size(),
+                };
+                prop_assert!(has_room);
             }
         }
     }
