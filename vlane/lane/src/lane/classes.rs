@@ -48,8 +48,8 @@ pub(crate) struct LaneClasses {
     pub(super) is_mixed: bool,
     turns: Turns,
     window: Window,
-    /// While classes are mixed, at the device: express requests, promoted ones, and others. Requests
-    /// begun before that are among the others.
+    /// While classes are mixed, at the device: express requests, promoted ones, and others.
+    /// Requests begun before that are among the others.
     at_device: [u32; 3],
     /// Timed requests at the device; and the published number of all the others.
     timed_there: u32,

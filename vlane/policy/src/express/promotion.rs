@@ -4,18 +4,19 @@
 //! An fsync of ext4 is five requests, one after the other. The first has the program's priority:
 //! the file's data. The file system's journal thread makes the others: journal blocks, a flush, the
 //! commit block, and another flush. The journal thread has best effort 3, and a flush has no
-//! priority. Behind the background's requests they would give back what the first one gained. Linux
-//! has the same fault inside one kernel: Kim, Kim, Lee, Jeong, "Enlightening the I/O Path: A
-//! Holistic Approach for Application Performance" (FAST 2017), and Yang et al., "Split-Level I/O
+//! priority. Behind the background's requests they would give back the gain of the first one.
+//!
+//! Linux has the same fault inside one kernel. Sources: Kim, Kim, Lee, Jeong, "Enlightening the I/O
+//! Path: A Holistic Approach for Application Performance" (FAST 2017). Yang et al., "Split-Level I/O
 //! Scheduling" (SOSP 2015).
 //!
-//! Requests from outside say nothing of the program that waits for them. So **time** decides: for
-//! [`INHERITS`] after an express request, flushes and the journal's writes are [`Class::Promoted`].
-//! The priority tells ext4's journal thread, wherever it writes: with `data=ordered` it writes data
-//! of files, too. XFS has no such thread, so the place tells its log's writes. A promoted request
-//! never prolongs that time. [`super::Turns`] gives at most every second turn to
-//! promoted requests while lower classes wait, and [`super::Window`] bounds their number at the
-//! device.
+//! A request does not name the program that waits for it. So **time** decides: for [`INHERITS`]
+//! after an express request, flushes and the journal's writes are [`Class::Promoted`]. The priority
+//! tells ext4's journal thread, wherever it writes: with `data=ordered` it writes files' data, too.
+//! XFS has no such thread, so the place tells its log's writes.
+//!
+//! A promoted request never prolongs that time. [`super::Turns`] bounds the turns of promoted
+//! requests while lower classes wait. [`super::Window`] bounds their number at the device.
 
 use super::Class;
 use super::window::Nanos;
@@ -69,7 +70,7 @@ mod tests {
                 now += pause;
                 let ioprio = if kind == 0 { Ioprio(2 << 13) } else { Ioprio::JOURNAL };
                 let class = inherits(Classes::default().of(ioprio), || true, express, now);
-                // What a lane does: only what is express by its own priority counts.
+                // As in a lane: only requests that are express by their own priority count.
                 if class == Class::Express {
                     express = now;
                 }

@@ -1,9 +1,9 @@
 //! Turns among classes: the class of the request that is begun next.
 //!
-//! The first class that waits goes first, but one of [`SHARE`] turns is each waiting lower class's,
-//! and one of [`PROMOTED_SHARE`] is that of promoted requests. So no class starves: while a class
-//! waits, at most [`MOST_PASSED`] requests of others are begun before one of its own. Within a
-//! class, requests are begun in the order of their arrival; so a request behind n others of its
+//! The first class that waits goes first, but one of [`SHARE`] turns is each waiting lower class's.
+//! One of [`PROMOTED_SHARE`] turns goes to promoted requests that wait. So no class starves: while a
+//! class waits, at most [`MOST_PASSED`] requests of others are begun before one of its own. Within a
+//! class, requests are begun in the order of their arrival. So a request behind n others of its
 //! class is begun after at most (n + 1) x [`MOST_PASSED`] requests of others.
 //!
 //! While a lower class waits, no two promoted requests are begun one after the other: the requests

@@ -69,8 +69,8 @@ pub(super) struct Times {
 /// The state of a lane.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LaneInfo {
-    /// Requests that it may have at the device, but for express ones, which may be as many again,
-    /// and promoted ones, which may be half as many; null: as many as there are.
+    /// Normal and background requests that it may have at the device; null: as many as there are.
+    /// Express requests may be as many again, and promoted ones half as many.
     window: Option<u64>,
     /// Requests that it had there at the end of its last turn.
     at_device: u64,

@@ -87,7 +87,7 @@ struct Desk {
     answered: Condvar,
     /// Where journals lie, as the thread knows it. Never locked for long.
     map: Mutex<Arc<Map>>,
-    /// Counts its changes: what a channel looks at before it takes the lock.
+    /// Counts its changes. A channel looks at that before it takes the lock.
     map_changes: AtomicU64,
 }
 
