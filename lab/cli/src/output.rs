@@ -49,11 +49,18 @@ impl<O: Args> Reported<O> {
         anyhow::Error: From<E>,
     {
         self.output.check()?;
-        let vlane = std::env::current_exe().context("cannot find this program's own file")?;
-        let (begun, interrupt) = (Begun::now(command_line()), &Interrupt::listen()?);
-        let report = measure(&self.options, &Call { vlane: &vlane, begun, interrupt })?;
-        self.output.show(&report)
+        self.output.show(&called(|call| measure(&self.options, call))?)
     }
+}
+
+/// Calls a measurement, with this program's own file.
+pub fn called<T, E>(measure: impl FnOnce(&Call<'_>) -> Result<T, E>) -> Result<T>
+where
+    anyhow::Error: From<E>,
+{
+    let vlane = std::env::current_exe().context("cannot find this program's own file")?;
+    let (begun, interrupt) = (Begun::now(command_line()), &Interrupt::listen()?);
+    Ok(measure(&Call { vlane: &vlane, begun, interrupt })?)
 }
 
 impl OutputArgs {

@@ -204,7 +204,7 @@ impl<'a> Machine<'a> {
         commands.push(("QEMU".into(), setup.neutral(&qemu.spec().shell_line())));
         let files = initramfs(setup, rounds);
         let guest = qemu.start_with(setup.host, &setup.found.kernel, &files, limit, None)?;
-        let interrupt = setup.interrupt;
+        let interrupt = setup.call.interrupt;
         let mut machine = Self { guest, servers, interrupt, commands, disks: Vec::new() };
         machine.wait("ready", BOOT)?;
         for column in setup.found.guests() {

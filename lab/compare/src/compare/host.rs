@@ -42,7 +42,7 @@ pub(super) fn measure(setup: &Setup<'_>, load: &Load) -> Result<Outcome> {
     let mut spec = Spec::new(&setup.found.fio, words);
     // fio leaves a file of its own where it runs, for loads with verification.
     spec.cwd = Some(scratch.dir().to_path_buf());
-    let mut outcome = fio(&spec, load.record(), settings.runtime, setup.interrupt)?;
+    let mut outcome = fio(&spec, load.record(), settings.runtime, setup.call.interrupt)?;
     // With several threads the percentages are of one.
     outcome.cpu_us *= f64::from(load.jobs);
     Ok(outcome)

@@ -12,20 +12,23 @@
 pub mod columns;
 mod guest;
 pub(crate) mod host;
-pub mod jobs;
+mod jobs;
 pub mod loads;
 mod native;
-pub mod plan;
+mod options;
+mod plan;
 pub mod report;
 mod results;
-pub mod scratch;
+mod scratch;
 mod summary;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use vlane::boot::AccelArg;
 use vlane_client::control::Counters;
 use vlane_client::progress::Progress;
 use vlane_cost::kvm::KvmStats;
@@ -33,10 +36,9 @@ use vlane_cost::{Counted, Used, calls};
 use vlane_error::counted;
 use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_report::Report;
-use vlane_report::build::Begun;
+use vlane_testbed::Call;
 use vlane_testbed::control::Control;
 use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::Rounds;
 use vlane_testbed::server::{Server, Storage};
 use vlane_units::show_size;
@@ -45,45 +47,10 @@ use self::columns::Column;
 use self::guest::Machine;
 use self::jobs::{CacheState, Settings, Sizes};
 use self::loads::Load;
-use self::plan::{Often, Round};
+pub use self::options::Options;
+use self::plan::Round;
 use self::results::{LoadResult, Sample, Work};
 use self::scratch::Scratch;
-
-/// Options of the comparison.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// vlane's own program: it serves the guest's disk.
-    pub vlane: PathBuf,
-    /// The command that makes this report again.
-    pub command: String,
-    /// Where the images are to be; `None` finds a place.
-    pub dir: Option<PathBuf>,
-    /// Bytes of each image.
-    pub image_bytes: u64,
-    /// The columns; [`Column::Host`] is always measured.
-    pub columns: Vec<Column>,
-    /// The loads.
-    pub loads: Vec<Load>,
-    /// The time of one measurement.
-    pub runtime: Duration,
-    /// How often.
-    pub often: Often,
-    /// True if sentences are concluded from it.
-    pub concludes: bool,
-    /// The whole shall not take longer: fewer passes, then shorter measurements. `None` takes what
-    /// it takes.
-    pub limit: Option<Duration>,
-    /// The page caches.
-    pub cache: CacheState,
-    /// Another QEMU than the one that is installed.
-    pub qemu: Option<PathBuf>,
-    /// How the guest's instructions are executed; `None` tries KVM.
-    pub accel: Option<Accel>,
-    /// Also drive the back ends without a guest.
-    pub native: bool,
-    /// Also count system calls.
-    pub count: bool,
-}
 
 /// Programs and places, all found before anything is started.
 #[derive(Debug)]
@@ -102,15 +69,13 @@ pub struct Found {
 }
 
 impl Found {
-    /// Looks for everything that a comparison needs.
+    /// Looks for the programs and places that a comparison needs.
     ///
     /// # Errors
     /// [`ErrorKind::Missing`] with the package to install; [`ErrorKind::Invalid`] if there is no
     /// room, or what was asked for needs root.
     pub fn look(options: &Options, host: &Host) -> Result<Self> {
-        if options.loads.is_empty() {
-            return Err(Error::new(ErrorKind::Invalid, "no load is left to be measured"));
-        }
+        let (dir, bytes) = options.target()?;
         if options.cache == CacheState::Cold && !host::can_drop_caches() {
             return Err(Error::new(
                 ErrorKind::Invalid,
@@ -118,7 +83,7 @@ impl Found {
                  direct or warm, or run it as root",
             ));
         }
-        let sizes = Sizes::of(options.image_bytes)?;
+        let sizes = Sizes::of(bytes.unwrap_or(options.extent().3))?;
         let fio = host.program("fio")?;
         host.program("mkfs.ext4")?;
         host.program("busybox")?;
@@ -128,9 +93,9 @@ impl Found {
         };
         let kernel = Kernel::find(host)?;
         let (mut columns, mut missing) = (Vec::new(), Vec::new());
-        let is_asked = |column: Column| column == Column::Host || options.columns.contains(&column);
-        let daemon = is_asked(Column::StorageDaemon).then(|| host.program("qemu-storage-daemon"));
-        for column in Column::value_variants().iter().copied().filter(|one| is_asked(*one)) {
+        let daemon =
+            options.has(Column::StorageDaemon).then(|| host.program("qemu-storage-daemon"));
+        for column in Column::value_variants().iter().copied().filter(|one| options.has(*one)) {
             let why = match &daemon {
                 Some(Err(error)) if column == Column::StorageDaemon => Some(error.to_string()),
                 _ => column.missing(&program, &kernel.modules),
@@ -149,11 +114,8 @@ impl Found {
                 format!("no column is left to compare with the host; {why}"),
             ));
         }
-        let place = scratch::find_place(options.dir.as_deref(), &sizes, columns.len() - 1)?;
-        let accel = match options.accel {
-            Some(accel) => Choice { accel, why: "as asked for".into() },
-            None => Choice::probe(host, &program, &kernel)?,
-        };
+        let place = scratch::find_place(dir.as_deref(), &sizes, columns.len() - 1)?;
+        let accel = choose_accel(options.accel, host, &program, &kernel)?;
         let storage_daemon = daemon.and_then(std::result::Result::ok);
         Ok(Self { fio, program, kernel, accel, storage_daemon, place, sizes, columns, missing })
     }
@@ -183,15 +145,14 @@ impl Found {
     }
 }
 
-/// Options, programs, places and settings of a comparison.
+/// Programs, places and settings of a comparison.
 #[derive(Debug, Clone, Copy)]
 struct Setup<'a> {
-    options: &'a Options,
     host: &'a Host,
     found: &'a Found,
     scratch: &'a Scratch,
     settings: Settings,
-    interrupt: &'a Interrupt,
+    call: &'a Call<'a>,
 }
 
 impl Setup<'_> {
@@ -207,7 +168,7 @@ impl Setup<'_> {
                 if is_controlled {
                     words.extend(["--control".to_owned(), control]);
                 }
-                Server::vlane(&self.options.vlane, dir, storage, &[], &words)?
+                Server::vlane(self.call.vlane, dir, storage, &[], &words)?
             }
             (Column::StorageDaemon, Some(program)) => {
                 Server::qemu_storage_daemon(program, dir, storage, &[], queues)?
@@ -228,13 +189,13 @@ impl Setup<'_> {
         let places = [
             (self.scratch.dir().display().to_string(), "SCRATCH"),
             (cache.trim_end_matches('/').to_owned(), "CACHE"),
-            (self.options.vlane.display().to_string(), "vlane"),
+            (self.call.vlane.display().to_string(), "vlane"),
         ];
         places.iter().fold(command.to_owned(), |text, (place, word)| text.replace(place, word))
     }
 }
 
-/// Everything that came of a comparison; [`report::fill`] makes a report of it.
+/// The results of a comparison; [`report::fill`] makes a report of it.
 #[derive(Debug)]
 struct Outcome {
     /// Guest and host.
@@ -261,13 +222,26 @@ struct Outcome {
     disks: Vec<(Column, String)>,
 }
 
+/// The accelerator that was asked for, or the one that a trial chooses.
+pub(crate) fn choose_accel(
+    wanted: AccelArg,
+    host: &Host,
+    program: &QemuProgram,
+    kernel: &Kernel,
+) -> Result<Choice> {
+    Ok(match wanted.forced() {
+        Some(accel) => Choice { accel, why: "as asked for".into() },
+        None => Choice::probe(host, program, kernel)?,
+    })
+}
+
 /// Compares.
 ///
 /// # Errors
 /// Obstacles to the comparison; [`ErrorKind::Interrupted`]. No file or process is left behind in
 /// any case.
-pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt) -> Result<Report> {
-    let (begun, begin) = (Begun::now(&options.command), Instant::now());
+pub fn run(options: &Options, host: &Host, found: &Found, call: &Call<'_>) -> Result<Report> {
+    let begin = Instant::now();
     let plan = Plan::new(options, found);
     let settings = Settings { runtime: plan.runtime, sizes: found.sizes, cache: options.cache };
     let mut preparing = Progress::new(2);
@@ -275,9 +249,9 @@ pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let images = counted(guests.len(), "image");
     preparing.step(format!("writing {images} of {}", show_size(found.sizes.image)));
     let (place, sizes) = (&found.place, found.sizes);
-    let scratch = Scratch::write(place, sizes, host, &guests, options.cache, interrupt)?;
+    let scratch = Scratch::write(place, sizes, host, &guests, options.cache, call.interrupt)?;
     preparing.step("booting the guest");
-    let setup = Setup { options, host, found, scratch: &scratch, settings, interrupt };
+    let setup = Setup { host, found, scratch: &scratch, settings, call };
     let in_guest = &plan.rounds[..plan.in_guest];
     let limit = plan.step * plan::steps(in_guest) * 4 + Duration::from_secs(600);
     let machine = Machine::boot(&setup, in_guest, limit)?;
@@ -289,7 +263,7 @@ pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
         uncounted: plan.uncounted.clone(),
         columns: found.columns.clone(),
         missing: found.missing.clone(),
-        concludes: options.concludes,
+        concludes: !options.quick,
         settings,
         accel: found.accel.clone(),
         commands: machine.commands.clone(),
@@ -302,7 +276,7 @@ pub fn run(options: &Options, host: &Host, found: &Found, interrupt: &Interrupt)
     let qemu = found.program.path.display().to_string();
     let mut programs = vec!["fio", &qemu];
     programs.extend(found.storage_daemon.as_ref().map(|_| "qemu-storage-daemon"));
-    let mut report = report::fill(&outcome, &begun, &programs);
+    let mut report = report::fill(&outcome, &call.begun, &programs);
     for (name, _) in &mut report.machine.versions {
         // A program that was given by its path is still QEMU.
         *name = name.rsplit('/').next().unwrap_or_default().to_owned();
@@ -318,26 +292,30 @@ struct Plan {
     /// Those of the guest, the most important ones first; those in which calls are counted; those
     /// without a guest.
     rounds: Vec<Round>,
-    /// How many the first ones are, and the first and second ones.
-    measured: usize,
+    /// Rounds that can be left out; the counted rounds follow.
+    spare: Range<usize>,
+    /// Number of the rounds with a guest.
     in_guest: usize,
     uncounted: Option<String>,
     /// The time of a measurement, alone and with what it takes beside that, about.
     runtime: Duration,
     step: Duration,
+    /// Upper bound for the whole run.
+    limit: Option<Duration>,
 }
 
 impl Plan {
     fn new(options: &Options, found: &Found) -> Self {
-        let (often, columns) = (options.often, &found.columns);
-        let deciding = summary::deciding(&options.loads);
-        let mut rounds = plan::rounds(&options.loads, columns, &deciding, often);
+        let (mut runtime, often, limit, _) = options.extent();
+        let (loads, columns) = (&options.loads(), &found.columns);
+        let deciding = summary::deciding(loads);
+        let mut rounds = plan::rounds(loads, columns, &deciding, often);
         let (mut counted, mut uncounted, mut native) = (Vec::new(), None, Vec::new());
-        if options.count {
+        if !options.no_count {
             // Counting slows down what is counted, so the times are not used. These are rounds of
             // a pass that no others have.
             let pass = often.turns.max(often.passes);
-            counted = plan::pass(&options.loads, &columns[1..], pass, Load::is_random_fio);
+            counted = plan::pass(loads, &columns[1..], pass, Load::is_random_fio);
         }
         if !counted.is_empty()
             && let Counted::Not(why) = calls::available()
@@ -346,23 +324,22 @@ impl Plan {
         }
         let alone = columns.iter().copied().filter(|column| column.controller().is_none());
         let alone: Vec<Column> = alone.collect();
-        if options.native && alone.len() > 1 {
+        if !options.no_native && alone.len() > 1 {
             native = plan::rounds(&native::loads(), &alone, &native::deciding(), often);
         }
         // An emulated CPU needs more than a second to load fio's libraries for a round.
         let is_emulated = found.accel.accel == Accel::Tcg;
         let around = Duration::from_millis(if is_emulated { 600 } else { 200 });
-        let mut runtime = options.runtime;
-        if let Some(limit) = options.limit {
-            let needed = options.loads.len() + deciding.len() * (often.turns - 1);
+        if let Some(limit) = limit {
+            let needed = loads.len() + deciding.len() * (often.turns - 1);
             let more = plan::steps(&counted) + plan::steps(&native);
             // The images are written, and the guest boots.
             let limit = limit.saturating_sub(Duration::from_secs(45));
             runtime = plan::fit(&mut rounds, needed, more, (runtime, around), limit);
         }
-        let (measured, in_guest) = (rounds.len(), rounds.len() + counted.len());
+        let (spare, in_guest) = (loads.len()..rounds.len(), rounds.len() + counted.len());
         let rounds = [rounds, counted, native].concat();
-        Self { rounds, measured, in_guest, uncounted, runtime, step: runtime + around }
+        Self { rounds, spare, in_guest, uncounted, runtime, step: runtime + around, limit }
     }
 }
 
@@ -382,21 +359,21 @@ impl Bench<'_> {
         machine: Machine<'_>,
         outcome: &mut Outcome,
     ) -> Result<Rounds> {
-        let after = plan::steps(&plan.rounds[plan.measured..]);
+        let after = plan::steps(&plan.rounds[plan.spare.end..]);
         let (first, mut made, mut machine) = (Instant::now(), 0, Some(machine));
         Rounds::measure(plan.rounds.len(), |index| {
             let round = &plan.rounds[index];
             let steps = plan::steps(std::slice::from_ref(round));
-            // Other work on the machine makes everything take longer than planned. The finished
+            // Other work on the machine makes measurements take longer than planned. The finished
             // measurements show by how much.
-            if let Some(limit) = self.setup.options.limit
-                && (self.setup.options.loads.len()..plan.measured).contains(&index)
+            if let Some(limit) = plan.limit
+                && plan.spare.contains(&index)
                 && begin.elapsed() + first.elapsed() / made * (steps + after) > limit
             {
                 self.progress.add_steps(-isize::try_from(steps).unwrap_or(0));
                 return Ok(());
             }
-            let (is_counted, is_native) = (index >= plan.measured, index >= plan.in_guest);
+            let (is_counted, is_native) = (index >= plan.spare.end, index >= plan.in_guest);
             let into = match (is_counted, is_native) {
                 (_, true) => &mut outcome.native,
                 (true, _) => &mut outcome.counted,
@@ -418,7 +395,7 @@ impl Bench<'_> {
     }
 
     fn step(&mut self, round: &Round, column: Column) -> Result<()> {
-        self.setup.interrupt.check()?;
+        self.setup.call.interrupt.check()?;
         self.progress.step(format!("{}, {}", round.load.long_name(), column.name()));
         Ok(())
     }

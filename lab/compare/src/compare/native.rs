@@ -58,8 +58,8 @@ pub fn measure(setup: &Setup<'_>, load: &Load, column: Column) -> Result<Outcome
         ramp: RAMP,
         ..Workload::default()
     };
-    let report = vlane_driver::run(session, &workload, &mut |_| setup.interrupt.going_on())?;
-    setup.interrupt.check()?;
+    let report = vlane_driver::run(session, &workload, &mut |_| setup.call.interrupt.going_on())?;
+    setup.call.interrupt.check()?;
     let (name, failed) = (server.name(), report.errors.total());
     if failed > 0 {
         let context = format!("{name}: {failed} of {} failed", counted(report.ios, "request"));

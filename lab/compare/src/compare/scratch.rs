@@ -107,7 +107,7 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// The directory of everything.
+    /// The directory of all files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }

@@ -168,7 +168,7 @@ impl RowResult {
     }
 }
 
-/// Everything that came of it.
+/// The results of all rows.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
     /// The rows.

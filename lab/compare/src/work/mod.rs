@@ -8,20 +8,17 @@
 mod guest;
 mod report;
 
-use std::path::Path;
-
 use vlane_client::progress::Progress;
-use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
+use vlane_guest::{Accel, Host, Kernel, QemuProgram};
 use vlane_report::Report;
-use vlane_report::build::Begun;
 use vlane_report::judge::Arms;
-use vlane_testbed::Rounds;
 use vlane_testbed::error::{Context, ErrorKind, Result};
 use vlane_testbed::image::{self, Image, Place};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::in_turns;
+use vlane_testbed::{Call, Rounds};
 
 use self::guest::{InGuest, Sample};
+use crate::compare::{Options, choose_accel};
 
 /// Sizes of the requests in KiB: large ones first, which small ones are compared with.
 const BLOCKS: [u32; 2] = [512, 4];
@@ -51,39 +48,30 @@ struct Measured {
     uncounted: Option<String>,
 }
 
-/// Measures so many rounds, and makes a report. Without `dir` it finds a RAM disk for the image;
-/// without `accel` it tries KVM. The report names the command that makes it again.
+/// Measures three rounds, or `--repeat`, and makes a report. Without `--dir` it finds a RAM disk
+/// for the image.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] without a program that is needed, [`ErrorKind::Invalid`] if there is no
 /// room, [`ErrorKind::Interrupted`], and those of the guest. No file or process is left behind in
 /// any case.
-pub fn run(
-    passes: usize,
-    dir: Option<&Path>,
-    accel: Option<Accel>,
-    command: String,
-    host: &Host,
-    interrupt: &Interrupt,
-) -> Result<Report> {
-    let begun = Begun::now(command);
+pub fn run(options: &Options, host: &Host, call: &Call<'_>) -> Result<Report> {
+    let passes = options.repeats.unwrap_or(3);
     let (program, kernel) = (QemuProgram::find(host)?, Kernel::find(host)?);
     host.program("busybox")?;
     host.program("fio")?;
-    let accel = match accel {
-        Some(accel) => Choice { accel, why: "as asked for".into() },
-        None => Choice::probe(host, &program, &kernel)?,
-    };
+    let accel = choose_accel(options.accel, host, &program, &kernel)?;
     // The counts do not depend on the disk.
-    let place = Place::find(image::Medium::Ram, dir, IMAGE, "--dir")?;
-    let image: Image = place.image(IMAGE, interrupt)?;
+    let place = Place::find(image::Medium::Ram, options.dir.as_deref(), IMAGE, "--dir")?;
+    let image: Image = place.image(IMAGE, call.interrupt)?;
     let sockets = tempfile::Builder::new().prefix("vlane-work-").tempdir();
     let sockets = sockets.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let cases = DIRECTIONS.len() * BLOCKS.len() * passes;
     let mut progress = Progress::new(1 + cases);
     progress.step("booting a guest on QEMU's virtio-blk");
     let parts = (program, &kernel, &accel);
-    let mut guest = InGuest::boot(host, parts, image.path(), sockets.path(), cases, interrupt)?;
+    let mut guest =
+        InGuest::boot(host, parts, image.path(), sockets.path(), cases, call.interrupt)?;
     let arms = || Arms::once(BLOCKS.map(|block| format!("{block}K")));
     let mut all = DIRECTIONS.map(|direction| (direction, arms()));
     let rounds = Rounds::measure(passes, |pass| {
@@ -99,7 +87,7 @@ pub fn run(
     all.iter_mut().for_each(|(_, arms)| arms.keep(rounds.whole()));
     let (accel, uncounted) = (accel.accel, guest.uncounted());
     guest.quit();
-    let mut report = report::fill(&Measured { accel, all: all.into(), uncounted }, &begun);
+    let mut report = report::fill(&Measured { accel, all: all.into(), uncounted }, &call.begun);
     rounds.mark(&mut report);
     Ok(report)
 }
