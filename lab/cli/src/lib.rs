@@ -19,7 +19,6 @@ mod peers;
 mod power_cut;
 mod report;
 mod sched_ext;
-mod simulate;
 mod topologies;
 mod trace;
 
@@ -30,6 +29,7 @@ use vlane::serve::{Experiments, ServeArgs};
 // Below them, modules say `crate::exit`, `crate::values` and so on, as they would in the product.
 use vlane::{Common, Program, exit, misplaced, values};
 use vlane_capture::prove::ProveOptions;
+use vlane_mechanisms::loans::simulated;
 use vlane_mechanisms::{caches, throttle, together};
 
 use crate::output::Reported;
@@ -63,7 +63,7 @@ enum Command {
     #[command(subcommand)]
     Trace(trace::TraceCommand),
     /// Simulate host schedulers: any number of CPUs, reproducible results
-    Simulate(simulate::SimulateArgs),
+    Simulate(Reported<simulated::Options>),
     /// Show a saved report in the terminal, or write it in another form
     Report(report::ReportArgs),
     /// Serve a volume as `vlane serve` does, with options for experiments
@@ -215,7 +215,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Proved::SchedExt(args) => sched_ext::prove(args),
         },
         Command::Trace(args) => trace::run(&args),
-        Command::Simulate(args) => simulate::run(&args),
+        Command::Simulate(args) => args.run(simulated::run),
         Command::Report(args) => report::run(&args),
         Command::Serve(LabServeArgs { mut serve, experiments }) => {
             serve.experiments = experiments;

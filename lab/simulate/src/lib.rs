@@ -10,7 +10,6 @@
 
 mod credit;
 mod eevdf;
-mod error;
 mod host;
 mod outcome;
 mod random;
@@ -18,10 +17,10 @@ mod scenario;
 mod setup;
 mod world;
 
-pub use error::{Error, ErrorKind, Result};
 pub use host::Loans;
 pub use outcome::{LoadOutcome, MachineOutcome, Outcome};
 pub use random::{Law, Random, Span};
 pub use scenario::{Compute, EMBEDDED, Load, Machine, Scenario, Via};
 pub use setup::{ABLATION, COMPARED, Credit, Ends, Host, Pool, Setup, names};
+pub use vlane_error::program::{Error, ErrorKind, Result};
 pub use world::{run, run_unless};

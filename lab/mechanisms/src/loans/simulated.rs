@@ -6,30 +6,73 @@ mod sections;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-use vlane_report::build::Begun;
 
-use vlane_simulate::{ABLATION, Load, Outcome, Scenario, Setup, Span};
+use clap::Args;
+use vlane::values;
+use vlane_simulate::{ABLATION, COMPARED, Load, Outcome, Scenario, Setup, Span};
 
 use vlane_client::progress::Progress;
 use vlane_error::counted;
 use vlane_report::{Note, Report, Section};
-use vlane_testbed::Interrupt;
 use vlane_testbed::error::{Context, ErrorKind, Result};
+use vlane_testbed::{Call, Interrupt};
 
-/// The options.
-#[derive(Debug, Clone)]
+/// Simulate host schedulers: response to I/O, bandwidth and CPU shares
+///
+/// The simulator uses the live scheduler's decisions. The same seed gives the same result on any
+/// machine. It needs no privilege. The default scenarios are those of the paper on loans (2 CPUs,
+/// 13 domains), with one parameter changed at a time, its Table 7 and its Figure 3. The scenario
+/// `large` has 256 CPUs and 4,000 vCPUs.
+#[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// The command line, for the report.
-    pub command: String,
+    /// paper, table-7, classes, inactive, large, or a TOML file [default: the first three]
+    scenario: Option<String>,
+    /// Host scheduler; may be given several times
+    ///
+    /// [default: eevdf, credit, always-boost, loan, adaptive, paper]
+    #[arg(long = "policy", value_name = "NAME", value_parser = Setup::named)]
+    policies: Vec<Setup>,
+    /// Physical CPUs, instead of the scenario's
+    #[arg(long = "host-cpus", alias = "cpus", value_name = "N",
+        value_parser = values::whole::<u32>(1..=4096))]
+    cpus: Option<u32>,
+    /// Measured time in simulated seconds, instead of the scenario's
+    #[arg(long = "time", alias = "seconds", value_name = "TIME",
+        value_parser = values::seconds(0.1, 100_000.0))]
+    seconds: Option<f64>,
+    /// Seed of all random choices, instead of the scenario's
+    #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
+    seed: Option<u64>,
+    /// Number of seeds for the paper's scenario at other ping rates, from --seed on
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = values::whole::<u32>(1..=1000))]
+    seeds: u32,
+}
+
+impl Options {
     /// The simulated scenarios, in this order.
-    pub scenarios: Vec<Scenario>,
-    /// With which host schedulers.
-    pub setups: Vec<Setup>,
-    /// With the paper's scenario also: its parameters with one change at a time, and events more
-    /// and less frequent.
-    pub extras: bool,
-    /// Of the events more and less frequent, so many runs, each with a seed of its own.
-    pub seeds: u32,
+    fn scenarios(&self) -> Result<Vec<Scenario>> {
+        let names = match &self.scenario {
+            Some(name) => vec![name.as_str()],
+            None => vec!["paper", "table-7", "classes"],
+        };
+        let changed = |name: &str| {
+            let mut scenario = Scenario::named(name)?;
+            scenario.cpus = self.cpus.unwrap_or(scenario.cpus);
+            scenario.seconds = self.seconds.unwrap_or(scenario.seconds);
+            scenario.seed = self.seed.unwrap_or(scenario.seed);
+            scenario.checked()
+        };
+        names.into_iter().map(changed).collect()
+    }
+
+    /// The host schedulers to compare.
+    fn setups(&self) -> Result<Vec<Setup>> {
+        match self.policies.as_slice() {
+            [] => COMPARED.iter().map(|name| Setup::named(name)).collect(),
+            setups => Ok(setups.to_vec()),
+        }
+    }
 }
 
 /// A run, before and after.
@@ -91,30 +134,30 @@ fn rate(per_second: f64) -> String {
 /// Simulates all runs, on all CPUs that there are, and makes the report.
 ///
 /// # Errors
-/// A scheduler of the ablation cannot be made; [`ErrorKind::Interrupted`] before a first simulation
+/// A scenario or a scheduler that is not there or makes no sense; [`ErrorKind::Interrupted`] before a first simulation
 /// has ended. After it, the report is of those that have.
-pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
-    let begun = Begun::now(&options.command);
-    let paper =
-        options.scenarios.iter().find(|scenario| options.extras && scenario.name == "paper");
-    let jobs = jobs_of(options, paper)?;
+pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
+    let Call { begun, interrupt, .. } = call;
+    let (scenarios, setups) = (&options.scenarios()?, &options.setups()?);
+    let has_extras = options.policies.is_empty();
+    let paper = scenarios.iter().find(|scenario| has_extras && scenario.name == "paper");
+    let jobs = jobs_of(scenarios, setups, paper, options.seeds)?;
     let runs = simulate_all(&jobs, interrupt);
     if runs.0.is_empty() {
         interrupt.check()?;
     }
     let mut sections: Vec<Section> = Vec::new();
-    for scenario in &options.scenarios {
+    for scenario in scenarios {
         for (phase, part) in scenario.parts() {
             sections.push(sections::part(&runs, scenario, &phase, &part));
         }
     }
     if paper.is_some() {
         sections.push(extras::ablation(&runs));
-        sections.push(extras::rates(&runs, &options.setups));
+        sections.push(extras::rates(&runs, setups));
     }
     sections.push(extras::cost(&runs));
-    let seeds: Vec<_> =
-        options.scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
+    let seeds: Vec<_> = scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
     let rates = match paper {
         Some(_) if options.seeds > 1 => {
             format!("; rates of pings with {} seeds from there on", options.seeds)
@@ -128,7 +171,7 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
         ),
         Note::info(format!("Seeds: {}{rates}.", seeds.join(", "))),
     ];
-    let names: Vec<_> = options.scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
+    let names: Vec<_> = scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
     let mut report = Report {
         summary: extras::summary(&runs),
         notes,
@@ -144,12 +187,18 @@ pub fn run(options: &Options, interrupt: &Interrupt) -> Result<Report> {
     Ok(report)
 }
 
-/// All runs to simulate; `paper` is the paper's scenario, if it is to have extras.
-fn jobs_of(options: &Options, paper: Option<&Scenario>) -> Result<Vec<Job>> {
+/// All runs to simulate; `paper` is the paper's scenario, if it is to have extras: its parameters
+/// with one change at a time, and events more and less frequent with so many seeds each.
+fn jobs_of(
+    scenarios: &[Scenario],
+    setups: &[Setup],
+    paper: Option<&Scenario>,
+    seeds: u32,
+) -> Result<Vec<Job>> {
     let mut jobs: Vec<Job> = Vec::new();
-    for scenario in &options.scenarios {
+    for scenario in scenarios {
         for (phase, part) in scenario.parts() {
-            for setup in &options.setups {
+            for setup in setups {
                 jobs.push((scenario.name.clone(), phase.clone(), part.clone(), setup.clone()));
             }
         }
@@ -163,10 +212,10 @@ fn jobs_of(options: &Options, paper: Option<&Scenario>) -> Result<Vec<Job>> {
         }
         if let Some((phase, part)) = paper.parts().into_iter().next() {
             for (per_second, setup) in
-                RATES.iter().flat_map(|&r| options.setups.iter().map(move |s| (r, s)))
+                RATES.iter().flat_map(|&r| setups.iter().map(move |s| (r, s)))
             {
                 let scenario = with_rate(&part, per_second);
-                for seed in (scenario.seed..).take(options.seeds as usize) {
+                for seed in (scenario.seed..).take(seeds as usize) {
                     let scenario = Scenario { seed, ..scenario.clone() };
                     jobs.push((rate(per_second), phase.clone(), scenario, setup.clone()));
                 }
@@ -211,4 +260,38 @@ fn simulate_all(jobs: &[Job], interrupt: &Interrupt) -> Runs {
     });
     let done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     Runs(done.into_iter().flatten().collect())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: Options,
+    }
+
+    #[test]
+    fn changed_scenarios_are_checked() {
+        let of = |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args;
+        let paper = of(&["--cpus", "4", "--seed", "7"]);
+        let sizes: Vec<_> =
+            paper.scenarios().unwrap().iter().map(|s| (s.cpus, s.machines(), s.seed)).collect();
+        assert_eq!(sizes, [(4, 13, 7), (4, 8, 7), (4, 12, 7)]);
+        assert!(paper.policies.is_empty() && paper.setups().unwrap().len() == 6);
+        assert_eq!(of(&["large", "--policy", "loan"]).setups().unwrap().len(), 1);
+        let error = of(&["no-such.toml"]).scenarios().unwrap_err();
+        assert!(format!("{error:#}").contains("no-such.toml"), "{error:#}");
+        for (words, says) in
+            [(["--policy", "cfs"], "always-boost"), (["--cpus", "0"], "at least 1")]
+        {
+            let error =
+                Only::try_parse_from(["vlane"].iter().chain(&words)).unwrap_err().to_string();
+            assert!(error.contains(says), "{error}");
+        }
+    }
 }
