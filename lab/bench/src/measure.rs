@@ -25,7 +25,7 @@ use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{Image, Medium, Place};
 use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::{Server, Storage as Served};
+use vlane_testbed::server::{Aio, Server, Storage as Served};
 use vlane_testbed::sniff::SAVED;
 
 /// Place and means of a measurement.
@@ -361,6 +361,7 @@ impl<'a> Bench<'a> {
         }
         match (kind.backend, &self.qsd) {
             (Backend::QemuStorageDaemon, Some(qsd)) => Server::qemu_storage_daemon(
+                Aio::IoUring,
                 qsd,
                 self.dir.path(),
                 storage,

@@ -128,14 +128,12 @@ pub fn prove(options: &ProveOptions, call: &Call<'_>) -> Result<Report> {
     let summary = "Bytes written: of those that a way took for the journal's, the part that went \
                    there (precision); of those that went there, the part that it took for it \
                    (recall).";
-    let mut report = Report {
+    Ok(measured.marked(Report {
         summary: vec![summary.to_owned()],
         notes: vec![Note::info(format!("Guests: {}, one vCPU.", maker.describe()))],
         sections,
         ..begun.report("journal-detection", "Journals found in real guests", &[])
-    };
-    measured.mark(&mut report);
-    Ok(report)
+    }))
 }
 
 /// The host's programs that guests take with them.

@@ -149,7 +149,7 @@ enum Proved {
     ///
     /// A guest writes, and everything that reaches the storage is recorded. Its file system is then
     /// checked in many states that a power cut could have left.
-    PowerCut(power_cut::PowerCutArgs),
+    PowerCut(Reported<vlane_power_cut::Options>),
     /// Measure how well guests' journals are found
     ///
     /// Records guests with wrapping journals, and compares found with true places. Takes ten

@@ -13,13 +13,6 @@ use super::{Counted, Role};
 /// Where the kernel describes its tracepoints.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
-/// System calls.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Calls {
-    /// All of them.
-    pub total: u64,
-}
-
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied => "not counted: system calls are counted by tracepoints, \

@@ -15,61 +15,41 @@ use super::{Counted, Tally};
 /// Where debugfs shows KVM.
 pub const KVM_DEBUGFS: &str = "/sys/kernel/debug/kvm";
 
-/// KVM's counts for the virtual machines of one process, by the kernel's names.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KvmStats {
-    /// All figures, exits and others.
-    pub by_name: Tally,
+/// KVM's counts up to now for the virtual machines of process `pid`, by the kernel's names: exits
+/// and others.
+pub fn take(pid: i32) -> Counted<Tally> {
+    read(Path::new(KVM_DEBUGFS), pid)
 }
 
-impl KvmStats {
-    /// KVM's counts up to now for process `pid`.
-    pub fn take(pid: i32) -> Counted<Self> {
-        Self::read(Path::new(KVM_DEBUGFS), pid)
-    }
-
-    /// As [`KvmStats::take`], from another directory than [`KVM_DEBUGFS`].
-    pub fn read(root: &Path, pid: i32) -> Counted<Self> {
-        let entries = match fs::read_dir(root) {
-            Ok(entries) => entries.flatten(),
-            Err(error) => return Counted::Not(reason(root, &error)),
-        };
-        let prefix = format!("{pid}-");
-        let machines =
-            entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-        let machines: Vec<PathBuf> =
-            machines.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
-        if machines.is_empty() {
-            return Counted::Not(format!(
-                "not counted: KVM knows no virtual machine of process {pid} (guest CPU emulated, \
+/// As [`take`], from another directory than [`KVM_DEBUGFS`].
+fn read(root: &Path, pid: i32) -> Counted<Tally> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries.flatten(),
+        Err(error) => return Counted::Not(reason(root, &error)),
+    };
+    let prefix = format!("{pid}-");
+    let machines = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    let machines: Vec<PathBuf> =
+        machines.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    if machines.is_empty() {
+        return Counted::Not(format!(
+            "not counted: KVM knows no virtual machine of process {pid} (guest CPU emulated, \
                  or ended)"
-            ));
-        }
-        let mut all = Tally::default();
-        machines.iter().for_each(|machine| add_figures(machine, &mut all));
-        Counted::Is(Self { by_name: all })
+        ));
     }
+    let mut all = Tally::default();
+    machines.iter().for_each(|machine| add_figures(machine, &mut all));
+    Counted::Is(all)
+}
 
-    /// Counts since `before`, without unchanged ones. Figures that can fall (`pages_4k`) do not
-    /// count as negative.
-    pub fn since(&self, before: &Self) -> Self {
-        Self { by_name: self.by_name.since(&before.by_name) }
-    }
-
-    /// All exits.
-    pub fn exits(&self) -> u64 {
-        self.by_name.of("exits")
-    }
-
-    /// Exits by reason, the most frequent first.
-    pub fn reasons(&self) -> Vec<(&str, u64)> {
-        let is_reason =
-            |name: &str| name != "exits" && (name.ends_with("_exits") || name.contains("_exit_"));
-        let all = self.by_name.0.iter().map(|(name, count)| (name.as_str(), *count));
-        let mut reasons: Vec<(&str, u64)> = all.filter(|(name, _)| is_reason(name)).collect();
-        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        reasons
-    }
+/// Exits by reason, the most frequent first.
+pub fn reasons(stats: &Tally) -> Vec<(&str, u64)> {
+    let is_reason =
+        |name: &str| name != "exits" && (name.ends_with("_exits") || name.contains("_exit_"));
+    let all = stats.0.iter().map(|(name, count)| (name.as_str(), *count));
+    let mut reasons: Vec<(&str, u64)> = all.filter(|(name, _)| is_reason(name)).collect();
+    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    reasons
 }
 
 fn reason(root: &Path, error: &io::Error) -> String {
@@ -128,26 +108,23 @@ mod tests {
 
     #[test]
     fn figures_of_one_process_are_subtracted() {
-        let before = KvmStats::read(recorded(100, 10).path(), 4711);
-        let after = KvmStats::read(recorded(350, 210).path(), 4711);
+        let before = read(recorded(100, 10).path(), 4711);
+        let after = read(recorded(350, 210).path(), 4711);
         let (before, after) = (before.get().unwrap(), after.get().unwrap());
-        assert_eq!(before.by_name.of("halt_wait_ns"), 0, "a vCPU's own figures are no exits");
+        assert_eq!(before.of("halt_wait_ns"), 0, "a vCPU's own figures are no exits");
         let used = after.since(before);
-        assert_eq!((used.exits(), used.reasons()), (250, vec![("io_exits", 200)]));
+        assert_eq!((used.of("exits"), reasons(&used)), (250, vec![("io_exits", 200)]));
         // Going back in time is not negative.
-        assert_eq!(before.since(after).exits(), 0);
+        assert_eq!(before.since(after).of("exits"), 0);
     }
 
     #[test]
     fn missing_kvm_or_machine_has_reason() {
         let dir = recorded(1, 1);
         assert!(
-            KvmStats::read(dir.path(), 471)
-                .reason()
-                .unwrap()
-                .contains("no virtual machine of process 471")
+            read(dir.path(), 471).reason().unwrap().contains("no virtual machine of process 471")
         );
         let nowhere = dir.path().join("nowhere");
-        assert!(KvmStats::read(&nowhere, 1).reason().unwrap().contains("debugfs"));
+        assert!(read(&nowhere, 1).reason().unwrap().contains("debugfs"));
     }
 }

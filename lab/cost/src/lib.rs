@@ -1,4 +1,4 @@
-//! Where it goes: the work that processes do for a load, counted from outside.
+//! The work that processes do for a load, counted from outside.
 //!
 //! A [`Sampler`] looks at a set of processes, whose threads are sorted into roles (guest vCPU, back
 //! end, kernel worker). The difference of two looks, divided by the number of requests, is the cost
@@ -42,7 +42,6 @@ mod tally;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-pub use self::calls::Calls;
 use self::counters::Counters;
 use self::proc::{ProcessLook, ticks_to_ns};
 pub use self::roles::{Role, ThreadFilter};
@@ -119,11 +118,12 @@ pub struct RoleUse {
     pub name: String,
     /// CPU time.
     pub cpu: Duration,
-    switches: u64,
+    /// Context switches, voluntary ones and others; of threads alive at the end.
+    pub switches: u64,
     /// Threads alive at the end.
     pub threads: usize,
     /// System calls.
-    pub calls: Counted<Calls>,
+    pub calls: Counted<u64>,
     /// True if a process of the role could not be read at the end (it has ended, or is another
     /// user's): figures are too small then.
     pub lost: bool,
@@ -185,7 +185,7 @@ impl Snapshot {
         self.add_reaped(before, &mut sums);
         let calls = |index: usize| match (&self.calls, &before.calls) {
             (Some(Counted::Is(now)), Some(Counted::Is(old))) => {
-                Counted::Is(Calls { total: now[index].saturating_sub(old[index]) })
+                Counted::Is(now[index].saturating_sub(old[index]))
             }
             (Some(Counted::Not(reason)), _) | (_, Some(Counted::Not(reason))) => {
                 Counted::Not(reason.clone())
@@ -277,16 +277,9 @@ impl Snapshot {
 }
 
 impl Sum {
-    fn of(self, name: String, calls: Counted<Calls>, lost: bool) -> RoleUse {
+    fn of(self, name: String, calls: Counted<u64>, lost: bool) -> RoleUse {
         let Self { cpu_ns, switches, threads } = self;
         RoleUse { name, cpu: Duration::from_nanos(cpu_ns), switches, threads, calls, lost }
-    }
-}
-
-impl RoleUse {
-    /// Context switches, voluntary ones and others; of threads alive at the end.
-    pub fn switches(&self) -> u64 {
-        self.switches
     }
 }
 
@@ -298,7 +291,7 @@ impl Used {
 
     /// Context switches of all roles.
     pub fn switches(&self) -> u64 {
-        self.roles.iter().map(RoleUse::switches).sum()
+        self.roles.iter().map(|role| role.switches).sum()
     }
 
     /// A role by its name.

@@ -8,11 +8,11 @@ use std::time::Duration;
 use vlane_guest::{Host, Initramfs};
 
 use super::file_system::Facts;
-use super::{Arm, FileSystem, Load, Options, load, name_of};
+use super::{Arm, FileSystem, Load, Options, load};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::guests::{Maker, trouble, wait};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::Server;
+use vlane_testbed::{Call, word};
 
 /// How long the guest may take. An emulated one needs some minutes for hundreds of steps.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -21,16 +21,15 @@ const STOP: Duration = Duration::from_secs(30);
 
 /// A volume's file of some kind.
 pub(super) fn file(dir: &Path, arm: &Arm, load: Load, kind: &str) -> PathBuf {
-    dir.join(format!("{}-{}.{kind}", arm.name(), name_of(&load)))
+    dir.join(format!("{}-{}.{kind}", arm.name(), word(load)))
 }
 
 /// Runs the guest; then there is a record for each arm, all from the image `base`.
 pub(super) fn record(
     options: &Options,
-    vlane: &Path,
+    call: &Call<'_>,
     file_system: FileSystem,
     host: &Host,
-    interrupt: &Interrupt,
     dir: &Path,
 ) -> Result<()> {
     let facts = file_system.facts();
@@ -50,7 +49,7 @@ pub(super) fn record(
             words.extend(["--journal", "direct"].map(OsString::from));
         }
         words.extend(["--danger-record-storage".into(), record.into()]);
-        servers.push(Server::serve(vlane, sockets.path(), &[], words)?);
+        servers.push(Server::serve(call.vlane, sockets.path(), &[], words)?);
     }
     let sqlite3 = options.load.contains(&Load::Sqlite).then_some("sqlite3");
     let initramfs = Initramfs::new(script(options, &facts, &volumes))
@@ -59,7 +58,7 @@ pub(super) fn record(
         .file("load.pl", 0o644, load::PROGRAM);
     let sockets = servers.iter().map(|server| server.socket().to_path_buf()).collect();
     let mut guest = maker.start(sockets, &initramfs, LIMIT)?;
-    let status = wait(&mut guest, "script", LIMIT, interrupt)?;
+    let status = wait(&mut guest, "script", LIMIT, call.interrupt)?;
     if status != "0" {
         return Err(trouble(&guest, &format!("the guest's script ended with status {status}")));
     }

@@ -18,9 +18,9 @@ pub mod storage;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use clap::ValueEnum;
 use fastrand::Rng;
 use vlane_guest::Host;
+use vlane_report::Report;
 use vlane_trace::storage::{Action, Findings, History, Purpose, Reader};
 
 use self::file_system::Bench;
@@ -28,21 +28,15 @@ pub use self::file_system::FileSystem;
 pub use self::load::Load;
 use self::load::Told;
 pub use self::options::{Arm, Options};
-pub use self::report::report;
 use self::states::{STRATEGIES, chooser};
 use self::storage::Storage;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{Medium, Place};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::missing;
+use vlane_testbed::{Call, Interrupt, word};
 
 /// Number of states whose faults are printed.
 const TOLD: usize = 5;
-
-/// The name of a value on the command line.
-pub(crate) fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
 
 /// Result of one volume.
 #[derive(Debug, Clone)]
@@ -110,11 +104,11 @@ impl Outcome {
         let file_system = self.file_system.facts().name;
         match self.load {
             Load::Files => file_system.to_owned(),
-            load => format!("{file_system}, {}", name_of(&load)),
+            load => format!("{file_system}, {}", word(load)),
         }
     }
 
-    /// Everything is as it should be, and the check has shown that it would see it if not.
+    /// Returns true if no fault was found, and the check has shown that it finds faults.
     pub fn is_good(&self) -> bool {
         // One way of two is enough: a journal that was written whole replays soundly, though all of
         // its flushes failed to act. Of few states none may then be unsound, while most have
@@ -129,43 +123,39 @@ impl Outcome {
     }
 }
 
-/// Has a guest write to volumes, records that, and looks at states of each. `vlane` is vlane's own
-/// file. Returns the volumes in the order in which they were looked at, and the missing part, in a
-/// sentence, if it broke off.
+/// Has a guest write to volumes, records that, and looks at states of each. Returns the report, and
+/// the names of volumes with faults.
 ///
 /// # Errors
 /// [`ErrorKind::Missing`] if a part is not on this machine, [`ErrorKind::Interrupted`], and any
 /// obstacle before the first state. After that, the states until then are kept. Faults of states
 /// are no errors: [`Outcome::is_good`].
-pub fn run(
-    options: &Options,
-    vlane: &Path,
-    interrupt: &Interrupt,
-) -> Result<(Vec<Outcome>, Option<String>)> {
+pub fn run(options: &Options, call: &Call<'_>) -> Result<(Report, Vec<String>)> {
     let host = &options.installs.host()?;
     let mut outcomes = Vec::new();
     let mut each = options.file_system.iter();
-    let ended = each.try_for_each(|file_system| {
-        run_one(options, vlane, *file_system, host, interrupt, &mut outcomes)
-    });
-    match ended {
-        Err(error) if outcomes.is_empty() => Err(error),
-        ended => {
-            let whole = outcomes.iter().filter(|outcome| outcome.is_whole).count();
-            let wanted = options.file_system.len() * options.volumes().len();
-            let partial = ended.err().map(|error| missing("volume", whole, wanted, &error));
-            Ok((outcomes, partial))
+    let ended =
+        each.try_for_each(|file_system| run_one(options, call, *file_system, host, &mut outcomes));
+    let mut report = report::report(options, &outcomes, &call.begun);
+    if let Err(error) = ended {
+        if outcomes.is_empty() {
+            return Err(error);
         }
+        let whole = outcomes.iter().filter(|outcome| outcome.is_whole).count();
+        let wanted = options.file_system.len() * options.volumes().len();
+        report.mark_partial(missing("volume", whole, wanted, &error));
     }
+    let name = |outcome: &Outcome| format!("{} with {}", outcome.what(), outcome.arm.name());
+    let bad = outcomes.iter().filter(|outcome| !outcome.is_good()).map(name).collect();
+    Ok((report, bad))
 }
 
 /// Looks at the volumes of a file system; `outcomes` has what came until an error.
 fn run_one(
     options: &Options,
-    vlane: &Path,
+    call: &Call<'_>,
     file_system: FileSystem,
     host: &Host,
-    interrupt: &Interrupt,
     outcomes: &mut Vec<Outcome>,
 ) -> Result<()> {
     let bytes = file_system.facts().size.saturating_mul(2 * options.volumes().len() as u64 + 1);
@@ -184,7 +174,7 @@ fn run_one(
     }
     let base = dir.path().join("base");
     file_system.make(host, &base)?;
-    guest::record(options, vlane, file_system, host, interrupt, dir.path())?;
+    guest::record(options, call, file_system, host, dir.path())?;
     let base =
         std::fs::read(&base).context(ErrorKind::Io, || "the image from which it all began")?;
 
@@ -192,7 +182,7 @@ fn run_one(
         let history = read(&guest::file(dir.path(), arm, load, "record"))?;
         let bench = &Bench::new(host, file_system, bench_dir)?;
         let told = &Told::new(&history, load);
-        let looker = Looker { bench, load, told, base: &base, options, interrupt };
+        let looker = Looker { bench, load, told, base: &base, options, interrupt: call.interrupt };
         looker.volume(history, file_system, arm, outcome)
     };
     let arms = options.arms();

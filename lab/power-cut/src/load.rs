@@ -11,10 +11,11 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use vlane_testbed::error::Result;
+use vlane_testbed::word;
 use vlane_trace::storage::{Action, Data, History};
 
 use super::content::{RECORD, check_log, check_mails, parse_record, shown, text};
-use super::{database, name_of};
+use super::database;
 
 /// The guest's program, for perl.
 pub const PROGRAM: &str = include_str!("load.pl");
@@ -42,7 +43,7 @@ pub enum Load {
 impl Load {
     /// Shell command of one worker, in `directory`.
     pub(super) fn command(self, directory: &str, worker: u32, steps: u64) -> String {
-        let perl = format!("perl /load.pl {directory} {worker} {steps} {}", name_of(&self));
+        let perl = format!("perl /load.pl {directory} {worker} {steps} {}", word(self));
         match self {
             Load::Files | Load::Mail => perl,
             // Output of `load.pl` is statements here.
@@ -179,7 +180,7 @@ mod tests {
         command.arg(&program).arg(dir.path().join("w")).args([
             "3",
             &steps.to_string(),
-            &name_of(&load),
+            &word(load),
         ]);
         assert!(command.status().unwrap().success());
         Some(dir)

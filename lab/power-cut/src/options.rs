@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use vlane::serve::CacheArg;
 use vlane::values::whole;
-use vlane_testbed::Installs;
 use vlane_testbed::guests::Machines;
+use vlane_testbed::{Installs, word};
 
-use super::{FileSystem, Load, name_of};
+use super::{FileSystem, Load};
 
 /// Most steps and states.
 const MOST: u64 = 1_000_000;
@@ -80,11 +80,11 @@ impl Options {
         let all = CacheArg::value_variants().iter();
         let all = all.filter(|mode| !matches!(mode, CacheArg::Auto));
         let mut modes: Vec<String> = match self.cache.is_empty() {
-            true => all.map(name_of).collect(),
-            false => self.cache.iter().map(name_of).collect(),
+            true => all.copied().map(word).collect(),
+            false => self.cache.iter().copied().map(word).collect(),
         };
         modes.dedup();
-        let pdc = name_of(&CacheArg::Pdc);
+        let pdc = word(CacheArg::Pdc);
         let of = |cache: String| {
             let direct = (cache == pdc).then(|| Arm { cache: cache.clone(), is_direct: true });
             std::iter::once(Arm { cache, is_direct: false }).chain(direct)

@@ -5,12 +5,12 @@
 //! chart cannot be read. The report's JSON is in the page too, so the page is also
 //! the data (`vlane-lab report page.html` reads it back). The page is well-formed XML.
 
-use crate::error::Result;
 use crate::machine::{Load, Storage};
 use crate::markup::escape;
 use crate::svg;
 use crate::table::{Grid, figures};
 use crate::{Block, Chart, Report, Section, Severity, Table, figure};
+use vlane_error::program::Result;
 
 const PAGE: &str = include_str!("html/page.css");
 /// Around the JSON inside a page.

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::error::{Error, ErrorKind, Result};
 use crate::{Report, SCHEMA, html, lines, text};
+use vlane_error::program::{Error, ErrorKind, Result};
 
 /// Columns of a report that is written to a text file.
 const TEXT_WIDTH: usize = 110;

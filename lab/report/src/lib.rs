@@ -15,7 +15,6 @@
 
 pub mod build;
 pub mod date;
-mod error;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod example;
@@ -37,7 +36,6 @@ pub mod svg;
 mod table;
 pub mod text;
 
-pub use error::{Error, ErrorKind, Result};
 pub use json::is_json_of;
 pub use machine::Machine;
 pub use model::{
@@ -45,3 +43,4 @@ pub use model::{
     Series, Severity, Spread, Table,
 };
 pub use svg::{is_svg_file, svg_file};
+pub use vlane_error::program::{Error, ErrorKind, Result};

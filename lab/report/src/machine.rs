@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, ErrorKind, Result};
+use vlane_error::program::{Error, ErrorKind, Result};
 
 pub use load::{Busy, Load};
 pub use storage::{Storage, images_in};

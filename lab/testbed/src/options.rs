@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use vlane::serve::{Experiments, ServeArgs};
 use vlane_guest::{Host, Install};
 use vlane_report::build::Begun;
@@ -19,6 +19,17 @@ pub struct Call<'a> {
     pub begun: Begun,
     /// The user's wish to end it.
     pub interrupt: &'a Interrupt,
+}
+
+/// A value's word, as its option has it.
+pub fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// A value's description, as the help of its option has it.
+pub fn about(value: impl ValueEnum) -> String {
+    let value = value.to_possible_value();
+    value.and_then(|value| value.get_help().map(ToString::to_string)).unwrap_or_default()
 }
 
 /// Permission to install missing programs

@@ -64,11 +64,12 @@ impl Rounds {
         Some(missing(self.what, self.whole, self.wanted, error))
     }
 
-    /// Marks a report of fewer rounds than were wanted as partial.
-    pub fn mark(&self, report: &mut Report) {
+    /// The report, marked as partial if it is of fewer rounds than were wanted.
+    pub fn marked(&self, mut report: Report) -> Report {
         if let Some(missing) = self.missing() {
             report.mark_partial(missing);
         }
+        report
     }
 }
 

@@ -141,26 +141,12 @@ impl Server {
         Self::start("vlane", spec, cpus, &socket, Ready::Line("listening on"))
     }
 
-    /// qemu-storage-daemon with an I/O thread of its own, io_uring, and a null device that touches
-    /// no data either.
+    /// qemu-storage-daemon with an I/O thread of its own, and a null device that touches no data
+    /// either.
     ///
     /// # Errors
     /// Those of [`Server::start`].
     pub fn qemu_storage_daemon(
-        program: &Path,
-        dir: &Path,
-        storage: Storage<'_>,
-        cpus: &[usize],
-        queues: u16,
-    ) -> Result<Self> {
-        Self::qemu_storage_daemon_by(Aio::IoUring, program, dir, storage, cpus, queues)
-    }
-
-    /// The same with a choice of how it reaches a file.
-    ///
-    /// # Errors
-    /// Those of [`Server::start`].
-    pub fn qemu_storage_daemon_by(
         aio: Aio,
         program: &Path,
         dir: &Path,

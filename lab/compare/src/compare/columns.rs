@@ -2,6 +2,7 @@
 
 use clap::ValueEnum;
 use vlane_guest::{Controller, Modules, QemuProgram};
+use vlane_testbed::{about, word};
 
 /// vCPUs of the guest, and queues of each of its virtio disks.
 pub const VCPUS: u16 = 2;
@@ -49,14 +50,12 @@ impl Column {
 
     /// The value's name.
     pub fn id(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        word(self)
     }
 
     /// Its description, in a sentence.
     pub fn about(self) -> String {
-        let value = self.to_possible_value();
-        let about = value.as_ref().and_then(|value| value.get_help());
-        about.map(|about| format!("{about}.")).unwrap_or_default()
+        format!("{}.", about(self))
     }
 
     /// The PCI slot of its disk.

@@ -8,6 +8,7 @@
 //! with these, but need not reach them.
 
 use clap::ValueEnum;
+use vlane_testbed::word;
 
 /// Pattern of a load, in the order of iozone's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -29,7 +30,7 @@ pub enum Pattern {
 impl Pattern {
     /// For ids: letters and dashes.
     fn id(self) -> String {
-        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+        word(self)
     }
 
     /// As fio's `rw` names it.

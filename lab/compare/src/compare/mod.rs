@@ -31,8 +31,7 @@ use clap::ValueEnum;
 use vlane::boot::AccelArg;
 use vlane_client::control::Counters;
 use vlane_client::progress::Progress;
-use vlane_cost::kvm::KvmStats;
-use vlane_cost::{Counted, Used, calls};
+use vlane_cost::{Counted, Tally, Used, calls, kvm};
 use vlane_error::counted;
 use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_report::Report;
@@ -40,7 +39,7 @@ use vlane_testbed::Call;
 use vlane_testbed::control::Control;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::rounds::Rounds;
-use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::server::{Aio, Server, Storage};
 use vlane_units::show_size;
 
 use self::columns::Column;
@@ -171,7 +170,7 @@ impl Setup<'_> {
                 Server::vlane(self.call.vlane, dir, storage, &[], &words)?
             }
             (Column::StorageDaemon, Some(program)) => {
-                Server::qemu_storage_daemon(program, dir, storage, &[], queues)?
+                Server::qemu_storage_daemon(Aio::IoUring, program, dir, storage, &[], queues)?
             }
             _ => return Ok(None),
         };
@@ -282,8 +281,7 @@ pub fn run(options: &Options, host: &Host, found: &Found, call: &Call<'_>) -> Re
         *name = name.rsplit('/').next().unwrap_or_default().to_owned();
     }
     report.machine.versions.push(("Linux (guest)".into(), found.kernel.version.clone()));
-    rounds.mark(&mut report);
-    Ok(report)
+    Ok(rounds.marked(report))
 }
 
 /// The plan. It must be known before the guest boots, which gets the jobs of all rounds. So it is
@@ -455,14 +453,14 @@ impl Bench<'_> {
 #[derive(Debug)]
 struct Told {
     lanes: Option<Counters>,
-    exits: Counted<KvmStats>,
+    exits: Counted<Tally>,
 }
 
 impl Told {
     fn look(setup: &Setup<'_>, qemu: u32, column: Column) -> Self {
         let counters = || Control::new(setup.control()).counters().ok();
         let lanes = (column == Column::Vlane).then(counters).flatten();
-        Self { lanes, exits: KvmStats::take(i32::try_from(qemu).unwrap_or(-1)) }
+        Self { lanes, exits: kvm::take(i32::try_from(qemu).unwrap_or(-1)) }
     }
 }
 
@@ -476,7 +474,7 @@ fn work(ios: f64, used: &Used, disk: [u64; 2], [before, after]: [Told; 2]) -> Wo
     let (kicks, signals) = (lanes("kicks"), lanes("signals"));
     let exits = after.exits.with(before.exits, |after, before| after.since(&before));
     let exits = exits.get().map_or_else(BTreeMap::new, |stats| {
-        let all = std::iter::once(("exits", stats.exits())).chain(stats.reasons());
+        let all = std::iter::once(("exits", stats.of("exits"))).chain(kvm::reasons(stats));
         all.map(|(name, count)| (name.to_owned(), per_io(count))).collect()
     });
     let [interrupts, requests] = disk.map(per_io);

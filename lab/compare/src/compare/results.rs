@@ -70,11 +70,11 @@ pub fn parts(used: &Used, ios: f64) -> BTreeMap<&'static str, PartWork> {
     let work = |part| {
         let role = used.role(part)?;
         let calls = match &role.calls {
-            Counted::Is(calls) => Some(calls.total as f64 / ios),
+            Counted::Is(calls) => Some(*calls as f64 / ios),
             Counted::Not(_) => None,
         };
         let cpu_us = role.cpu.as_secs_f64() * 1e6 / ios;
-        Some((part, PartWork { cpu_us, switches: role.switches() as f64 / ios, calls }))
+        Some((part, PartWork { cpu_us, switches: role.switches as f64 / ios, calls }))
     };
     PARTS.into_iter().filter_map(work).collect()
 }

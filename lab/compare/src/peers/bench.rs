@@ -258,7 +258,7 @@ impl<'a> Bench<'a> {
         when_free(|| match (&row.contenders[place].1, &self.qsd) {
             (Contender::Vlane(words), _) => Server::vlane(self.vlane, dir, storage, cpus, words),
             (Contender::Qsd(aio), Some(qsd)) => {
-                Server::qemu_storage_daemon_by(*aio, qsd, dir, storage, cpus, row.load.jobs)
+                Server::qemu_storage_daemon(*aio, qsd, dir, storage, cpus, row.load.jobs)
             }
             _ => Err(missing("qemu-storage-daemon")),
         })

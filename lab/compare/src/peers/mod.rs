@@ -125,7 +125,7 @@ fn per_request(used: &Used, role: usize, iops: f64) -> Result<(f64, f64)> {
     let role = used.roles.get(role).filter(|role| !role.lost).ok_or_else(|| {
         Error::new(ErrorKind::Process, "a back end's or the guest's process cannot be looked at")
     })?;
-    Ok((role.cpu.as_secs_f64() * 1e6 / requests, role.switches() as f64 / requests))
+    Ok((role.cpu.as_secs_f64() * 1e6 / requests, role.switches as f64 / requests))
 }
 
 /// A row's results.

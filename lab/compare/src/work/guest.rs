@@ -12,9 +12,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use vlane_cost::interrupts::Interrupts;
-use vlane_cost::kvm::KvmStats;
-use vlane_cost::{Role, Sampler, qemu};
+use vlane_cost::{Role, Sampler, interrupts, kvm, qemu};
 use vlane_guest::{
     Boot, Choice, Controller, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram,
 };
@@ -141,19 +139,19 @@ impl<'a> InGuest<'a> {
         let mut sampler = Sampler::new(Role::qemu(pid));
         // Events before it do not count.
         rest(log)?;
-        let exits_before = KvmStats::take(pid);
+        let exits_before = kvm::take(pid);
         let (before, start) = (sampler.take(), Instant::now());
         guest.send("go\n")?;
         let end = wait(guest, &format!("end.{id}"), CASE, interrupt)?;
         let seconds = start.elapsed().as_secs_f64();
         let used = sampler.take().since(&before);
-        let exits = KvmStats::take(pid).with(exits_before, |after, before| after.since(&before));
+        let exits = kvm::take(pid).with(exits_before, |after, before| after.since(&before));
         let events = qemu::events(&rest(log)?, "virtio_blk_");
         if wait(guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
             return Err(trouble(guest, "fio failed in the guest"));
         }
-        let parse = |text: &str| Interrupts::parse(&text.replace('|', "\n"));
-        let interrupts = parse(&end).since(&parse(&begin)).of_device("virtio");
+        let parse = |text: &str| interrupts::parse(&text.replace('|', "\n"));
+        let interrupts = interrupts::of_device(&parse(&end).since(&parse(&begin)), "virtio");
         let requests = events.of("virtio_blk_handle_read") + events.of("virtio_blk_handle_write");
         Ok(Sample {
             seconds,
@@ -167,13 +165,13 @@ impl<'a> InGuest<'a> {
                 .iter()
                 .map(|role| (role.name.clone(), role.cpu.as_secs_f64() * 1e6))
                 .collect(),
-            exits: exits.get().map(|exits| exits.exits() as f64),
+            exits: exits.get().map(|exits| exits.of("exits") as f64),
         })
     }
 
     /// The reason why exits to the host are not counted.
     pub(super) fn uncounted(&self) -> Option<String> {
-        KvmStats::take(self.guest.id().cast_signed()).reason().map(str::to_owned)
+        kvm::take(self.guest.id().cast_signed()).reason().map(str::to_owned)
     }
 
     /// Ends the guest.

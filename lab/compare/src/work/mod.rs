@@ -87,7 +87,6 @@ pub fn run(options: &Options, host: &Host, call: &Call<'_>) -> Result<Report> {
     all.iter_mut().for_each(|(_, arms)| arms.keep(rounds.whole()));
     let (accel, uncounted) = (accel.accel, guest.uncounted());
     guest.quit();
-    let mut report = report::fill(&Measured { accel, all: all.into(), uncounted }, &call.begun);
-    rounds.mark(&mut report);
-    Ok(report)
+    let measured = Measured { accel, all: all.into(), uncounted };
+    Ok(rounds.marked(report::fill(&measured, &call.begun)))
 }

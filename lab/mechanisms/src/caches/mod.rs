@@ -44,7 +44,7 @@ use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
 use vlane_testbed::image::{self, Place};
 use vlane_testbed::rounds::{Rounds, in_turns};
-use vlane_testbed::{Also, Call, Context, Error, ErrorKind, Installs, Result};
+use vlane_testbed::{Also, Call, Context, Error, ErrorKind, Installs, Result, word};
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;
@@ -123,8 +123,7 @@ type Parsed<T> = std::result::Result<T, String>;
 
 /// The names of modes that `vlane serve` knows.
 fn modes() -> impl Iterator<Item = String> {
-    let names = CacheArg::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-    names.map(|mode| mode.get_name().to_owned())
+    CacheArg::value_variants().iter().copied().map(word)
 }
 
 fn parse_mode(text: &str) -> Parsed<Arm> {
@@ -266,9 +265,7 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
         replays: bed.recorded.values().map(|replay| replay.about.clone()).collect(),
         is_apart: !neighbour_cpus.is_empty(),
     };
-    let mut report = shown.report(begun);
-    rounds.mark(&mut report);
-    Ok(report)
+    Ok(rounds.marked(shown.report(begun)))
 }
 
 /// Looks for what guests need for some jobs.

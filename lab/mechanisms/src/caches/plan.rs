@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use clap::builder::PossibleValue;
+use vlane_testbed::{about, word};
 
 use super::Options;
 
@@ -40,18 +40,14 @@ pub enum Job {
 }
 
 impl Job {
-    fn value(self) -> PossibleValue {
-        self.to_possible_value().unwrap_or_default()
-    }
-
     /// Its name on the command line.
     pub fn name(self) -> String {
-        self.value().get_name().to_owned()
+        word(self)
     }
 
     /// The job, and the case that it stands for.
     pub fn about(self) -> String {
-        self.value().get_help().map(ToString::to_string).unwrap_or_default()
+        about(self)
     }
 
     /// True if a guest does it during the measurement.

@@ -14,7 +14,7 @@ use vlane::values;
 use vlane_guest::{Guest, Host, Initramfs, ext4};
 
 use super::script::with_parts;
-use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, word};
+use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, parse_latency, word};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_client::record::{RecordOptions, record};
@@ -65,8 +65,8 @@ pub struct GuestArgs {
     /// Service time of the drive, such as 1ms [default: 1ms in uml, 2ms in qemu]
     ///
     /// A bare number is in microseconds.
-    #[arg(long, value_name = "TIME", value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
-    pub(super) latency: Option<u64>,
+    #[arg(long, value_name = "TIME", value_parser = parse_latency)]
+    pub(super) latency: Option<Duration>,
     /// Requests that the drive serves in parallel [default: 2]
     #[arg(long, value_name = "N", requires = "latency", value_parser = values::whole::<u16>(1..))]
     pub(super) parallel: Option<u16>,
@@ -275,9 +275,11 @@ impl GuestArgs {
     /// A drive that leaves the guest's CPUs time: above 80 % busy the guest's CPU scheduler decides
     /// who is served.
     pub(super) fn model(&self, place: Machines) -> Model {
-        let usual = if place == Machines::Uml { 1000 } else { 2000 };
-        let latency = Duration::from_micros(self.latency.unwrap_or(usual));
-        Model { latency, parallel: self.parallel.unwrap_or(PARALLEL) }
+        let usual = Duration::from_millis(if place == Machines::Uml { 1 } else { 2 });
+        Model {
+            latency: self.latency.unwrap_or(usual),
+            parallel: self.parallel.unwrap_or(PARALLEL),
+        }
     }
 
     /// The file of vlane-fg; none if no variant needs it.

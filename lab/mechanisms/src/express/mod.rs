@@ -29,10 +29,12 @@ pub(crate) mod script;
 
 use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
+use vlane::values;
 
 /// Mode of the back end for classes, in the paper's order.
 pub use vlane::serve::ClassesArg as Mode;
+pub(crate) use vlane_testbed::word;
 
 /// Size of a sparse volume.
 pub const VOLUME: u64 = 4 << 30;
@@ -89,11 +91,6 @@ impl Variant {
     }
 }
 
-/// A value's word, as its option has it.
-pub(crate) fn word(value: impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
 /// The distinct values, in order.
 pub(crate) fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
     all.into_iter().fold(Vec::new(), |mut found, one| {
@@ -106,12 +103,18 @@ pub(crate) fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
 
 /// A drive that is a model. Each submission queue of the back end's (one per thread) is one of its
 /// queues, and they are served in turns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub struct Model {
-    /// How long each request takes once it is begun.
+    /// Service time of the drive: microseconds, or a time such as 1ms
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = parse_latency)]
     pub latency: Duration,
-    /// Requests that it works on at the same time.
+    /// Requests that the drive serves in parallel
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::whole::<u16>(1..))]
     pub parallel: u16,
+}
+
+fn parse_latency(text: &str) -> Result<Duration, String> {
+    values::time_in::<u64>("us", 1..=1_000_000)(text).map(Duration::from_micros)
 }
 
 impl Model {

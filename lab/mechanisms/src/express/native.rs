@@ -81,13 +81,8 @@ pub struct Options {
     /// Pause of the foreground between two reads
     #[arg(long, value_name = "TIME", default_value = "10ms", value_parser = values::time_or_none)]
     pub(super) think: Duration,
-    /// Service time of the drive: microseconds, or a time such as 1ms
-    #[arg(long, value_name = "TIME", default_value = "1ms",
-        value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
-    pub(super) latency: u64,
-    /// Requests that the drive serves in parallel
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = values::whole::<u16>(1..))]
-    pub(super) parallel: u16,
+    #[command(flatten)]
+    pub(super) model: Model,
     /// Number of measurements of each combination
     #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5,
         value_parser = values::whole::<usize>(1..=1000))]
@@ -146,12 +141,6 @@ impl Sample {
     }
 }
 
-impl Options {
-    fn model(&self) -> Model {
-        Model { latency: Duration::from_micros(self.latency), parallel: self.parallel }
-    }
-}
-
 /// Measures with vlane's own file, and makes a report.
 ///
 /// # Errors
@@ -185,9 +174,7 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     })?;
     progress.clear();
     results.iter_mut().for_each(|(_, arms)| arms.keep(rounds.whole()));
-    let mut report = report::fill(&options, &results, begun);
-    rounds.mark(&mut report);
-    Ok(report)
+    Ok(rounds.marked(report::fill(&options, &results, begun)))
 }
 
 fn measure(
@@ -199,7 +186,7 @@ fn measure(
     interrupt: &Interrupt,
 ) -> Result<Sample> {
     interrupt.check()?;
-    let words = options.model().options_in(mode, options.queues);
+    let words = options.model.options_in(mode, options.queues);
     let mut server = Server::vlane(vlane, dir, Storage::null(VOLUME), &[], &words)?;
     let crowd = Crowd {
         readers: load.readers(options.readers, options.queues),

@@ -17,12 +17,7 @@ use vlane_report::{Note, Report, Section};
 use vlane_testbed::error::{Context, ErrorKind, Result};
 use vlane_testbed::{Call, Interrupt};
 
-/// Simulate host schedulers: response to I/O, bandwidth and CPU shares
-///
-/// The simulator uses the live scheduler's decisions. The same seed gives the same result on any
-/// machine. It needs no privilege. The default scenarios are those of the paper on loans (2 CPUs,
-/// 13 domains), with one parameter changed at a time, its Table 7 and its Figure 3. The scenario
-/// `large` has 256 CPUs and 4,000 vCPUs.
+/// Options of the simulations
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// paper, table-7, classes, inactive, large, or a TOML file [default: the first three]
@@ -134,7 +129,7 @@ fn rate(per_second: f64) -> String {
 /// Simulates all runs, on all CPUs that there are, and makes the report.
 ///
 /// # Errors
-/// A scenario or a scheduler that is not there or makes no sense; [`ErrorKind::Interrupted`] before a first simulation
+/// Senseless scenarios and unknown schedulers; [`ErrorKind::Interrupted`] before a first simulation
 /// has ended. After it, the report is of those that have.
 pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let Call { begun, interrupt, .. } = call;
@@ -187,8 +182,8 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     Ok(report)
 }
 
-/// All runs to simulate; `paper` is the paper's scenario, if it is to have extras: its parameters
-/// with one change at a time, and events more and less frequent with so many seeds each.
+/// All runs to simulate. `paper` is the paper's scenario, if it is to have extras. These are runs
+/// with one parameter changed at a time, and with other rates of events, each with so many seeds.
 fn jobs_of(
     scenarios: &[Scenario],
     setups: &[Setup],

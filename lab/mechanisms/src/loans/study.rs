@@ -115,8 +115,7 @@ impl Study {
         let [kind, title] = self.titles;
         let mut report = report(&self, &places, self.begun.report(kind, title, &[]));
         report.machine.versions.extend(self.guests.map(|guests| ("guests".into(), guests)));
-        rounds.mark(&mut report);
-        report
+        rounds.marked(report)
     }
 
     fn figure(&self, (title, unit, of): Named) -> Figure<'_, Sample> {

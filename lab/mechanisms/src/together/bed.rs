@@ -187,7 +187,7 @@ impl Served {
         let (image, control) = (beside("img"), beside("control"));
         std::fs::copy(&root.image, &image)
             .context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
-        let mut words = condition.serve(&image, options.model(), &socket(dir));
+        let mut words = condition.serve(&image, options.model, &socket(dir));
         words.extend(["--control".to_owned(), control.display().to_string()]);
         let server = Server::serve(vlane, dir, &[], words.into_iter().map(Into::into))?;
         let journal = ext4::journal(host, &image)?;

@@ -52,6 +52,8 @@ const TIME: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(
 
 /// The options.
 #[derive(Debug, Clone, Args)]
+#[command(mut_arg("latency", |latency| latency.default_value("2ms")))]
+#[command(mut_arg("parallel", |parallel| parallel.default_value("2")))]
 pub struct Options {
     /// Run one short round with one other guest, without conclusions
     #[arg(long)]
@@ -63,13 +65,8 @@ pub struct Options {
     /// Guests that only compute, with one vCPU each [default: 2, with --quick 1]
     #[arg(long, value_name = "N", value_parser = values::whole::<usize>(1..=64))]
     others: Option<usize>,
-    /// Service time of the drive: microseconds, or a time such as 1ms
-    #[arg(long, value_name = "TIME", default_value = "2ms",
-        value_parser = values::time_in::<u64>("us", 1..=1_000_000))]
-    latency: u64,
-    /// Requests that the drive serves in parallel
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = values::whole::<u16>(1..))]
-    parallel: u16,
+    #[command(flatten)]
+    model: Model,
     /// Number of measurements of each variant [default: 5, with --quick 1]
     #[arg(long = "repeat", alias = "rounds", value_name = "N",
         value_parser = values::whole::<usize>(1..=1000))]
@@ -98,10 +95,6 @@ impl Options {
             self.time.unwrap_or(Duration::from_secs(seconds)),
             self.others.unwrap_or(others),
         )
-    }
-
-    fn model(&self) -> Model {
-        Model { latency: Duration::from_micros(self.latency), parallel: self.parallel }
     }
 }
 
@@ -218,9 +211,7 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
         root,
         impossible,
     };
-    let mut report = shown.report(&arms, begun);
-    rounds.mark(&mut report);
-    Ok(report)
+    Ok(rounds.marked(shown.report(&arms, begun)))
 }
 
 #[cfg(test)]

@@ -138,7 +138,7 @@ impl Shown {
              again and again."
         )));
         let (files, journal) = (show_size(self.root.bytes), show_size(JOURNAL));
-        let model = options.model().describe();
+        let model = options.model.describe();
         notes.push(Note::info(format!(
             "Its disks, one for each condition, are ext4 with {files} of files and a journal of \
              {journal}, behind a model of a drive ({model}) with a queue for each thread of the \

@@ -53,7 +53,7 @@ impl Experiment for Options {
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
-        let model = self.model().describe();
+        let model = self.model.describe();
         vec![
             Note::info(format!(
                 "The drive is a model with a queue for each of the back end's threads ({}), \
