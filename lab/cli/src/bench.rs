@@ -66,7 +66,7 @@ pub struct BenchArgs {
     rate: Option<f64>,
     /// Spacing of the requests of a given rate [default: constant]
     #[arg(long, value_enum, requires = "rate", help_heading = "Load")]
-    arrivals: Option<ArrivalsArg>,
+    arrivals: Option<Arrivals>,
     /// End after this many requests per job instead of after a time
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(1..), help_heading = "Load")]
     ios: Option<u64>,
@@ -89,8 +89,8 @@ pub struct BenchArgs {
     ioprio: u16,
 
     /// How jobs wait for completions
-    #[arg(long, value_enum, default_value_t = WaitArg::Interrupt, help_heading = "Guest")]
-    wait: WaitArg,
+    #[arg(long, value_enum, default_value_t = Wait::Interrupt, help_heading = "Guest")]
+    wait: Wait,
     /// Most requests made visible at once
     ///
     /// 1 stands for a guest whose tasks submit one request at a time. 0 submits all that completed
@@ -149,22 +149,6 @@ pub struct BenchArgs {
     /// Write the results as JSON; `-` is standard output and replaces the text
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum WaitArg {
-    /// Sleep until the back end interrupts, as a guest does
-    Interrupt,
-    /// Spin on the used ring
-    Poll,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ArrivalsArg {
-    /// At equal intervals
-    Constant,
-    /// At random intervals, as requests of independent users
-    Poisson,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -262,16 +246,10 @@ impl BenchArgs {
             jobs: at_least_one(self.jobs),
             segments: at_least_one(self.segments),
             rate: self.rate,
-            arrivals: self.arrivals.map(|arrivals| match arrivals {
-                ArrivalsArg::Constant => Arrivals::Constant,
-                ArrivalsArg::Poisson => Arrivals::Poisson,
-            }),
+            arrivals: self.arrivals,
             flush_every: self.flush_every.and_then(NonZeroU32::new),
             ioprio: Ioprio(self.ioprio),
-            wait: match self.wait {
-                WaitArg::Interrupt => Wait::Interrupt,
-                WaitArg::Poll => Wait::Poll,
-            },
+            wait: self.wait,
             batch: self.batch,
             offset: Size(self.offset),
             size: self.size.map(Size),

@@ -7,19 +7,22 @@
 //! queue's are taken. Its **service** latency counts from the submission. [`Books`] keeps the
 //! account, without a clock or a device.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::random::Rng;
 use crate::window::{Latencies, Window};
 
 /// The spacing of arrivals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Arrivals {
-    /// Evenly, those of all jobs interleaved.
+    // Those of all jobs are interleaved.
+    /// At equal intervals
     #[default]
     Constant,
-    /// At random, as independent users come: exponentially distributed gaps.
+    // The gaps are distributed exponentially.
+    /// At random intervals, as requests of independent users
     Poisson,
 }
 

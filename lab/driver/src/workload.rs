@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::ring::RequestKind;
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{BlkConfig, Negotiated};
@@ -99,14 +100,15 @@ pub enum Limit {
 }
 
 /// A job's way to wait for completions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Wait {
-    /// Sleeps on the call eventfd, with interrupts on only while it sleeps: what a guest's kernel
-    /// does.
+    // On the call eventfd. Interrupts are on only while it sleeps.
+    /// Sleep until the back end interrupts, as a guest does
     #[default]
     Interrupt,
-    /// Spins on the used ring with interrupts off.
+    // Interrupts are off.
+    /// Spin on the used ring
     Poll,
 }
 
