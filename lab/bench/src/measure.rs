@@ -21,20 +21,18 @@ use super::threads;
 use vlane_client::progress::Progress;
 use vlane_report::date;
 use vlane_report::machine::{Busy, Machine, usable_cpus};
+use vlane_testbed::Call;
 use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{Image, Medium, Place};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::server::{Aio, Server, Storage as Served};
 use vlane_testbed::sniff::SAVED;
 
 /// Place and means of a measurement.
 #[derive(Debug)]
 pub struct Setting<'a> {
-    /// vlane's own program file, for `vlane serve`.
-    pub vlane: &'a Path,
-    /// The command that is being run, for the results.
-    pub command: String,
+    /// vlane's own file, the command, and the user's wish to end it.
+    pub call: &'a Call<'a>,
     /// Finds programs, and installs what is missing if that was allowed.
     pub host: &'a Host,
     /// CPUs for the clients' jobs, one after the other, instead of the profile's choice; empty
@@ -44,8 +42,6 @@ pub struct Setting<'a> {
     pub ram_dir: Option<&'a Path>,
     /// A directory on the disk, if the usual ones will not do.
     pub disk_dir: Option<&'a Path>,
-    /// Ends it early.
-    pub interrupt: &'a Interrupt,
 }
 
 /// A back end that the lab starts: two measurements with the same of these use the same process.
@@ -91,10 +87,13 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         let (load, target) = (&profile.loads[step.load], &profile.targets[step.target]);
         progress.step(format!("{}: {}", load.name, target.name));
         let results = &mut loads[step.load].targets[step.target];
-        let run =
-            setting.interrupt.check().and_then(|()| bench.run(load, target, results, progress));
+        let run = setting
+            .call
+            .interrupt
+            .check()
+            .and_then(|()| bench.run(load, target, results, progress));
         // The user's interrupt is the reason, before any other failure.
-        if run.is_err() && setting.interrupt.is_raised() {
+        if run.is_err() && setting.call.interrupt.is_raised() {
             partial = true;
             break;
         }
@@ -122,7 +121,7 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         schema: SAVED.into(),
         title: profile.title.clone(),
         text: profile.text.clone(),
-        command: setting.command.clone(),
+        command: setting.call.begun.command.clone(),
         created,
         seconds: start.elapsed().as_secs_f64(),
         machine,
@@ -200,7 +199,7 @@ impl<'a> Bench<'a> {
                 return Ok(None);
             }
             let place = Place::find(medium, wanted, profile.size, option)?;
-            Ok(Some(place.image(profile.size, setting.interrupt)?))
+            Ok(Some(place.image(profile.size, setting.call.interrupt)?))
         };
         Ok(Self {
             ram: image(&[Storage::Ram], Medium::Ram, setting.ram_dir, "--ram-dir")?,
@@ -237,7 +236,7 @@ impl<'a> Bench<'a> {
         if target.backend == Backend::Threads {
             self.running = None;
             let image = self.image(&load.storage)?;
-            return threads::measure(image, load, (time, ramp), self.setting.interrupt);
+            return threads::measure(image, load, (time, ramp), self.setting.call.interrupt);
         }
         let (socket, pid) = match &target.socket {
             Some(socket) => {
@@ -250,7 +249,7 @@ impl<'a> Bench<'a> {
                 (server.socket().to_path_buf(), Some(server.pid()))
             }
         };
-        let interrupt = self.setting.interrupt;
+        let interrupt = self.setting.call.interrupt;
         if let (Client::Fio, Some(fio)) = (target.client, &self.fio) {
             let words = blkio::options(load, &socket, time, ramp);
             results.client = Some(fio.spec(&words).shell_line());
@@ -369,7 +368,7 @@ impl<'a> Bench<'a> {
                 kind.queues,
             ),
             _ => Server::vlane(
-                self.setting.vlane,
+                self.setting.call.vlane,
                 self.dir.path(),
                 storage,
                 &self.server_cpus,

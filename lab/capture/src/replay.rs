@@ -202,7 +202,7 @@ pub fn replay(
         interrupt.going_on()
     };
     let result = vlane_driver::replay::replay(session, &plan, &options, on_progress)?;
-    if result.ios == 0 {
+    if result.run.ios == 0 {
         interrupt.check()?;
     }
     let mut report = replay_report::report(trace, &result, begun);
@@ -214,8 +214,8 @@ pub fn replay(
             prepared.split
         )));
     }
-    if interrupt.is_raised() && result.ios < all {
-        let done = format!("{} of {} were replayed", result.ios, counted(all, "request"));
+    if interrupt.is_raised() && result.run.ios < all {
+        let done = format!("{} of {} were replayed", result.run.ios, counted(all, "request"));
         report.mark_partial(format!("PARTIAL: {done}: interrupted"));
     }
     Ok(report)

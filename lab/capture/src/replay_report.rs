@@ -18,23 +18,23 @@ pub(super) fn report(trace: &Trace, result: &ReplayReport, begun: &Begun) -> Rep
     };
     let summary = vec![format!(
         "{} of {} replayed {how} in {:.2} s (recorded in {:.2} s): {:.0} IOPS, {:.1} MB/s.",
-        result.ios,
+        result.run.ios,
         counted(result.in_trace, "request"),
-        result.seconds,
+        result.run.seconds,
         result.trace_seconds,
-        result.iops,
-        result.mb_per_second
+        result.run.iops,
+        result.run.mb_per_second
     )];
     let mut notes = notes(trace);
-    if result.errors.total() > 0 {
-        let failed = counted(result.errors.total(), "request");
+    if result.run.errors.total() > 0 {
+        let failed = counted(result.run.errors.total(), "request");
         notes.push(Note::warning(format!("{failed} failed.")));
     }
     if result.speed.is_some() && result.held_by_depth > 0 {
         notes.push(Note::warning(format!(
             "{} went out late because {} were out on their queue.",
             counted(result.held_by_depth, "request"),
-            result.depth
+            result.run.depth
         )));
     }
     Report {
@@ -48,9 +48,9 @@ pub(super) fn report(trace: &Trace, result: &ReplayReport, begun: &Begun) -> Rep
 fn latencies(trace: &Trace, result: &ReplayReport) -> Section {
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     let kinds: [(&[RequestKind], &str, _); 4] = [
-        (&[RequestKind::Read], "read", &result.reads),
-        (&[RequestKind::Write], "write", &result.writes),
-        (&[RequestKind::Flush], "flush", &result.flushes),
+        (&[RequestKind::Read], "read", &result.run.reads),
+        (&[RequestKind::Write], "write", &result.run.writes),
+        (&[RequestKind::Flush], "flush", &result.run.flushes),
         (
             &[RequestKind::Discard, RequestKind::WriteZeroes],
             "discard, write-zeroes",
@@ -80,9 +80,10 @@ fn latencies(trace: &Trace, result: &ReplayReport) -> Section {
 
 fn course(result: &ReplayReport) -> Section {
     let late = |of: fn(&vlane_driver::Latency) -> f64| result.late.as_ref().map(of).into();
-    let backend = |of: fn(&vlane_driver::BackendUse) -> f64| result.backend.as_ref().map(of).into();
+    let backend =
+        |of: fn(&vlane_driver::BackendUse) -> f64| result.run.backend.as_ref().map(of).into();
     let rows: [(&str, Cell); 9] = [
-        ("most requests out per queue", count(result.depth.into())),
+        ("most requests out per queue", count(result.run.depth.into())),
         ("held back by the order of flushes and writes", count(result.held_by_order)),
         ("held back because the queue was full", count(result.held_by_depth)),
         ("late, median, us", late(|l| l.p50)),
@@ -90,7 +91,7 @@ fn course(result: &ReplayReport) -> Section {
         ("late, most, us", late(|l| l.max)),
         ("back end's CPU time per I/O, us", backend(|b| b.cpu_us_per_io)),
         ("back end's context switches per I/O", backend(|b| b.switches_per_io)),
-        ("failed", count(result.errors.total())),
+        ("failed", count(result.run.errors.total())),
     ];
     let rows = rows.map(|(what, value)| vec![what.into(), value]).into();
     let words = "Requests go out at their recorded times, unless the order or the depth holds \

@@ -7,8 +7,8 @@ use clap::{Args, ValueEnum};
 use vlane_compare::compare::columns::Column;
 use vlane_compare::compare::{self, Found, Options, loads};
 use vlane_compare::work;
-use vlane_guest::{Host, Install};
 use vlane_report::text;
+use vlane_testbed::Installs;
 
 use crate::output::{OutputArgs, Overwrite, called, width};
 
@@ -57,7 +57,7 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let html = (!args.no_html).then(|| args.html.clone());
     let output = OutputArgs { html, json: args.json.clone(), overwrite: args.overwrite };
     output.check()?;
-    let host = Host::new(if args.install { Install::Allowed } else { Install::Never })?;
+    let host = Installs { install: args.install }.host()?;
     if options.work {
         return output.show(&called(|call| work::run(options, &host, call))?);
     }

@@ -2,15 +2,13 @@
 //! describes the measurement.
 
 use std::path::PathBuf;
-use vlane_report::build::Begun;
 
-use anyhow::Context;
 use clap::Args;
 use vlane_compare::peers::{self, Options, RowResult};
-use vlane_testbed::{Interrupt, Output};
+use vlane_testbed::Output;
 
 use crate::exit::Partial;
-use crate::output::{Overwrite, command_line};
+use crate::output::{Overwrite, called};
 
 /// Compare vlane with qemu-storage-daemon on this machine
 ///
@@ -58,24 +56,20 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.html {
         vlane_testbed::reports::check_report(path, args.overwrite.force)?;
     }
-    let options = &args.options;
-    let vlane = std::env::current_exe().context("cannot find this program's own file")?;
     let json = args.json.as_deref().map(|path| peers::json_output(path, args.overwrite.force));
     json.as_ref().map_or(Ok(()), Output::check)?;
-    let interrupt = Interrupt::listen()?;
-    let begun = Begun::now(command_line());
     let mut so_far: Vec<RowResult> = Vec::new();
     let mut written = Ok(());
-    let outcome = peers::run(options, &vlane, &interrupt, |result| {
+    let done = |result: &RowResult| {
         print!("{}", peers::lines(result));
         so_far.push(result.clone());
         // After every row: a run that is killed keeps what it has.
         written = json.as_ref().map_or(Ok(()), |output| peers::write_json(output, &so_far));
-    })?;
+    };
+    let (outcome, report) = called(|call| peers::run(&args.options, call, done))?;
     for missing in &outcome.missing {
         println!("not measured: {missing}");
     }
-    let report = peers::report(&outcome, options, &begun);
     println!("\n{}", report.summary.join("\n"));
     if args.targets {
         println!("\n{}", peers::targets(&outcome.rows));

@@ -138,15 +138,7 @@ impl TopologiesArgs {
 pub fn run(options: &TopologiesArgs, call: &Call<'_>) -> vlane_testbed::Result<Report> {
     let profile = options.profile()?;
     let host = Host::new(Install::Never)?;
-    let setting = Setting {
-        vlane: call.vlane,
-        command: call.begun.command.clone(),
-        host: &host,
-        client_cpus: &[],
-        ram_dir: None,
-        disk_dir: None,
-        interrupt: call.interrupt,
-    };
+    let setting = Setting { call, host: &host, client_cpus: &[], ram_dir: None, disk_dir: None };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
     let mut progress = Progress::new(steps).expecting(profile.time + profile.ramp);
     let measured = vlane_bench::measure(&profile, &setting, &mut progress)?;

@@ -221,7 +221,7 @@ fn drive(requests: &[ReplayRequest], socket: &Path) {
     session.queues = LANES;
     let session = Session::connect(socket, &session).unwrap();
     let report = vlane_driver::replay::replay(session, &plan, &options, going_on()).unwrap();
-    assert_eq!((report.ios, report.errors.total()), (requests.len() as u64, 0));
+    assert_eq!((report.run.ios, report.run.errors.total()), (requests.len() as u64, 0));
 }
 
 fn replay_on(trace: &Trace, socket: &Path, timing: Timing) {

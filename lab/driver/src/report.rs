@@ -4,8 +4,10 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::device::{BlkConfig, Negotiated};
+use crate::lanes::Effort;
 use crate::rate::{Arrivals, OpenStats, Rate};
-use crate::window::{Errors, LONGEST_NS};
+use crate::session::Session;
+use crate::window::{Counts, Errors, LONGEST_NS};
 use crate::workload::Wait;
 
 /// The results of a run.
@@ -224,6 +226,47 @@ impl Latency {
             p99_9: us(ns.value_at_quantile(0.999)),
             p99_99: us(ns.value_at_quantile(0.9999)),
             max: us(ns.max()),
+        }
+    }
+}
+
+impl Report {
+    /// The figures of what was counted in so many seconds, without a workload.
+    pub(crate) fn of(
+        session: &Session,
+        counts: &Counts,
+        seconds: f64,
+        effort: &Effort,
+        backend: Option<BackendUse>,
+    ) -> Self {
+        let ios = counts.completed;
+        let total = counts.all();
+        let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
+        Self {
+            socket: session.socket().display().to_string(),
+            device: *session.config(),
+            negotiated: *session.negotiated(),
+            pattern: String::new(),
+            block: 0,
+            depth: session.depth(),
+            jobs: 1,
+            wait: Wait::default(),
+            batch: 0,
+            seconds,
+            ios,
+            iops: ios as f64 / seconds,
+            mb_per_second: counts.bytes as f64 / seconds / 1e6,
+            latency: Latency::of(&total),
+            histogram: Buckets::of(&total),
+            open: None,
+            reads: ByKind::of(&counts.reads, seconds),
+            writes: ByKind::of(&counts.writes, seconds),
+            flushes: ByKind::of(&counts.flushes, seconds),
+            errors: counts.errors,
+            backend,
+            driver_cpu_us_per_io: per_io(effort.cpu.as_secs_f64() * 1e6),
+            kicks_per_io: per_io(effort.kicks as f64),
+            sleeps_per_io: per_io(effort.sleeps as f64),
         }
     }
 }

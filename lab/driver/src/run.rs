@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::job::Job;
 use crate::lanes::{Effort, Lanes, Manner, Shared, Source};
 use crate::rate::{Books, OpenStats, Schedule};
-use crate::report::{BackendUse, Buckets, ByKind, Latency, OpenReport, Report};
+use crate::report::{BackendUse, ByKind, OpenReport, Report};
 use crate::session::{GuestQueue, Session, Waker};
 use crate::window::{Counts, Window};
 use crate::workload::{Limit, Requests, Workload};
@@ -368,36 +368,19 @@ fn report(
     let ios = all.completed;
     let until = if window.until == u64::MAX { all.last } else { window.until };
     let seconds = (until.saturating_sub(window.from) as f64 / 1e9).max(1e-9);
-    let total = all.all();
-    let per_io = |value: f64| if ios == 0 { 0.0 } else { value / ios as f64 };
     let jobs = session.negotiated().queues - workload.idle;
     let slots = u64::from(session.depth()) * u64::from(jobs);
-    all.writes += &all.discards;
+    let mut writes = all.writes.clone();
+    writes += &all.discards;
     Report {
-        socket: session.socket().display().to_string(),
-        device: *session.config(),
-        negotiated: *session.negotiated(),
         pattern: workload.pattern.to_string(),
         block: workload.block,
-        depth: session.depth(),
         jobs,
         wait: workload.wait,
         batch: workload.batch,
-        seconds,
-        ios,
-        iops: ios as f64 / seconds,
-        mb_per_second: all.bytes as f64 / seconds / 1e6,
-        latency: Latency::of(&total),
-        histogram: Buckets::of(&total),
         open: open.zip(workload.rate).map(|(open, rate)| OpenReport::of(&open, rate, ios, slots)),
-        reads: ByKind::of(&all.reads, seconds),
-        writes: ByKind::of(&all.writes, seconds),
-        flushes: ByKind::of(&all.flushes, seconds),
-        errors: all.errors,
-        backend: driven.backend(ios),
-        driver_cpu_us_per_io: per_io(effort.cpu.as_secs_f64() * 1e6),
-        kicks_per_io: per_io(effort.kicks as f64),
-        sleeps_per_io: per_io(effort.sleeps as f64),
+        writes: ByKind::of(&writes, seconds),
+        ..Report::of(session, &all, seconds, &effort, driven.backend(ios))
     }
 }
 

@@ -328,14 +328,16 @@ fn replay_contents_ignore_timing_and_depth() {
         let options = ReplayOptions { timing, wait, cpu: None };
         let report = replay(session, &plan, &options, &mut going_on).unwrap();
         assert_eq!(
-            (report.ios, report.in_trace, report.errors.total()),
+            (report.run.ios, report.in_trace, report.run.errors.total()),
             (4000, 4000, 0),
             "{report:?}"
         );
         match timing {
             // Not faster than asked for: the last request is due after half the trace's time.
             Timing::Original { .. } => {
-                assert!(report.seconds >= plan.length_ns() as f64 / 2e9 && report.late.is_some())
+                assert!(
+                    report.run.seconds >= plan.length_ns() as f64 / 2e9 && report.late.is_some()
+                )
             }
             Timing::AsFast => assert!(report.late.is_none()),
         }

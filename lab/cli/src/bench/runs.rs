@@ -11,10 +11,9 @@ use vlane_bench::{
 };
 use vlane_client::Progress;
 use vlane_error::counted;
-use vlane_guest::{Host, Install};
-use vlane_testbed::{Interrupt, Output};
+use vlane_testbed::{Call, Installs, Output};
 
-use crate::output::{OutputArgs, command_line};
+use crate::output::{OutputArgs, called};
 use crate::{exit, explain, values};
 
 use super::BenchArgs;
@@ -179,20 +178,8 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     output.check()?;
     let save = runs.save.as_deref().map(|path| Saved::output(path, args.overwrite.force));
     save.as_ref().map_or(Ok(()), Output::check)?;
-    let interrupt = Interrupt::listen()?;
-    let host = Host::new(if runs.install { Install::Allowed } else { Install::Never })?;
-    let vlane = std::env::current_exe().context("cannot find this program's own file")?;
-    let setting = Setting {
-        vlane: &vlane,
-        command: command_line(),
-        host: &host,
-        client_cpus: &args.cpus,
-        ram_dir: runs.ram_dir.as_deref(),
-        disk_dir: runs.disk_dir.as_deref(),
-        interrupt: &interrupt,
-    };
     let steps = profile.loads.len() * profile.targets.len() * profile.repeats;
-    let measured = measure(args, &profile, &setting, steps)?;
+    let measured = called(|call| measure(args, &profile, call, steps))?;
     // The report is shown before an error of this file: the measurements took their time.
     let saved = save.as_ref().map_or(Ok(()), |output| measured.write(output));
     let (comparisons, missing) = match &older {
@@ -235,11 +222,19 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
 fn measure(
     args: &BenchArgs,
     profile: &Profile,
-    setting: &Setting<'_>,
+    call: &Call<'_>,
     steps: usize,
 ) -> anyhow::Result<Saved> {
+    let (runs, host) = (&args.runs, &Installs { install: args.runs.install }.host()?);
+    let setting = Setting {
+        call,
+        host,
+        client_cpus: &args.cpus,
+        ram_dir: runs.ram_dir.as_deref(),
+        disk_dir: runs.disk_dir.as_deref(),
+    };
     let each = profile.time + profile.ramp;
-    if args.runs.repeats.is_none() && args.runs.profile.is_none() {
+    if runs.repeats.is_none() && runs.profile.is_none() {
         // One option makes several measurements of what would be one.
         let (times, seconds) = (counted(steps, "time"), each.as_secs_f64());
         eprintln!(
@@ -248,7 +243,7 @@ fn measure(
         );
     }
     let mut progress = Progress::new(steps).expecting(each);
-    let measured = vlane_bench::measure(profile, setting, &mut progress);
+    let measured = vlane_bench::measure(profile, &setting, &mut progress);
     match &args.socket {
         Some(socket) => explain::connecting(socket, measured),
         None => Ok(measured?),

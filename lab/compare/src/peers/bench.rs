@@ -16,10 +16,10 @@ use vlane_guest::{BlkioFio, Host};
 use vlane_report::figure;
 use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
+use vlane_testbed::Call;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::guests::{Machines, Maker};
 use vlane_testbed::image::{self, Image, Place};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::in_turns;
 use vlane_testbed::server::{Server, Storage};
 
@@ -44,8 +44,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Requirements of the measurements.
 pub(super) struct Bench<'a> {
     options: &'a Options,
-    vlane: &'a Path,
-    interrupt: &'a Interrupt,
+    call: &'a Call<'a>,
     /// The guest of a group of rows, which lives as long as they are measured.
     guest: Option<(&'static str, InGuest<'a>)>,
     makers: Vec<(Machines, Maker)>,
@@ -64,11 +63,7 @@ pub(super) struct Bench<'a> {
 impl<'a> Bench<'a> {
     /// Makes ready what the wanted rows need, and gives those that can be measured. All that can be
     /// missing is looked for before the images are written.
-    pub(super) fn new(
-        options: &'a Options,
-        vlane: &'a Path,
-        interrupt: &'a Interrupt,
-    ) -> Result<(Self, Vec<Row>)> {
+    pub(super) fn new(options: &'a Options, call: &'a Call<'a>) -> Result<(Self, Vec<Row>)> {
         let rows = chosen(options)?;
         let host = options.installs.host()?;
         let needs = |wanted: fn(&Contender) -> bool, name| {
@@ -77,8 +72,7 @@ impl<'a> Bench<'a> {
         };
         let mut bench = Self {
             options,
-            vlane,
-            interrupt,
+            call,
             guest: None,
             makers: Vec::new(),
             blkio: None,
@@ -168,7 +162,7 @@ impl<'a> Bench<'a> {
             let _ = writeln!(std::io::stderr(), "writing the images");
         }
         for (medium, place, bytes) in places {
-            self.images.push((medium, place.image(bytes, self.interrupt)?));
+            self.images.push((medium, place.image(bytes, self.call.interrupt)?));
         }
         Ok(())
     }
@@ -190,7 +184,7 @@ impl<'a> Bench<'a> {
                 self.progress.step(&label);
                 let sample = self.measure(row, place);
                 // The user's interrupt is the reason, before any other failure.
-                self.interrupt.check()?;
+                self.call.interrupt.check()?;
                 sample.map_err(|e| Error::caused_by(e.kind(), label, e))
             })?;
             let least = HOPELESS * f64::from(row.load.rate.unwrap_or(0));
@@ -225,7 +219,15 @@ impl<'a> Bench<'a> {
             (_, Contender::Fio) => {
                 let program = self.fio.as_deref().ok_or_else(|| missing("fio"))?;
                 let (dir, image) = (self.dir.path(), self.image(row.medium)?);
-                baseline::fio(program, dir, image, &row.load, &cpus, (ramp, time), self.interrupt)
+                baseline::fio(
+                    program,
+                    dir,
+                    image,
+                    &row.load,
+                    &cpus,
+                    (ramp, time),
+                    self.call.interrupt,
+                )
             }
             (Client::Blkio, _) => self.by_fio(&self.start(row, place, &cpus)?, &row.load),
             _ => self.drive(self.start(row, place, &cpus)?, row),
@@ -238,7 +240,7 @@ impl<'a> Bench<'a> {
         let (_, maker) = maker.ok_or_else(|| missing("the guest"))?;
         self.progress.detail("a guest boots");
         let servers = (0..row.contenders.len()).map(|place| self.start(row, place, &[]));
-        InGuest::boot(maker, machines, servers.collect::<Result<_>>()?, self.interrupt)
+        InGuest::boot(maker, machines, servers.collect::<Result<_>>()?, self.call.interrupt)
     }
 
     fn image(&self, medium: Medium) -> Result<&Path> {
@@ -256,7 +258,9 @@ impl<'a> Bench<'a> {
         };
         let dir = self.dir.path();
         when_free(|| match (&row.contenders[place].1, &self.qsd) {
-            (Contender::Vlane(words), _) => Server::vlane(self.vlane, dir, storage, cpus, words),
+            (Contender::Vlane(words), _) => {
+                Server::vlane(self.call.vlane, dir, storage, cpus, words)
+            }
             (Contender::Qsd(aio), Some(qsd)) => {
                 Server::qemu_storage_daemon(*aio, qsd, dir, storage, cpus, row.load.jobs)
             }
@@ -282,7 +286,7 @@ impl<'a> Bench<'a> {
         let mut looks = Vec::new();
         let mut look = || looks.push((sampler.take(), counters.as_mut().map(Instructions::read)));
         let cpus = [self.cpus.1];
-        let run = blkio::measure(fio, words, times, &cpus, &mut look, self.interrupt)?;
+        let run = blkio::measure(fio, words, times, &cpus, &mut look, self.call.interrupt)?;
         let [(before, counted), (after, counted_after)] = &looks[..] else {
             return Err(Error::new(ErrorKind::Process, "fio ended before its time"));
         };
@@ -307,7 +311,7 @@ impl<'a> Bench<'a> {
 
     /// A back end driven by our own driver.
     fn drive(&mut self, mut server: Server, row: &Row) -> Result<Sample> {
-        let (load, interrupt) = (&row.load, self.interrupt);
+        let (load, interrupt) = (&row.load, self.call.interrupt);
         let session = server.connect(&SessionOptions {
             queues: load.jobs,
             depth: load.depth,

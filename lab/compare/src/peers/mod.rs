@@ -25,16 +25,17 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vlane::values;
 use vlane_cost::Used;
+use vlane_report::Report;
 use vlane_report::judge::Arms;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
-use vlane_testbed::{Also, Installs, Rounds};
+use vlane_testbed::{Also, Call, Installs, Rounds};
 
 use self::bench::Bench;
 pub use self::judge::Verdict;
 pub use self::plan::{Row, rows};
-pub use self::report::{lines, markdown, report, targets};
+use self::report::report;
+pub use self::report::{lines, markdown, targets};
 
 /// Options of the measurement
 #[derive(Debug, Clone, Args)]
@@ -183,7 +184,7 @@ pub struct Outcome {
     pub emulated: bool,
 }
 
-/// Measures the rows with vlane's own file; `done` gets each as soon as it is there.
+/// Measures the rows, and makes a report. `done` gets each row as soon as it is there.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`] and [`ErrorKind::Missing`], before the first measurement;
@@ -191,11 +192,10 @@ pub struct Outcome {
 /// cannot be had is named in the outcome, unless its rows were requested.
 pub fn run(
     options: &Options,
-    vlane: &Path,
-    interrupt: &Interrupt,
+    call: &Call<'_>,
     mut done: impl FnMut(&RowResult),
-) -> Result<Outcome> {
-    let (mut bench, rows) = Bench::new(options, vlane, interrupt)?;
+) -> Result<(Outcome, Report)> {
+    let (mut bench, rows) = Bench::new(options, call)?;
     let mut results = Vec::new();
     let measured = Rounds::measure_each("row", rows.len(), |place| {
         let result = RowResult::new(&rows[place], bench.row(&rows[place])?);
@@ -205,7 +205,9 @@ pub fn run(
         Ok(())
     })?;
     bench.progress.clear();
-    Ok(Outcome { rows: results, partial: measured.missing(), ..bench.outcome })
+    let outcome = Outcome { rows: results, partial: measured.missing(), ..bench.outcome };
+    let report = report(&outcome, options, &call.begun);
+    Ok((outcome, report))
 }
 
 /// Name and version of the JSON of single measurements.

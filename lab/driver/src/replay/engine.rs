@@ -2,18 +2,15 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::plan::{ReplayPlan, State};
 use super::{AHEAD, ReplayKind};
-use crate::device::{BlkConfig, Negotiated};
 use crate::error::{Error, ErrorKind};
 use crate::lanes::{Effort, Manner, Moment, Next, Out, Source};
-use crate::report::{BackendUse, ByKind, Latency};
+use crate::report::{BackendUse, ByKind, Latency, Report};
 use crate::ring::{BlkQueue, Completion, Request, RequestKind};
 use crate::run::{OnProgress, Plan, drive};
 use crate::session::Session;
-use crate::window::{Counts, Errors, Latencies};
+use crate::window::{Counts, Latencies};
 use crate::workload::Wait;
 
 /// The times at which requests go out.
@@ -47,38 +44,17 @@ impl Default for ReplayOptions {
 }
 
 /// The results of a replay.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct ReplayReport {
-    /// The socket driven.
-    pub socket: String,
-    /// The device's description of itself.
-    pub device: BlkConfig,
-    /// The result of the negotiation with the back end.
-    pub negotiated: Negotiated,
+    /// Its figures as those of any run. The time is that to the last completion. There are fewer
+    /// requests than in the trace if it was ended early.
+    pub run: Report,
     /// The speed relative to the trace; absent if all requests were due at once.
     pub speed: Option<f64>,
-    /// Most requests out at once, per queue.
-    pub depth: u16,
     /// Requests in the trace.
     pub in_trace: u64,
     /// Time from the trace's start to its last submission, in seconds.
     pub trace_seconds: f64,
-    /// Time that the replay took, to its last completion, in seconds.
-    pub seconds: f64,
-    /// Requests completed, errors too; fewer than in the trace if it was ended early.
-    pub ios: u64,
-    /// Requests per second.
-    pub iops: f64,
-    /// Data read and written per second, in MB (10^6 bytes).
-    pub mb_per_second: f64,
-    /// From a request's submission to the sight of its completion, of all requests.
-    pub latency: Latency,
-    /// Reads alone.
-    pub reads: Option<ByKind>,
-    /// Writes alone.
-    pub writes: Option<ByKind>,
-    /// Flushes alone.
-    pub flushes: Option<ByKind>,
     /// Discards and write-zeroes alone.
     pub discards: Option<ByKind>,
     /// The delay of requests relative to their due times; empty with [`Timing::AsFast`].
@@ -87,12 +63,6 @@ pub struct ReplayReport {
     pub held_by_order: u64,
     /// Requests that were due and went out later because every slot of the queue was taken.
     pub held_by_depth: u64,
-    /// Requests that failed.
-    pub errors: Errors,
-    /// The use of resources by the back end's process; absent if it could not be looked at.
-    pub backend: Option<BackendUse>,
-    /// CPU time of the driver's thread per request, in us.
-    pub driver_cpu_us_per_io: f64,
 }
 
 /// Replays a trace on a session, which must not have been started; ends the session and returns the
@@ -358,36 +328,20 @@ impl Stats {
         effort: &Effort,
         backend: Option<BackendUse>,
     ) -> ReplayReport {
-        let Counts { completed: ios, last, bytes, errors, .. } = self.counts;
-        let Counts { reads, writes, flushes, discards, .. } = &self.counts;
-        let took = last.saturating_sub(self.start.unwrap_or(0));
+        let took = self.counts.last.saturating_sub(self.start.unwrap_or(0));
         let seconds = (took as f64 / 1e9).max(1e-9);
         ReplayReport {
-            socket: session.socket().display().to_string(),
-            device: *session.config(),
-            negotiated: *session.negotiated(),
+            run: Report::of(session, &self.counts, seconds, effort, backend),
             speed: match options.timing {
                 Timing::Original { speed } => Some(speed),
                 Timing::AsFast => None,
             },
-            depth: session.depth(),
             in_trace: plan.requests().len() as u64,
             trace_seconds: plan.length_ns() as f64 / 1e9,
-            seconds,
-            ios,
-            iops: ios as f64 / seconds,
-            mb_per_second: bytes as f64 / seconds / 1e6,
-            latency: Latency::of(&self.counts.all()),
-            reads: ByKind::of(reads, seconds),
-            writes: ByKind::of(writes, seconds),
-            flushes: ByKind::of(flushes, seconds),
-            discards: ByKind::of(discards, seconds),
+            discards: ByKind::of(&self.counts.discards, seconds),
             late: (!self.late.is_empty()).then(|| Latency::of(&self.late)),
             held_by_order: self.held_by_order,
             held_by_depth: self.held_by_depth,
-            errors,
-            backend,
-            driver_cpu_us_per_io: effort.cpu.as_secs_f64() * 1e6 / ios.max(1) as f64,
         }
     }
 }

@@ -95,11 +95,11 @@ impl Replay {
             let report = replay(session, &self.plan, &options, &mut |_| {
                 if is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
-            if report.errors.total() > 0 {
+            if report.run.errors.total() > 0 {
                 let text = "the volume answers replayed requests with errors";
                 return Err(Error::new(ErrorKind::Process, text));
             }
-            reports.push(report);
+            reports.push(report.run);
         }
         // The 99th percentile is that of flushes, of the report that has the most of them.
         let flushes = reports.iter().filter_map(|report| report.flushes.as_ref());
