@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use served::{Place, draw, going_on, seed, stop};
 use vlane_driver::ring::{Request, RequestKind};
 use vlane_driver::{
-    Limit, Session, SessionOptions, VerifyOptions, VerifyState, Want, verify_check, verify_load,
+    Limit, Session, SessionOptions, VerifyState, Want, Workload, verify_check, verify_load,
 };
 use vlane_guest::Backend;
 use vlane_testing::skip;
@@ -60,13 +60,15 @@ fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOpti
         }
         let packed = if round % 2 == 0 { Want::No } else { Want::Must };
         let options = SessionOptions { queues: 2, depth: 16, packed, ..session.clone() };
-        let load = VerifyOptions {
+        let load = Workload {
             offset,
             size: Some(8 * MIB),
             limit: Limit::Time(Duration::from_secs(30)),
-            flush_every: [4, 32, 256][usize::try_from(draw(&mut state_of_chance) % 3).unwrap()],
+            flush_every: Some(
+                [4, 32, 256][usize::try_from(draw(&mut state_of_chance) % 3).unwrap()],
+            ),
             seed: draw(&mut state_of_chance),
-            ..VerifyOptions::default()
+            ..Workload::verified()
         };
         let server = place.serve(serve);
         let front_end = place.connect(&options);

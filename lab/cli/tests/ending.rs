@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use served::{Place, going_on, stop};
 use vlane_driver::{
-    Limit, Progress, Session, SessionOptions, VerifyOptions, VerifyState, verify_check, verify_load,
+    Limit, Progress, Session, SessionOptions, VerifyState, Workload, verify_check, verify_load,
 };
 use vlane_guest::Backend;
 
@@ -79,13 +79,13 @@ fn loaded_server_drains_and_keeps_acknowledged_writes() {
         let server = place.serve(&arguments);
         let options = SessionOptions { queues: 2, depth: 16, ..SessionOptions::default() };
         let session = place.connect(&options);
-        let load = VerifyOptions {
+        let load = Workload {
             size: Some(16 * MIB),
             // Longer than it takes until the end is asked for.
             limit: Limit::Time(2 * served::LIMIT),
             // Hardly ever flushed: the end has to do it.
-            flush_every: 100_000,
-            ..VerifyOptions::default()
+            flush_every: Some(100_000),
+            ..Workload::verified()
         };
         let mut state = VerifyState::new(&session, &load).unwrap();
         let (sender, is_enough) = std::sync::mpsc::channel();
@@ -216,11 +216,11 @@ fn image_is_free_after_process_ends() {
         assert!(line.starts_with("listening on"), "{line}");
         let options = SessionOptions { queues: 2, depth: 8, ..SessionOptions::default() };
         let session = place.connect(&options);
-        let load = VerifyOptions {
+        let load = Workload {
             size: Some(4 * MIB),
             limit: Limit::Count(64),
-            flush_every: 16,
-            ..VerifyOptions::default()
+            flush_every: Some(16),
+            ..Workload::verified()
         };
         let mut state = VerifyState::new(&session, &load).unwrap();
         let report = verify_load(session, &mut state, &load, going_on()).unwrap();

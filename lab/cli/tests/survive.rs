@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 
 use served::{Place, draw, going_on, seed, stop};
 use vlane_driver::{
-    Limit, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Want, verify_check,
-    verify_load,
+    Limit, SessionOptions, VerifyReport, VerifyState, Want, Workload, verify_check, verify_load,
 };
 use vlane_guest::Backend;
 use vlane_testing::skip;
@@ -58,13 +57,13 @@ fn survives(case: &Case, queues: u16, packed: Want, times: u64, chance: &mut u64
         inflight: Want::Must,
         ..SessionOptions::default()
     };
-    let load = VerifyOptions {
+    let load = Workload {
         size: Some(8 * MIB),
         // Longer than the kills take.
         limit: Limit::Time(Duration::from_secs(60 + 5 * times)),
-        flush_every: [4, 32, 256][usize::try_from(draw(chance) % 3).unwrap()],
+        flush_every: Some([4, 32, 256][usize::try_from(draw(chance) % 3).unwrap()]),
         seed: draw(chance),
-        ..VerifyOptions::default()
+        ..Workload::verified()
     };
     let pauses: Vec<Duration> =
         (0..times).map(|_| Duration::from_micros(500 + draw(chance) % 200_000)).collect();

@@ -17,8 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, fails, going_on, stop};
 use vlane_driver::ring::{Request, RequestKind};
 use vlane_driver::{
-    Arrivals, Limit, Mix, Pattern, Progress, Rate, SessionOptions, VerifyOptions, VerifyState,
-    Want, Workload, run, verify_check, verify_load,
+    Arrivals, Limit, Mix, Pattern, Progress, Rate, SessionOptions, VerifyState, Want, Workload,
+    run, verify_check, verify_load,
 };
 use vlane_guest::Backend;
 use vlane_testing::{descriptors, inherited};
@@ -136,12 +136,12 @@ fn survives(place: &Place, serve: &[&str], session: &SessionOptions) {
 /// The same, with the load from a byte of the volume on. Returns the server, which keeps serving.
 fn survives_at(place: &Place, offset: u64, serve: &[&str], session: &SessionOptions) -> Backend {
     let server = place.serve(serve);
-    let load = VerifyOptions {
+    let load = Workload {
         offset,
         size: Some(8 * MIB),
         limit: Limit::Time(Duration::from_secs(120)),
-        flush_every: 32,
-        ..VerifyOptions::default()
+        flush_every: Some(32),
+        ..Workload::verified()
     };
     let front_end = place.connect(session);
     let mut state = VerifyState::new(&front_end, &load).unwrap();

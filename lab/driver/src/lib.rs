@@ -42,6 +42,6 @@ pub use rate::{Arrivals, Rate};
 pub use report::{BackendUse, Buckets, ByKind, Latency, OpenReport, Report};
 pub use run::{OnProgress, Progress, idle, pin, run};
 pub use session::{GuestQueue, Session, SessionOptions, Waker, Want};
-pub use verify::{Mismatch, VerifyOptions, VerifyReport, VerifyState, verify_check, verify_load};
+pub use verify::{Mismatch, VerifyReport, VerifyState, verify_check, verify_load};
 pub use window::Errors;
 pub use workload::{Limit, Mix, Pattern, Region, Requests, Wait, Workload};

@@ -38,6 +38,11 @@ impl Pattern {
     pub fn changes_data(&self) -> bool {
         self.mix != Mix::ReadPercent(100)
     }
+
+    /// Reads among a hundred requests, if it reads and writes.
+    pub(crate) fn read_percent(&self) -> Option<u8> {
+        if let Mix::ReadPercent(percent) = self.mix { Some(percent) } else { None }
+    }
 }
 
 impl FromStr for Pattern {
@@ -168,6 +173,15 @@ impl Default for Workload {
             cpus: Vec::new(),
             idle: 0,
         }
+    }
+}
+
+impl Workload {
+    /// A load for [`verify_load`](crate::verify_load): as usual, but a third of the requests reads.
+    /// A job then flushes after 64 writes, and uses 64 MiB.
+    pub fn verified() -> Self {
+        let pattern = Pattern { mix: Mix::ReadPercent(33), random: true };
+        Self { pattern, ..Self::default() }
     }
 }
 

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing, replay};
 use vlane_driver::{
-    Arrivals, Error, ErrorKind, Limit, OnProgress, Rate, Session, SessionOptions, VerifyOptions,
-    VerifyState, Wait, Want, Workload, run, verify_check, verify_load,
+    Arrivals, Error, ErrorKind, Limit, OnProgress, Rate, Session, SessionOptions, VerifyState,
+    Wait, Want, Workload, run, verify_check, verify_load,
 };
 
 /// Time that a busy machine may need for something quick.
@@ -169,11 +169,8 @@ fn flushed_data_survives_a_kill() {
     let Some(mut victim) = daemon(dir.path()) else { return };
     let options =
         SessionOptions { queues: 2, depth: 16, write_cache: Some(true), ..Default::default() };
-    let load = VerifyOptions {
-        size: Some(4 << 20),
-        limit: Limit::Time(LIMIT * 2),
-        ..VerifyOptions::default()
-    };
+    let load =
+        Workload { size: Some(4 << 20), limit: Limit::Time(LIMIT * 2), ..Workload::verified() };
     let mut state = VerifyState::new(&connect(&victim, &options).unwrap(), &load).unwrap();
     for round in 0..3 {
         let wait = Duration::from_millis(130 * round);

@@ -3,8 +3,8 @@
 use anyhow::{Context, bail};
 use vlane_bench::Load;
 use vlane_driver::{
-    Mix, Pattern, Session, SessionOptions, VerifyOptions, VerifyReport, VerifyState, Workload,
-    verify_check, verify_load,
+    Mix, Pattern, Session, SessionOptions, VerifyReport, VerifyState, Workload, verify_check,
+    verify_load,
 };
 use vlane_error::counted;
 
@@ -28,7 +28,7 @@ struct Reports {
 pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let pattern = args.rw.parse().map_err(anyhow::Error::msg).context("--rw")?;
     let load = args.load(pattern)?;
-    let (session, options) = (args.session(&load), verify_options(args, &load)?);
+    let (session, options) = (args.session(&load), workload(args, &load)?);
     if !args.verify_only {
         args.may_overwrite(args.socket()?, "--verify")?;
     }
@@ -61,7 +61,7 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
 fn steps(
     args: &BenchArgs,
     session: &SessionOptions,
-    options: &VerifyOptions,
+    options: &Workload,
     old: Option<VerifyState>,
     reports: &mut Reports,
 ) -> anyhow::Result<()> {
@@ -126,21 +126,17 @@ fn steps(
     Ok(())
 }
 
-fn verify_options(args: &BenchArgs, load: &Load) -> anyhow::Result<VerifyOptions> {
-    let usual = VerifyOptions::default();
-    let read_percent = match load.rw.0 {
+fn workload(args: &BenchArgs, load: &Load) -> anyhow::Result<Workload> {
+    let pattern = match load.rw.0 {
         p if !p.random => {
             usage!("--rw {}: --verify goes to random addresses; randrw:N is possible", args.rw)
         }
-        Pattern { mix: Mix::ReadPercent(100), .. } => usual.read_percent,
-        Pattern { mix: Mix::ReadPercent(percent), .. } => percent,
+        Pattern { mix: Mix::ReadPercent(100), .. } => Workload::verified().pattern,
+        p @ Pattern { mix: Mix::ReadPercent(_), .. } => p,
         _ => usage!("--rw {}: --verify reads and writes; randrw:N is possible", args.rw),
     };
-    let Workload { block, offset, size, flush_every, seed, wait, cpus, .. } =
-        load.workload(args.time(), args.ramp(), &args.cpus);
-    let flush_every = flush_every.unwrap_or(usual.flush_every);
-    let limit = args.limit();
-    Ok(VerifyOptions { block, offset, size, limit, read_percent, flush_every, seed, wait, cpus })
+    let workload = load.workload(args.time(), args.ramp(), &args.cpus);
+    Ok(Workload { pattern, limit: args.limit(), ..workload })
 }
 
 fn text(reports: &Reports) -> String {

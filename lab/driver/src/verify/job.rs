@@ -1,17 +1,18 @@
 //! One job of a verified load or a check: one thread, one queue, its own part of the blocks.
 
 use super::model::{Block, Mismatch};
-use super::{FIRST, VerifyOptions, VerifyReport, sector};
+use super::{FIRST, FLUSH_EVERY, VerifyReport, sector};
 use crate::error::Error;
 use crate::lanes::{Moment, Next, Out, Source};
 use crate::random::Rng;
 use crate::ring::{BlkQueue, Completion, Request, RequestKind};
+use crate::workload::Workload;
 
 /// One job's part of the blocks.
 pub(super) struct VerifyJob<'a> {
     pub(super) blocks: &'a mut [Block],
     /// Random reads, writes and flushes; or else every block is read once.
-    pub(super) load: Option<&'a VerifyOptions>,
+    pub(super) load: Option<&'a Workload>,
     pub(super) run: u64,
     pub(super) first_sector: u64,
     pub(super) block: u32,
@@ -130,7 +131,7 @@ impl VerifyJob<'_> {
             self.next += 1;
             return Some((RequestKind::Read, self.next - 1));
         };
-        let due = self.writes_since >= options.flush_every.max(1);
+        let due = self.writes_since >= options.flush_every.unwrap_or(FLUSH_EVERY).max(1);
         if due && self.can_flush && self.flushing.is_none() {
             return Some((RequestKind::Flush, 0));
         }
@@ -139,7 +140,7 @@ impl VerifyJob<'_> {
         while self.busy[index] {
             index = (index + 1) % self.blocks.len();
         }
-        match self.rng.below(100) < u64::from(options.read_percent) {
+        match self.rng.below(100) < u64::from(options.pattern.read_percent().unwrap_or_default()) {
             true => Some((RequestKind::Read, index)),
             false => Some((RequestKind::Write, index)),
         }

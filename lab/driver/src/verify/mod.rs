@@ -12,14 +12,14 @@
 //! load it again with the same state, and so on:
 //!
 //! ```no_run
-//! # use vlane_driver::{Session, SessionOptions, VerifyOptions, VerifyState};
+//! # use vlane_driver::{Session, SessionOptions, VerifyState, Workload};
 //! # use vlane_driver::{verify_check, verify_load};
 //! # fn start_back_end() {} fn kill_it_some_time_later() {}
 //! # fn main() -> Result<(), vlane_driver::Error> {
 //! # let socket = std::path::Path::new("/run/disk.sock");
 //! # let going_on = &mut |_| std::ops::ControlFlow::Continue(());
 //! let options = SessionOptions { depth: 32, ..SessionOptions::default() };
-//! let load = VerifyOptions::default();
+//! let load = Workload::verified();
 //! start_back_end();
 //! let mut state = VerifyState::new(&Session::connect(socket, &options)?, &load)?;
 //! for _ in 0..100 {
@@ -48,51 +48,13 @@ use crate::random::Rng;
 use crate::run::{Driven, OnProgress, Plan, drive};
 use crate::session::Session;
 use crate::window::Errors;
-use crate::workload::{Limit, Wait, region};
+use crate::workload::{Limit, Workload, region};
 use job::VerifyJob;
 use model::Block;
 pub use model::Mismatch;
 
-/// A verified load.
-#[derive(Debug, Clone)]
-pub struct VerifyOptions {
-    /// Bytes per request: a multiple of 512, at most the session's `data`. Fixed for the life of a
-    /// state.
-    pub block: u32,
-    /// Start of the region that is used, in bytes.
-    pub offset: u64,
-    /// Length of the region in bytes; `None` takes 64 MiB, or what there is.
-    pub size: Option<u64>,
-    /// The end of the load, if the back end does not end it.
-    pub limit: Limit,
-    /// Reads among a hundred requests.
-    pub read_percent: u8,
-    /// A flush after so many writes of a job.
-    pub flush_every: u32,
-    /// Determines the addresses.
-    pub seed: u64,
-    /// The jobs' way to wait.
-    pub wait: Wait,
-    /// Job i runs on the CPU at place i (modulo the length); empty does not pin.
-    pub cpus: Vec<usize>,
-}
-
-impl Default for VerifyOptions {
-    /// 4 KiB blocks in 64 MiB, a third of the requests reads, a flush every 64 writes, 5 s.
-    fn default() -> Self {
-        Self {
-            block: 4096,
-            offset: 0,
-            size: None,
-            limit: Limit::Time(Duration::from_secs(5)),
-            read_percent: 33,
-            flush_every: 64,
-            seed: 1,
-            wait: Wait::Interrupt,
-            cpus: Vec::new(),
-        }
-    }
-}
+/// Flush after so many writes of a job, unless the load says otherwise.
+const FLUSH_EVERY: u32 = 64;
 
 /// The possible contents of each block of a region.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +72,7 @@ impl VerifyState {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] if the region does not fit the device.
-    pub fn new(session: &Session, options: &VerifyOptions) -> Result<Self, Error> {
+    pub fn new(session: &Session, options: &Workload) -> Result<Self, Error> {
         if options.block == 0 || !options.block.is_multiple_of(512) {
             let context =
                 format!("a block size of {} bytes is not a multiple of 512", options.block);
@@ -225,7 +187,7 @@ const FIRST: usize = 16;
 pub fn verify_load(
     session: Session,
     state: &mut VerifyState,
-    options: &VerifyOptions,
+    options: &Workload,
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
     if session.config().read_only {
@@ -234,7 +196,7 @@ pub fn verify_load(
             "the device is read-only; a verified load writes",
         ));
     }
-    if options.read_percent >= 100 {
+    if options.pattern.read_percent().is_none_or(|percent| percent >= 100) {
         return Err(Error::new(ErrorKind::Invalid, "a verified load needs writes"));
     }
     go(session, state, Some(options), progress)
@@ -258,14 +220,14 @@ pub fn verify_check(
 fn go(
     mut session: Session,
     state: &mut VerifyState,
-    load: Option<&VerifyOptions>,
+    load: Option<&Workload>,
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
     state.fits(&session)?;
     let (mut queues, waker) = session.start()?;
     let (run, block, volatile) = (state.run, state.block, session.negotiated().write_cache);
     let can_flush = session.negotiated().flush;
-    let check = VerifyOptions { limit: Limit::Count(0), seed: 0, ..VerifyOptions::default() };
+    let check = Workload { limit: Limit::Count(0), seed: 0, ..Workload::default() };
     let options = load.unwrap_or(&check);
     let plan = Plan::of(options.limit, Duration::ZERO);
     let started = std::time::Instant::now();

@@ -30,9 +30,9 @@ use super::{DEFAULTS, Options, sched, usage};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_testbed::Call;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::Machines;
+use vlane_testbed::{Call, word};
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;
@@ -133,8 +133,7 @@ impl Options {
     /// Arguments passed on to `vlane sched run`.
     fn scheduler_arguments(&self) -> impl Iterator<Item = String> {
         let config = self.config.iter().map(|file| ["--config".into(), file.display().to_string()]);
-        let hold_back = self.hold_back.and_then(|arg| clap::ValueEnum::to_possible_value(&arg));
-        let hold_back = hold_back.map(|arg| ["--hold-back".into(), arg.get_name().to_owned()]);
+        let hold_back = self.hold_back.map(|arg| ["--hold-back".into(), word(arg)]);
         config.chain(hold_back).flatten()
     }
 }
