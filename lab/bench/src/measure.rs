@@ -209,9 +209,7 @@ impl<'a> Bench<'a> {
                 setting.disk_dir,
                 "--disk-dir",
             )?,
-            dir: tempfile::Builder::new()
-                .prefix("vlane-bench-")
-                .tempdir()
+            dir: TempDir::with_prefix("vlane-bench-")
                 .context(ErrorKind::Io, || "no temporary directory for sockets")?,
             profile,
             setting,

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use vlane::serve::CacheArg;
 use vlane::values::whole;
 use vlane_testbed::guests::Machines;
-use vlane_testbed::{Installs, word};
+use vlane_testbed::{Installs, distinct, word};
 
 use super::{FileSystem, Load};
 
@@ -94,8 +94,7 @@ impl Options {
 
     /// The loads of its programs, each once.
     pub(super) fn loads(&self) -> Vec<Load> {
-        let is_first = |at: usize| !self.load[..at].contains(&self.load[at]);
-        (0..self.load.len()).filter(|at| is_first(*at)).map(|at| self.load[at]).collect()
+        distinct(self.load.clone())
     }
 
     /// A volume for each load and each way to serve one.

@@ -71,13 +71,14 @@ impl Maker {
         limit: Duration,
     ) -> Result<Guest> {
         let memory_mib = if matches!(self, Self::Uml(..)) { 256 } else { 512 };
-        self.start_sized(sockets, guest, limit, 1, memory_mib)
+        let disks = sockets.into_iter().map(Disk::at).collect();
+        self.start_sized(disks, guest, limit, 1, memory_mib)
     }
 
     /// The same with so many vCPUs, which User-Mode Linux has one of, and so much memory.
     pub fn start_sized(
         &self,
-        sockets: Vec<PathBuf>,
+        disks: Vec<Disk>,
         guest: &Initramfs,
         limit: Duration,
         vcpus: u16,
@@ -85,16 +86,16 @@ impl Maker {
     ) -> Result<Guest> {
         Ok(match self {
             Self::Uml(host, program) => {
+                let sockets = disks.into_iter().map(|disk| disk.socket);
                 let mut machine = Uml::new(program.clone(), sockets);
                 machine.memory_mib = memory_mib;
                 machine.start_with(host, guest, limit, None)?
             }
             Self::Qemu(host, program, kernel, choice) => {
                 // A machine is made with one disk; those that only compute need none.
-                let first = sockets.first().cloned().unwrap_or_default();
-                let mut machine =
-                    Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(first));
-                machine.disks = sockets.into_iter().map(Disk::at).collect();
+                let none = Disk::at("");
+                let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, none);
+                machine.disks = disks;
                 machine.vcpus = vcpus;
                 machine.memory_mib = memory_mib;
                 machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();

@@ -21,6 +21,16 @@ pub struct Call<'a> {
     pub interrupt: &'a Interrupt,
 }
 
+/// The distinct values, in order.
+pub fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
+    all.into_iter().fold(Vec::new(), |mut found, one| {
+        if !found.contains(&one) {
+            found.push(one);
+        }
+        found
+    })
+}
+
 /// A value's word, as its option has it.
 pub fn word(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())

@@ -80,9 +80,7 @@ impl<'a> Bench<'a> {
             qsd: needs(|who| matches!(who, Contender::Qsd(_)), "qemu-storage-daemon")?,
             cpus: cpus()?,
             images: Vec::new(),
-            dir: tempfile::Builder::new()
-                .prefix("vlane-peers-")
-                .tempdir()
+            dir: TempDir::with_prefix("vlane-peers-")
                 .context(ErrorKind::Io, || "cannot make a directory for temporary files")?,
             progress: Progress::silent(),
             outcome: Outcome::default(),

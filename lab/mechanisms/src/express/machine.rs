@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use vlane::values;
-use vlane_guest::{Guest, Host, Initramfs, ext4};
+use vlane_guest::{Disk, Guest, Host, Initramfs, ext4};
 
 use super::script::with_parts;
 use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, parse_latency, word};
@@ -436,12 +436,12 @@ impl Setup<'_> {
         let is_needed = |mode: &Mode| self.variants.iter().any(|v| v.mode() == *mode);
         let modes = Mode::value_variants().iter().copied().filter(is_needed);
         let servers = modes.map(|mode| self.serve(mode)).collect::<Result<Vec<_>>>()?;
-        let sockets: Vec<PathBuf> =
-            servers.iter().map(|(_, server, _)| server.socket().to_path_buf()).collect();
-        let initramfs = self.initramfs(sockets.len());
+        let disks: Vec<Disk> =
+            servers.iter().map(|(_, server, _)| Disk::at(server.socket())).collect();
+        let initramfs = self.initramfs(disks.len());
         let memory_mib = if self.task.place == Machines::Uml { 1024 } else { 1536 };
         let guest =
-            maker.start_sized(sockets, &initramfs, LIFE, vcpus(self.task.place), memory_mib)?;
+            maker.start_sized(disks, &initramfs, LIFE, vcpus(self.task.place), memory_mib)?;
         Ok(Machine { guest, servers, measured: 0 })
     }
 

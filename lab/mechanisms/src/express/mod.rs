@@ -34,7 +34,7 @@ use vlane::values;
 
 /// Mode of the back end for classes, in the paper's order.
 pub use vlane::serve::ClassesArg as Mode;
-pub(crate) use vlane_testbed::word;
+pub(crate) use vlane_testbed::{distinct, word};
 
 /// Size of a sparse volume.
 pub const VOLUME: u64 = 4 << 30;
@@ -89,16 +89,6 @@ impl Variant {
     pub fn is_raised(self) -> bool {
         self != Self::Vanilla
     }
-}
-
-/// The distinct values, in order.
-pub(crate) fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
-    all.into_iter().fold(Vec::new(), |mut found, one| {
-        if !found.contains(&one) {
-            found.push(one);
-        }
-        found
-    })
 }
 
 /// A drive that is a model. Each submission queue of the back end's (one per thread) is one of its

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use vlane_guest::{Boot, Disk, Guest, Host, Initramfs, Qemu, ext4, run};
+use vlane_guest::{Disk, Guest, Host, Initramfs, ext4, run};
 
 use super::{Condition, JOURNAL, Options, Sample, VCPUS, job};
 use crate::express::machine::{BOOT, LIFE, disk_names, used, with_shell};
@@ -106,7 +106,12 @@ impl<'a> Bed<'a> {
             .context(ErrorKind::Io, || format!("{}: cannot be read", root.image.display()))?;
         let readable = outside(&disks[0].journal, bytes.len());
         let initramfs = with_shell(script(options, disks.len(), &readable), vlane, Some(fg));
-        let mut guest = boot(&maker, &disks, &initramfs)?;
+        let at = |disk: &Served| Disk {
+            queues: Some(disk.condition.queues()),
+            ..Disk::at(disk.server.socket())
+        };
+        let mut guest =
+            maker.start_sized(disks.iter().map(at).collect(), &initramfs, LIFE, VCPUS, 1024)?;
         let other = |_| maker.start(Vec::new(), &Initramfs::new(OTHERS), LIFE);
         let mut others = (0..options.extent().2).map(other).collect::<Result<Vec<_>>>()?;
         for one in std::iter::once(&mut guest).chain(&mut others) {
@@ -229,23 +234,6 @@ fn add_journal(host: &Host, image: &Path) -> Result<()> {
     }
     let text = format!("{command:?} failed: {}", output.text.trim());
     Err(Error::new(ErrorKind::Process, text))
-}
-
-/// The guest that is measured.
-fn boot(maker: &Maker, disks: &[Served], initramfs: &Initramfs) -> Result<Guest> {
-    let Maker::Qemu(host, program, kernel, choice) = maker else {
-        return Err(Error::new(ErrorKind::Invalid, "the guest has two vCPUs, so it is QEMU's"));
-    };
-    let mut machine = Qemu::new(program.clone(), choice.accel, Boot::Disk, Disk::at(""));
-    let at = |disk: &Served| Disk {
-        queues: Some(disk.condition.queues()),
-        ..Disk::at(disk.server.socket())
-    };
-    machine.disks = disks.iter().map(at).collect();
-    machine.vcpus = VCPUS;
-    machine.memory_mib = 1024;
-    machine.extra = ["-name", "guest,debug-threads=on"].map(String::from).to_vec();
-    Ok(machine.start_with(host, kernel, initramfs, LIFE, None)?)
 }
 
 /// The guest's script.
