@@ -21,12 +21,12 @@ use super::threads;
 use vlane_client::progress::Progress;
 use vlane_report::date;
 use vlane_report::machine::{Busy, Machine, usable_cpus};
-use vlane_testbed::Call;
 use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{Image, Medium, Place};
 use vlane_testbed::server::{Aio, Server, Storage as Served};
 use vlane_testbed::sniff::SAVED;
+use vlane_testbed::{Call, usage};
 
 /// Place and means of a measurement.
 #[derive(Debug)]
@@ -154,10 +154,9 @@ impl<'a> Bench<'a> {
     fn new(profile: &'a Profile, setting: &'a Setting<'a>) -> Result<Self> {
         let (targets, loads) = (&profile.targets, &profile.loads);
         if targets.is_empty() {
-            return Err(Error::new(
-                ErrorKind::Usage,
+            return usage(
                 "the profile names no target; give a socket, or add [[target]] to the profile",
-            ));
+            );
         }
         let with_fio = targets.iter().any(|target| target.client == Client::Fio);
         if with_fio

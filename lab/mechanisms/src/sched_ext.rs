@@ -218,9 +218,8 @@ fn kill(own: &Path, times: u32) -> Result<()> {
 /// Components that guests are started with.
 struct Bed<'a> {
     host: &'a Host,
-    interrupt: &'a Interrupt,
     kernel: &'a Kernel,
-    own: &'a Path,
+    call: &'a Call<'a>,
     limit: Duration,
     /// Guests whose kernel crashed under emulation.
     crashes: u32,
@@ -233,7 +232,7 @@ impl Bed<'_> {
             "mkdir -p /run /tmp\nvlane sched-ext-job {arguments} 2>&1 || exit 1\n\
              echo RESULT state=$(cat /sys/kernel/sched_ext/state)\n"
         );
-        let guest = Initramfs::new(script).program_at("vlane", self.own);
+        let guest = Initramfs::new(script).program_at("vlane", self.call.vlane);
         let mut again = 0;
         loop {
             let mut guest = machine.clone().start_with(
@@ -244,7 +243,7 @@ impl Bed<'_> {
                 Some(show),
             )?;
             while guest.poll(LOOK)?.is_none() && !guest.is_overdue() {
-                self.interrupt.check()?;
+                self.call.interrupt.check()?;
             }
             let report = guest.wait()?;
             // Loading a scheduler changes the kernel's code while other CPUs run it. Where such a
@@ -293,7 +292,6 @@ fn job(options: &Options) -> String {
 /// The host lacks a program, or the guest fails in the first round. A later round that breaks off
 /// leaves the others, in a report that is marked as partial.
 pub fn prove(options: &Options, call: &Call<'_>) -> Result<Report> {
-    let Call { vlane, begun, interrupt } = call;
     let host = &options.installs.host()?;
     let (qemu, kernel) = (QemuProgram::find(host)?, &Kernel::with_sched_ext(host)?);
     let version = format!("QEMU {}.{}, Linux {}", qemu.version.0, qemu.version.1, kernel.version);
@@ -303,10 +301,10 @@ pub fn prove(options: &Options, call: &Call<'_>) -> Result<Report> {
     machine.disks.clear();
     machine.memory_mib = 1024;
     let limit = Duration::from_secs(options.limit);
-    let mut bed = Bed { host, kernel, own: vlane, limit, interrupt, crashes: 0 };
+    let mut bed = Bed { host, kernel, call, limit, crashes: 0 };
     let every = Duration::from_millis(options.load.every_ms);
     let mut study = Study {
-        begun: begun.clone(),
+        begun: call.begun.clone(),
         titles: ["sched-ext", "vCPUs in a sched_ext scheduler"],
         guests: Some(version),
         figures: SCHED_EXT,

@@ -72,11 +72,6 @@ impl Format {
         format
     }
 
-    /// True if figures written so line up when [`Format::aligned`].
-    pub fn is_common(self) -> bool {
-        self.common.is_some()
-    }
-
     /// A figure: `1.09M`, `347.6k`, `0.192`, `12 345`; `-` if it is not a number.
     pub fn show(self, value: f64) -> String {
         if !value.is_finite() {
@@ -94,7 +89,7 @@ impl Format {
     /// [`Format::decimals`].
     pub fn aligned(self, value: f64, deepest: usize) -> String {
         let mut text = self.show(value);
-        if self.is_common() && value.is_finite() {
+        if self.common.is_some() && value.is_finite() {
             let own = self.decimals(value);
             if own == 0 && deepest > 0 {
                 text.push(POINT_SPACE);
@@ -240,9 +235,9 @@ mod tests {
         assert_eq!(deepest, 3);
         assert!(ends.iter().all(|end| end[3] == '.' || end[3] == POINT_SPACE), "{ends:?}");
         let apart = Format::of_column([3.0, 1e9], "requests");
-        assert!(!apart.is_common());
+        assert!(apart.common.is_none());
         assert_eq!((apart.show(3.0), apart.show(1e9)), ("3".into(), "1.0G".into()));
-        assert!(!Format::of_column([], "us").is_common());
+        assert!(Format::of_column([], "us").common.is_none());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::{Report, SCHEMA, html, lines, text};
-use vlane_error::program::{Error, ErrorKind, Result};
+use vlane_error::program::{Context, Error, ErrorKind, Result};
 
 /// Columns of a report that is written to a text file.
 const TEXT_WIDTH: usize = 110;
@@ -24,9 +24,8 @@ impl Report {
     /// # Errors
     /// [`ErrorKind::Format`] if it cannot be written so.
     pub fn to_json(&self) -> Result<String> {
-        let failed =
-            |e| Error::caused_by(ErrorKind::Format, "the report cannot be written as JSON", e);
-        Ok(lines::to_string(self).map_err(failed)? + "\n")
+        let text = lines::to_string(self);
+        Ok(text.context(ErrorKind::Format, || "the report cannot be written as JSON")? + "\n")
     }
 
     /// A report from its JSON, or from the page that holds it.
@@ -35,12 +34,12 @@ impl Report {
     /// [`ErrorKind::Format`] if it is no report, or one of another version.
     pub fn from_json(text: &str) -> Result<Self> {
         let json = in_page(text).unwrap_or(text);
-        let failed = |context| move |e| Error::caused_by(ErrorKind::Format, context, e);
-        let head: Head =
-            serde_json::from_str(json).map_err(failed("not a report of vlane: no JSON object"))?;
+        let head: Head = serde_json::from_str(json)
+            .context(ErrorKind::Format, || "not a report of vlane: no JSON object")?;
         let context = match head.schema.as_deref() {
             Some(SCHEMA) => {
-                return serde_json::from_str(json).map_err(failed("a damaged report"));
+                let report = serde_json::from_str(json);
+                return report.context(ErrorKind::Format, || "a damaged report");
             }
             Some(other) => format!(
                 "a report of the format `{other}`; this program reads `{SCHEMA}`: use the version \
@@ -57,8 +56,7 @@ impl Report {
     /// [`ErrorKind::Io`] if the file cannot be read, else those of [`Report::from_json`].
     pub fn read(path: &Path) -> Result<Self> {
         let at = || path.display().to_string();
-        let text =
-            std::fs::read_to_string(path).map_err(|e| Error::caused_by(ErrorKind::Io, at(), e))?;
+        let text = std::fs::read_to_string(path).context(ErrorKind::Io, at)?;
         Self::from_json(&text).map_err(|error| Error::caused_by(error.kind(), at(), error))
     }
 

@@ -13,7 +13,7 @@ pub mod reports;
 pub mod rounds;
 pub mod server;
 
-pub use options::{Also, Call, Installs, Raiser, about, distinct, word};
+pub use options::{Also, Call, Installs, Raiser, about, distinct, usage, word};
 pub use rounds::Rounds;
 pub use server::Server;
 pub use vlane_client::{Interrupt, Output, control, interrupt, output, sniff};

@@ -21,6 +21,14 @@ pub struct Call<'a> {
     pub interrupt: &'a Interrupt,
 }
 
+/// A mistake in the command line.
+///
+/// # Errors
+/// Always: [`ErrorKind::Usage`] with the text.
+pub fn usage<T>(text: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Usage, text))
+}
+
 /// The distinct values, in order.
 pub fn distinct<T: PartialEq>(all: Vec<T>) -> Vec<T> {
     all.into_iter().fold(Vec::new(), |mut found, one| {

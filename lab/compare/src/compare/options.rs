@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use vlane::boot::AccelArg;
 use vlane::values;
 use vlane_report::stats;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::error::Result;
+use vlane_testbed::usage;
 use vlane_units::parse_size;
 
 use super::columns::Column;
@@ -101,10 +102,6 @@ fn parse_load(text: &str) -> std::result::Result<String, String> {
         true => Ok(text.to_owned()),
         false => Err(format!("no load's name has `{text}` in it; --list names them")),
     }
-}
-
-fn usage<T>(text: String) -> Result<T> {
-    Err(Error::new(ErrorKind::Usage, text))
 }
 
 impl Options {

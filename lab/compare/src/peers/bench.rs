@@ -16,12 +16,12 @@ use vlane_guest::{BlkioFio, Host};
 use vlane_report::figure;
 use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
-use vlane_testbed::Call;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::guests::{Machines, Maker};
 use vlane_testbed::image::{self, Image, Place};
 use vlane_testbed::rounds::in_turns;
 use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::{Call, usage};
 
 use super::guest::InGuest;
 use super::plan::{Client, Contender, IOPS, Load, Medium, Row, rows};
@@ -376,8 +376,7 @@ fn chosen(options: &Options) -> Result<Vec<Row>> {
         options.rows.iter().find(|name| !all.iter().any(|row| row.is_called(name)))
     {
         let of = if options.fixed_load { " or group of --fixed-load" } else { "" };
-        let context = format!("--rows: `{unknown}` is not a known row{of}; --list names them");
-        return Err(Error::new(ErrorKind::Usage, context));
+        return usage(format!("--rows: `{unknown}` is not a known row{of}; --list names them"));
     }
     let is_named = |row: &Row| options.rows.iter().any(|name| row.is_called(name));
     all.retain(|row| options.rows.is_empty() || is_named(row));
@@ -409,11 +408,10 @@ fn is_about_a_lock(error: &Error) -> bool {
 fn cpus() -> Result<(usize, usize)> {
     let usable = usable_cpus()?;
     let [server, driver, ..] = usable[..] else {
-        let context = format!(
+        return usage(format!(
             "back end and driver need a CPU each; this process has only {}",
             counted(usable.len(), "CPU")
-        );
-        return Err(Error::new(ErrorKind::Usage, context));
+        ));
     };
     Ok((server, driver))
 }

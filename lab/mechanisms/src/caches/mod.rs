@@ -44,7 +44,7 @@ use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
 use vlane_testbed::image::{self, Place};
 use vlane_testbed::rounds::{Rounds, in_turns};
-use vlane_testbed::{Also, Call, Context, Error, ErrorKind, Installs, Result, word};
+use vlane_testbed::{Also, Call, Context, Error, ErrorKind, Installs, Result, usage, word};
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;
@@ -172,13 +172,14 @@ impl Options {
         let arms = self.arms();
         for (place, arm) in arms.iter().enumerate() {
             if arms[..place].iter().any(|other| other.name == arm.name) {
-                let text = format!("`{}` is given twice", arm.name);
-                return Err(Error::new(ErrorKind::Usage, text));
+                return usage(format!("`{}` is given twice", arm.name));
             }
         }
         if let Some(only) = self.vary_on.filter(|only| !self.journals.contains(only)) {
-            let text = format!("--vary-on {}: there is no journal of that size", show_size(only));
-            return Err(Error::new(ErrorKind::Usage, text));
+            return usage(format!(
+                "--vary-on {}: there is no journal of that size",
+                show_size(only)
+            ));
         }
         let (jobs, journals) = (distinct(self.jobs.clone()), distinct(self.journals.clone()));
         let (rates, delays) = (distinct(self.rates.clone()), distinct(self.delays.clone()));

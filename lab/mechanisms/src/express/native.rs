@@ -14,11 +14,11 @@ use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, distinct, word};
 use vlane_client::progress::Progress;
 use vlane_report::judge::Arms;
 use vlane_report::{Report, figure};
-use vlane_testbed::Call;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::rounds::{Rounds, in_turns};
 use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::{Call, usage};
 
 pub(super) mod report;
 
@@ -149,9 +149,9 @@ impl Sample {
 pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let mut options = options.clone();
     if options.queues < 2 && options.loads.iter().any(|load| *load != Load::Even) {
-        let text = "--queues 1: where one queue has no readers there are two at least; or --loads \
-                    even";
-        return Err(Error::new(ErrorKind::Usage, text));
+        return usage(
+            "--queues 1: where one queue has no readers there are two at least; or --loads even",
+        );
     }
     options.modes = distinct(options.modes.clone());
     let Call { vlane, begun, interrupt } = call;

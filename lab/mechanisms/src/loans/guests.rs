@@ -26,13 +26,13 @@ use vlane_trace::{PriorityClass, Record};
 use super::bed::{self, Bed};
 use super::figures::{EXPRESS, LIVE, Seen};
 use super::study::Study;
-use super::{DEFAULTS, Options, sched, usage};
+use super::{DEFAULTS, Options, sched};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_report::Report;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::Machines;
-use vlane_testbed::{Call, word};
+use vlane_testbed::{Call, usage, word};
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;

@@ -18,7 +18,7 @@ use clap::Args;
 use vlane::sched::settings::HoldBackArg;
 use vlane::values;
 use vlane_policy::loan::Policy;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::error::{Error, ErrorKind};
 use vlane_testbed::guests::Machines;
 
 /// Options of `vlane-lab prove loans`
@@ -97,10 +97,6 @@ impl Options {
     fn has(&self, scheduler: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|name| scheduler.eq_ignore_ascii_case(name))
     }
-}
-
-fn usage<T>(text: impl Into<String>) -> Result<T> {
-    Err(Error::new(ErrorKind::Usage, text.into()))
 }
 
 pub(crate) fn sched(error: vlane_sched::Error) -> Error {
