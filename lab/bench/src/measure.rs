@@ -33,7 +33,7 @@ use vlane_testbed::{Call, usage};
 pub struct Setting<'a> {
     /// vlane's own file, the command, and the user's wish to end it.
     pub call: &'a Call<'a>,
-    /// Finds programs, and installs what is missing if that was allowed.
+    /// Finds programs, and installs missing ones if that was allowed.
     pub host: &'a Host,
     /// CPUs for the clients' jobs, one after the other, instead of the profile's choice; empty
     /// leaves it.
@@ -150,7 +150,7 @@ pub(super) fn nothing_yet(profile: &Profile) -> Vec<LoadRuns> {
 }
 
 impl<'a> Bench<'a> {
-    /// Looks for everything, and makes the images.
+    /// Looks for programs and CPUs, and makes the images.
     fn new(profile: &'a Profile, setting: &'a Setting<'a>) -> Result<Self> {
         let (targets, loads) = (&profile.targets, &profile.loads);
         if targets.is_empty() {

@@ -38,14 +38,11 @@ pub fn available() -> Counted<()> {
     // calls and not to others.
     match tracepoint() {
         Ok(event) => counters::available(event, reason),
-        Err(error) => Counted::Not(reason(&error)),
+        Err(error) => Err(reason(&error)),
     }
 }
 
 /// Counts from now on.
 pub(super) fn open(roles: &[Role]) -> Counted<Counters> {
-    match tracepoint().and_then(|event| Counters::open(roles, event)) {
-        Ok(counters) => Counted::Is(counters),
-        Err(error) => Counted::Not(reason(&error)),
-    }
+    tracepoint().and_then(|event| Counters::open(roles, event)).map_err(|error| reason(&error))
 }

@@ -49,10 +49,8 @@ impl Counters {
 
 /// True if this process may count the event at all; else the reason.
 pub(super) fn available<E: Event>(event: E, reason: fn(&io::Error) -> String) -> Counted<()> {
-    match Builder::new(event).observe_self().include_kernel().build() {
-        Ok(_) => Counted::Is(()),
-        Err(error) => Counted::Not(reason(&error)),
-    }
+    let counter = Builder::new(event).observe_self().include_kernel().build();
+    counter.map(drop).map_err(|error| reason(&error))
 }
 
 /// All threads of the roles, each with the role that it counts for.

@@ -43,10 +43,9 @@ pub fn available() -> Counted<()> {
 impl Instructions {
     /// Counts from now on.
     pub fn open(roles: &[Role]) -> Counted<Self> {
-        match Counters::open(roles, Hardware::INSTRUCTIONS) {
-            Ok(counters) => Counted::Is(Self { counters, roles: roles.len() }),
-            Err(error) => Counted::Not(reason(&error)),
-        }
+        let counters = Counters::open(roles, Hardware::INSTRUCTIONS);
+        let counters = counters.map_err(|error| reason(&error))?;
+        Ok(Self { counters, roles: roles.len() })
     }
 
     /// How many up to now.
@@ -64,7 +63,7 @@ mod tests {
     fn uncounted_instructions_have_a_reason() {
         let own = Role::new("this", std::process::id().cast_signed(), ThreadFilter::All);
         match (available(), Instructions::open(&[own])) {
-            (Counted::Is(()), Counted::Is(mut counters)) => {
+            (Ok(()), Ok(mut counters)) => {
                 let before = counters.read();
                 std::hint::black_box(
                     (0..1_000_000_u64).fold(0, |sum, n| std::hint::black_box(sum ^ n)),
@@ -73,7 +72,7 @@ mod tests {
                 assert!(counted >= 1_000_000, "{counted}");
             }
             // A machine may have no counters.
-            (Counted::Not(one), Counted::Not(other)) => {
+            (Err(one), Err(other)) => {
                 assert!(one.starts_with("not counted: ") && one == other, "{one}; {other}");
             }
             other => panic!("{other:?}"),

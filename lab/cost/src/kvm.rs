@@ -25,21 +25,21 @@ pub fn take(pid: i32) -> Counted<Tally> {
 fn read(root: &Path, pid: i32) -> Counted<Tally> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries.flatten(),
-        Err(error) => return Counted::Not(reason(root, &error)),
+        Err(error) => return Err(reason(root, &error)),
     };
     let prefix = format!("{pid}-");
     let machines = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
     let machines: Vec<PathBuf> =
         machines.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
     if machines.is_empty() {
-        return Counted::Not(format!(
+        return Err(format!(
             "not counted: KVM knows no virtual machine of process {pid} (guest CPU emulated, \
                  or ended)"
         ));
     }
     let mut all = Tally::default();
     machines.iter().for_each(|machine| add_figures(machine, &mut all));
-    Counted::Is(all)
+    Ok(all)
 }
 
 /// Exits by reason, the most frequent first.
@@ -110,21 +110,19 @@ mod tests {
     fn figures_of_one_process_are_subtracted() {
         let before = read(recorded(100, 10).path(), 4711);
         let after = read(recorded(350, 210).path(), 4711);
-        let (before, after) = (before.get().unwrap(), after.get().unwrap());
+        let (before, after) = (before.unwrap(), after.unwrap());
         assert_eq!(before.of("halt_wait_ns"), 0, "a vCPU's own figures are no exits");
-        let used = after.since(before);
+        let used = after.since(&before);
         assert_eq!((used.of("exits"), reasons(&used)), (250, vec![("io_exits", 200)]));
         // Going back in time is not negative.
-        assert_eq!(before.since(after).of("exits"), 0);
+        assert_eq!(before.since(&after).of("exits"), 0);
     }
 
     #[test]
     fn missing_kvm_or_machine_has_reason() {
         let dir = recorded(1, 1);
-        assert!(
-            read(dir.path(), 471).reason().unwrap().contains("no virtual machine of process 471")
-        );
+        assert!(read(dir.path(), 471).unwrap_err().contains("no virtual machine of process 471"));
         let nowhere = dir.path().join("nowhere");
-        assert!(read(&nowhere, 1).reason().unwrap().contains("debugfs"));
+        assert!(read(&nowhere, 1).unwrap_err().contains("debugfs"));
     }
 }

@@ -47,40 +47,8 @@ use self::proc::{ProcessLook, ticks_to_ns};
 pub use self::roles::{Role, ThreadFilter};
 pub use self::tally::Tally;
 
-/// Counts, or the reason for their absence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Counted<T> {
-    /// The counts.
-    Is(T),
-    /// The reason for no counts: in words, for a report.
-    Not(String),
-}
-
-impl<T> Counted<T> {
-    /// The counts, if there are any.
-    pub fn get(&self) -> Option<&T> {
-        match self {
-            Counted::Is(value) => Some(value),
-            Counted::Not(_) => None,
-        }
-    }
-
-    /// Both counts as one, or the first reason why one of them is not there.
-    pub fn with<U, V>(self, other: Counted<U>, both: impl FnOnce(T, U) -> V) -> Counted<V> {
-        match (self, other) {
-            (Counted::Is(one), Counted::Is(other)) => Counted::Is(both(one, other)),
-            (Counted::Not(reason), _) | (_, Counted::Not(reason)) => Counted::Not(reason),
-        }
-    }
-
-    /// The reason for no counts, if so.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            Counted::Is(_) => None,
-            Counted::Not(reason) => Some(reason),
-        }
-    }
-}
+/// Counts, or the reason for their absence: in words, for a report.
+pub type Counted<T> = Result<T, String>;
 
 /// Looks at processes.
 #[derive(Debug)]
@@ -151,8 +119,8 @@ impl Sampler {
         let processes =
             all.into_iter().filter_map(|pid| Some((pid, ProcessLook::take(pid)?))).collect();
         let calls = self.calls.as_mut().map(|calls| match calls {
-            Counted::Is(counters) => Counted::Is(counters.read(self.roles.len())),
-            Counted::Not(reason) => Counted::Not(reason.clone()),
+            Ok(counters) => Ok(counters.read(self.roles.len())),
+            Err(reason) => Err(reason.clone()),
         });
         Snapshot { at: Instant::now(), roles: self.roles.clone(), pids, processes, calls }
     }
@@ -184,13 +152,9 @@ impl Snapshot {
         }
         self.add_reaped(before, &mut sums);
         let calls = |index: usize| match (&self.calls, &before.calls) {
-            (Some(Counted::Is(now)), Some(Counted::Is(old))) => {
-                Counted::Is(now[index].saturating_sub(old[index]))
-            }
-            (Some(Counted::Not(reason)), _) | (_, Some(Counted::Not(reason))) => {
-                Counted::Not(reason.clone())
-            }
-            _ => Counted::Not("not counted: not asked for".into()),
+            (Some(Ok(now)), Some(Ok(old))) => Ok(now[index].saturating_sub(old[index])),
+            (Some(Err(reason)), _) | (_, Some(Err(reason))) => Err(reason.clone()),
+            _ => Err("not counted: not asked for".into()),
         };
         let each = self.roles.iter().zip(&sums).enumerate();
         let mut roles: Vec<RoleUse> = each
@@ -201,7 +165,7 @@ impl Snapshot {
             .collect();
         if ended.cpu_ns > 0 {
             let reason = "not counted: these threads have ended".into();
-            roles.push(ended.of("threads that ended".into(), Counted::Not(reason), false));
+            roles.push(ended.of("threads that ended".into(), Err(reason), false));
         }
         Used { wall: self.at.saturating_duration_since(before.at), roles }
     }

@@ -316,7 +316,7 @@ impl Plan {
             counted = plan::pass(loads, &columns[1..], pass, Load::is_random_fio);
         }
         if !counted.is_empty()
-            && let Counted::Not(why) = calls::available()
+            && let Err(why) = calls::available()
         {
             (counted, uncounted) = (Vec::new(), Some(why));
         }
@@ -472,11 +472,14 @@ fn work(ios: f64, used: &Used, disk: [u64; 2], [before, after]: [Told; 2]) -> Wo
         Some(per_io(of(&after)?.saturating_sub(of(&before)?)))
     };
     let (kicks, signals) = (lanes("kicks"), lanes("signals"));
-    let exits = after.exits.with(before.exits, |after, before| after.since(&before));
-    let exits = exits.get().map_or_else(BTreeMap::new, |stats| {
-        let all = std::iter::once(("exits", stats.of("exits"))).chain(kvm::reasons(stats));
-        all.map(|(name, count)| (name.to_owned(), per_io(count))).collect()
-    });
+    let exits = after.exits.and_then(|after| Ok(after.since(&before.exits?)));
+    let exits = exits.as_ref().map_or_else(
+        |_| BTreeMap::new(),
+        |stats| {
+            let all = std::iter::once(("exits", stats.of("exits"))).chain(kvm::reasons(stats));
+            all.map(|(name, count)| (name.to_owned(), per_io(count))).collect()
+        },
+    );
     let [interrupts, requests] = disk.map(per_io);
     Work { requests, interrupts, kicks, signals, exits, parts: results::parts(used, ios) }
 }

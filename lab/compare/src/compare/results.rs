@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use vlane_cost::{Counted, Role, Sampler, ThreadFilter, Used};
+use vlane_cost::{Role, Sampler, ThreadFilter, Used};
 use vlane_report::Spread;
 use vlane_report::build::spread;
 use vlane_report::judge::Arms;
@@ -69,10 +69,7 @@ pub fn sampler(qemu: u32, server: u32) -> Sampler {
 pub fn parts(used: &Used, ios: f64) -> BTreeMap<&'static str, PartWork> {
     let work = |part| {
         let role = used.role(part)?;
-        let calls = match &role.calls {
-            Counted::Is(calls) => Some(*calls as f64 / ios),
-            Counted::Not(_) => None,
-        };
+        let calls = role.calls.as_ref().ok().map(|calls| *calls as f64 / ios);
         let cpu_us = role.cpu.as_secs_f64() * 1e6 / ios;
         Some((part, PartWork { cpu_us, switches: role.switches as f64 / ios, calls }))
     };

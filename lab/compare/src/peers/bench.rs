@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use vlane_bench::blkio;
 use vlane_client::progress::Progress;
 use vlane_cost::instructions::{self, Instructions};
-use vlane_cost::{Counted, Role, Sampler, ThreadFilter};
+use vlane_cost::{Role, Sampler, ThreadFilter};
 use vlane_driver::{Limit, Pattern, SessionOptions, Workload};
 use vlane_error::counted;
 use vlane_guest::{BlkioFio, Host};
@@ -116,7 +116,7 @@ impl<'a> Bench<'a> {
                 found => found?,
             }
         }
-        if let (true, Counted::Not(reason)) = (self.options.fixed_load, instructions::available()) {
+        if let (true, Err(reason)) = (self.options.fixed_load, instructions::available()) {
             self.outcome.missing.push(format!("instructions: {reason}"));
         }
         Ok(rows)
@@ -276,10 +276,7 @@ impl<'a> Bench<'a> {
         let mut words = blkio::options(&asked, server.socket(), times.0, times.1);
         words.extend(load.rate.map(|rate| format!("--rate_iops={rate}")));
         let roles = vec![Role::new("back end", server.pid().cast_signed(), ThreadFilter::All)];
-        let mut counters = match Instructions::open(&roles) {
-            Counted::Is(counters) => Some(counters),
-            Counted::Not(_) => None,
-        };
+        let mut counters = Instructions::open(&roles).ok();
         let mut sampler = Sampler::new(roles);
         let mut looks = Vec::new();
         let mut look = || looks.push((sampler.take(), counters.as_mut().map(Instructions::read)));

@@ -145,7 +145,7 @@ impl<'a> InGuest<'a> {
         let end = wait(guest, &format!("end.{id}"), CASE, interrupt)?;
         let seconds = start.elapsed().as_secs_f64();
         let used = sampler.take().since(&before);
-        let exits = kvm::take(pid).with(exits_before, |after, before| after.since(&before));
+        let exits = kvm::take(pid).and_then(|after| Ok(after.since(&exits_before?)));
         let events = qemu::events(&rest(log)?, "virtio_blk_");
         if wait(guest, &format!("done.{id}"), CASE, interrupt)? != "0" {
             return Err(trouble(guest, "fio failed in the guest"));
@@ -165,13 +165,13 @@ impl<'a> InGuest<'a> {
                 .iter()
                 .map(|role| (role.name.clone(), role.cpu.as_secs_f64() * 1e6))
                 .collect(),
-            exits: exits.get().map(|exits| exits.of("exits") as f64),
+            exits: exits.ok().map(|exits| exits.of("exits") as f64),
         })
     }
 
     /// The reason why exits to the host are not counted.
     pub(super) fn uncounted(&self) -> Option<String> {
-        kvm::take(self.guest.id().cast_signed()).reason().map(str::to_owned)
+        kvm::take(self.guest.id().cast_signed()).err()
     }
 
     /// Ends the guest.
