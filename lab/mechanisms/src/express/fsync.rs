@@ -46,9 +46,11 @@ pub struct Options {
     /// Fsyncs of the foreground program [default: 200 in uml, 100 in qemu]
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..=1_000_000))]
     pub(super) syncs: Option<u32>,
-    /// Pause of the foreground before each fsync
-    #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = values::time_or_none)]
-    pub(super) think: Duration,
+    /// Time from one fsync's begin to the next one's [default: 150ms in uml, 400ms in qemu]
+    ///
+    /// With an fsync that takes longer, the next one follows at once.
+    #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
+    pub(super) every: Option<Duration>,
     /// Run a background program that writes 4 MiB a second without fsyncs
     #[arg(long)]
     pub(super) writer: bool,
@@ -61,6 +63,13 @@ impl Options {
     /// Fsyncs of the foreground.
     fn syncs(&self, place: Machines) -> u32 {
         self.syncs.unwrap_or(if place == Machines::Uml { 200 } else { 100 })
+    }
+
+    /// The interval of the foreground's fsyncs: longer than most of them are in any variant, so
+    /// that all variants have as many in the same time.
+    fn every(&self, place: Machines) -> Duration {
+        let ms = if place == Machines::Uml { 150 } else { 400 };
+        self.every.unwrap_or(Duration::from_millis(ms))
     }
 }
 
@@ -119,9 +128,10 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
         let (model, syncs) = (options.guest.model(place), options.syncs(place));
         let readers = options.guest.readers.unwrap_or_default();
         let request = model.latency.mul_f64(f64::from(readers + 2) / f64::from(model.parallel));
-        let time = (options.think + request * REQUESTS) * syncs;
-        let think = options.think.as_secs_f64();
-        let job = format!("/mnt/@DEV@/foreground --sync --reads {syncs} --think {think}s");
+        let every = options.every(place);
+        let time = every.max(request * REQUESTS) * syncs;
+        let seconds = every.as_secs_f64();
+        let job = format!("/mnt/@DEV@/foreground --sync --reads {syncs} --every {seconds}s");
         let besides = [(SYNCS, options.background_sync), (WRITER, options.writer)];
         let beside = besides.into_iter().filter_map(|(command, is_on)| is_on.then_some(command));
         Task {

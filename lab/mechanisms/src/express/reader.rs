@@ -26,9 +26,9 @@ pub struct Options {
     /// Append blocks to the file, each with an fsync, instead of reading
     #[arg(long)]
     sync: bool,
-    /// Pause before each read or write
+    /// Time from the begin of a read or write to that of the next one, unless it takes longer
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = values::time_or_none)]
-    think: Duration,
+    every: Duration,
     /// Number of reads or writes
     #[arg(long, value_name = "N", value_parser = values::whole::<u32>(1..))]
     reads: u32,
@@ -63,9 +63,11 @@ pub fn run(options: &Options) -> Result<()> {
     let from = memory.as_ptr().align_offset(ALIGN);
     let buffer = &mut memory[from..from + BLOCK as usize];
     let (mut random, mut times) = (fastrand::Rng::with_seed(options.seed), Vec::new());
+    let mut due = Instant::now();
     for _ in 0..options.reads {
-        std::thread::sleep(options.think);
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
         let begin = Instant::now();
+        due = begin + options.every;
         let done = match options.sync {
             true => file.write_all(buffer).and_then(|()| file.sync_all()),
             false => file.read_exact_at(buffer, random.u64(..blocks) * u64::from(BLOCK)),
@@ -100,7 +102,7 @@ mod tests {
     }
 
     fn options(disk: PathBuf, sync: bool) -> Options {
-        Options { disk, sync, think: Duration::ZERO, reads: 3, seed: 1, mark: 1 }
+        Options { disk, sync, every: Duration::ZERO, reads: 3, seed: 1, mark: 1 }
     }
 
     #[test]

@@ -175,7 +175,8 @@ proptest! {
         let mut window = Window::default();
         let turns = Turns::default();
         let mut now: Nanos = 1;
-        for ([step, scale, begun, at_device, took, others], [express, promoted, normal, background, is_wanted]) in steps {
+        for (numbers, [express, promoted, normal, background, is_wanted]) in steps {
+            let [step, scale, begun, at_device, took, others] = numbers;
             now += u64::from(step) << (scale % 24);
             if scale == 0 {
                 window.closes(now);
