@@ -325,13 +325,16 @@ impl Lane {
 
     /// A request was taken while classes are mixed: it may be one that the foreground waits for.
     pub(super) fn promotes(&mut self, slot: Slot) {
+        let request = self.queue.request(slot);
+        if !matches!(request.kind(), RequestKind::Out | RequestKind::Flush) {
+            return;
+        }
         let Some(classes) = &mut self.classes else { return };
-        let (request, own) = (self.queue.request(slot), &mut self.decisions[usize::from(slot.0)]);
-        let is_awaited = || match request.kind() {
-            RequestKind::Flush => true,
-            RequestKind::Out if Ioprio(request.priority().0) == Ioprio::JOURNAL => true,
-            RequestKind::Out => self.channel.is_in_journal(request),
-            _ => false,
+        let own = &mut self.decisions[usize::from(slot.0)];
+        let is_awaited = || {
+            request.kind() == RequestKind::Flush
+                || Ioprio(request.priority().0) == Ioprio::JOURNAL
+                || self.channel.is_in_journal(request)
         };
         let (express, now) = (classes.board.express_seen(), classes.now());
         let class = inherits(own.class, is_awaited, express, now);
@@ -416,7 +419,7 @@ impl Lane {
         if !is_answered {
             return;
         }
-        if class == Class::Express {
+        if class == Class::Express && now.saturating_sub(classes.seen[0]) > SEEN_EVERY {
             // The rest of its fsync comes from now on.
             classes.sees(class);
         }

@@ -51,17 +51,25 @@ impl Turns {
     /// Returns the class whose turn it is among those that wait; none if none waits.
     #[inline]
     pub fn next(&self, waits: Each<bool>) -> Option<Class> {
+        let is_due = |class: Class| waits.of(class) && self.is_due(class);
         // The lowest that is due goes first: it has waited for longest.
-        let is_due = |class: &Class| waits.of(*class) && self.is_due(*class);
-        if let Some(due) = [Class::Background, Class::Normal].into_iter().find(is_due) {
-            return Some(due);
+        if is_due(Class::Background) {
+            return Some(Class::Background);
         }
-        let yields = self.was_promoted && (waits.of(Class::Normal) || waits.of(Class::Background));
-        if !yields && is_due(&Class::Promoted) {
-            return Some(Class::Promoted);
+        if is_due(Class::Normal) {
+            return Some(Class::Normal);
         }
-        let may = |class: &Class| waits.of(*class) && !(yields && *class == Class::Promoted);
-        Class::ALL.into_iter().find(may)
+        let [express, promoted, normal, background] = waits.0;
+        if promoted && !(self.was_promoted && (normal || background)) {
+            let is_next = !express || self.is_due(Class::Promoted);
+            return Some(if is_next { Class::Promoted } else { Class::Express });
+        }
+        match (express, normal, background) {
+            (true, ..) => Some(Class::Express),
+            (_, true, _) => Some(Class::Normal),
+            (.., true) => Some(Class::Background),
+            _ => None,
+        }
     }
 
     /// True if it is that class's turn because it has waited for long enough, even while classes
