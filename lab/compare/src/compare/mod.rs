@@ -2,10 +2,10 @@
 //!
 //! The same loads ([`loads`]) run on the host directly and in one guest that has a disk of every
 //! kind ([`columns`]). The disks are vlane's, QEMU's own virtio-blk, qemu-storage-daemon's, and
-//! emulated ones, each on an image of its own with equal content (`scratch.rs`). Measurements of one
-//! load follow each other in alternating order (`plan.rs`), so that every figure is close in time to
-//! the figures that it is compared with. `guest` leads the guest, `host` runs fio on the host,
-//! `native` drives the back ends without a guest; [`report`] presents the results.
+//! emulated ones, each on an image of its own with equal content (`scratch.rs`). Measurements of
+//! one load follow each other in alternating order (`plan.rs`), so that every figure is close in
+//! time to the figures that it is compared with. `guest` leads the guest, `host` runs fio on the
+//! host, `native` drives the back ends without a guest; [`report`] presents the results.
 //!
 //! All requirements are checked before anything starts ([`Found::look`]).
 

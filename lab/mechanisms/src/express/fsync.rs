@@ -65,8 +65,8 @@ impl Options {
         self.syncs.unwrap_or(if place == Machines::Uml { 200 } else { 100 })
     }
 
-    /// The interval of the foreground's fsyncs: longer than most of them are in any variant, so
-    /// that all variants have as many in the same time.
+    /// The interval of the foreground's fsyncs. Most fsyncs of all variants are shorter, so all
+    /// variants have as many in the same time.
     fn every(&self, place: Machines) -> Duration {
         let ms = if place == Machines::Uml { 150 } else { 400 };
         self.every.unwrap_or(Duration::from_millis(ms))

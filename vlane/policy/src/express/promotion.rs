@@ -1,5 +1,4 @@
-//! The rest of a foreground's fsync: requests that the guest's kernel makes, and that the foreground
-//! waits for.
+//! The rest of a foreground's fsync: requests of the guest's kernel that the foreground waits for.
 //!
 //! An fsync of ext4 is five requests, one after the other. The first has the program's priority:
 //! the file's data. The file system's journal thread makes the others: journal blocks, a flush, the
@@ -7,8 +6,8 @@
 //! priority. Behind the background's requests they would give back the gain of the first one.
 //!
 //! Linux has the same fault inside one kernel. Sources: Kim, Kim, Lee, Jeong, "Enlightening the I/O
-//! Path: A Holistic Approach for Application Performance" (FAST 2017). Yang et al., "Split-Level I/O
-//! Scheduling" (SOSP 2015).
+//! Path: A Holistic Approach for Application Performance" (FAST 2017). Yang et al., "Split-Level
+//! I/O Scheduling" (SOSP 2015).
 //!
 //! A request does not name the program that waits for it. So **time** decides: for [`INHERITS`]
 //! after an express request, flushes and the journal's writes are [`Class::Promoted`]. The priority
