@@ -3,6 +3,7 @@
 use super::super::report::{cpus, guests, places};
 use super::super::{Variant, word};
 use super::{Options, Sample, hops};
+use vlane_error::counted;
 use vlane_report::build::{Begun, table};
 use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
 use vlane_report::judge::Bound;
@@ -90,8 +91,8 @@ impl Experiment for Shown<'_> {
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         let Options { writer, background_sync, .. } = self.options;
         let beside = |result: &PlaceResult| {
-            let syncs = self.options.syncs(result.place);
-            format!("a foreground program that appends 4 KiB and fsyncs, {syncs} times")
+            let times = counted(self.options.syncs(result.place), "time");
+            format!("a foreground program that appends 4 KiB and fsyncs, {times}")
         };
         let drive = ", with ext4 (data=ordered) in RAM behind it; a flush takes no time there";
         let mut notes = guests(self.results, beside, drive, |s| &s.beside);
