@@ -22,7 +22,7 @@ use std::str::FromStr;
 pub enum Class {
     /// Before all others: a person waits for it.
     Express,
-    /// An express request may wait for it: see [`super::inherits`].
+    /// An fsync of the foreground may wait for it: see [`super::inherits`].
     Promoted,
     /// In the order of their arrival.
     #[default]
