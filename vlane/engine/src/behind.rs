@@ -14,7 +14,7 @@ use vlane_ring::RequestKind;
 use crate::model::{Model, ModelConfig, Port};
 use crate::{
     Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Instant,
-    LostWrite, Operation, Outcome, Request, Slot, StorageFile, file,
+    LostWrite, Operation, Outcome, Request, Slot, StorageFile, Taken, file,
 };
 
 /// See the [module](self).
@@ -90,42 +90,28 @@ impl Channel for Delayed {
         self.inner.defaults()
     }
 
-    fn begin(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        if request.kind() == RequestKind::Flush {
-            return self.inner.begin(slot, request, decisions, operations);
+    fn begin(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        if taken.request.kind() == RequestKind::Flush {
+            return self.inner.begin(taken, operations);
         }
-        self.is_in_model[usize::from(slot.0)] = true;
-        self.port.submit(slot, decisions);
+        self.is_in_model[usize::from(taken.slot.0)] = true;
+        self.port.submit(taken.slot, taken.decisions);
         Outcome::Pending
     }
 
     fn finished(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        self.inner.finished(slot, request, decisions, completion, operations)
+        self.inner.finished(taken, completion, operations)
     }
 
-    fn go_on(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        match std::mem::take(&mut self.is_in_model[usize::from(slot.0)]) {
-            true => self.inner.begin(slot, request, decisions, operations),
-            false => self.inner.go_on(slot, request, decisions, operations),
+    fn go_on(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        match std::mem::take(&mut self.is_in_model[usize::from(taken.slot.0)]) {
+            true => self.inner.begin(taken, operations),
+            false => self.inner.go_on(taken, operations),
         }
     }
 

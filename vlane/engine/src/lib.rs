@@ -33,6 +33,7 @@
 //!   engine lives.
 
 pub mod behind;
+mod error;
 pub mod file;
 mod lost;
 pub mod model;
@@ -46,8 +47,8 @@ mod threads;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
 
+pub use error::{Error as EngineError, ErrorKind};
 pub use lost::{LostWrite, Writeback};
 pub use recorder::StorageRecorder;
 pub use stats::{ChannelStats, IoErrorKind};
@@ -155,6 +156,17 @@ pub enum Outcome {
     Continue,
 }
 
+/// A request that its lane has taken, as a [`Channel`] is given it.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken<'a> {
+    /// Its place in its queue.
+    pub slot: Slot,
+    /// The request.
+    pub request: &'a Request,
+    /// The decisions made for it.
+    pub decisions: Decisions,
+}
+
 /// One lane's way into an engine. See the [contract](crate).
 ///
 /// A channel puts its operations on the storage into `operations`; the lane has them submitted. A
@@ -172,20 +184,12 @@ pub trait Channel: Send + fmt::Debug {
     }
 
     /// Begins a request, which the lane has checked against the geometry.
-    fn begin(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome;
+    fn begin(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome;
 
     /// One of a request's operations completed. Not called for a channel that asks for none.
     fn finished(
         &mut self,
-        _slot: Slot,
-        _request: &Request,
-        _decisions: Decisions,
+        _taken: Taken<'_>,
         _completion: Completion,
         _operations: &mut Vec<Operation>,
     ) -> Outcome {
@@ -194,13 +198,7 @@ pub trait Channel: Send + fmt::Debug {
 
     /// Continues a request that [`Channel::poll`] named, or that asked for it with
     /// [`Outcome::Continue`]. Not called for a channel that does neither.
-    fn go_on(
-        &mut self,
-        _slot: Slot,
-        _request: &Request,
-        _decisions: Decisions,
-        _operations: &mut Vec<Operation>,
-    ) -> Outcome {
+    fn go_on(&mut self, _taken: Taken<'_>, _operations: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::IoErr)
     }
 
@@ -242,70 +240,4 @@ pub trait Channel: Send + fmt::Debug {
 
     /// Returns the counts so far.
     fn stats(&self) -> ChannelStats;
-}
-
-/// The kind of a failure, to match on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// There is no such file.
-    NotFound,
-    /// The system does not let us.
-    Permission,
-    /// A directory, a socket, ...
-    NotAFileOrDevice,
-    /// The image has no data.
-    Empty,
-    /// The size is not a multiple of the sector size.
-    OddSize,
-    /// It looks like an image of another format than raw.
-    Format,
-    /// Another process uses the image.
-    Locked,
-    /// It cannot be written to.
-    ReadOnly,
-    /// Direct I/O is not possible there.
-    NoDirectIo,
-    /// A limit of the process or system is too low.
-    Limit,
-    /// Any other error of the system.
-    Io,
-}
-
-/// An engine's refusal. The text names the failure, the object, the cause and the action.
-#[derive(Debug, thiserror::Error)]
-pub struct EngineError {
-    /// To match on.
-    pub kind: ErrorKind,
-    /// The file concerned, if there is one.
-    pub path: Option<PathBuf>,
-    /// The failure, and the action to take.
-    pub context: String,
-    /// The system's error.
-    #[source]
-    pub source: Option<io::Error>,
-}
-
-impl EngineError {
-    pub(crate) fn new(
-        kind: ErrorKind,
-        path: Option<&Path>,
-        context: impl Into<String>,
-    ) -> EngineError {
-        EngineError { kind, path: path.map(Path::to_owned), context: context.into(), source: None }
-    }
-
-    pub(crate) fn with_source(mut self, source: impl Into<io::Error>) -> EngineError {
-        self.source = Some(source.into());
-        self
-    }
-}
-
-impl fmt::Display for EngineError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(path) = &self.path {
-            write!(f, "{}: ", path.display())?;
-        }
-        f.write_str(&self.context)
-    }
 }

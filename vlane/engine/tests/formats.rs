@@ -23,7 +23,7 @@ fn open_unused(path: &Path, options: FileOptions) -> Result<FileEngine, EngineEr
     let begin = std::time::Instant::now();
     loop {
         match open(path, options) {
-            Err(error) if error.kind == ErrorKind::Locked && begin.elapsed().as_secs() < 20 => {}
+            Err(error) if error.kind() == ErrorKind::Locked && begin.elapsed().as_secs() < 20 => {}
             opened => return opened,
         }
     }
@@ -67,7 +67,7 @@ fn image_of_another_format_is_refused() {
             for read_only in [false, true] {
                 let error = open_unused(&path, FileOptions { read_only, ..FileOptions::default() })
                     .expect_err(format);
-                assert_eq!(error.kind, ErrorKind::Format, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Format, "{error}");
                 let text = error.to_string();
                 assert!(
                     text.contains(format)
@@ -79,7 +79,7 @@ fn image_of_another_format_is_refused() {
             let raw = open_unused(&path, FileOptions { raw: true, ..FileOptions::default() });
             match size.is_multiple_of(512) {
                 true => drop(raw.expect("served as raw")),
-                false => assert_eq!(raw.expect_err("of no legal size").kind, ErrorKind::OddSize),
+                false => assert_eq!(raw.expect_err("of no legal size").kind(), ErrorKind::OddSize),
             }
         }
     }
@@ -117,7 +117,7 @@ fn formats_of_qemu_img_are_recognized() {
             continue;
         }
         let error = open_unused(&path, FileOptions::default()).expect_err(format);
-        assert_eq!(error.kind, ErrorKind::Format, "{format} {options}: {error}");
+        assert_eq!(error.kind(), ErrorKind::Format, "{format} {options}: {error}");
     }
 }
 
@@ -157,7 +157,7 @@ fn packed_image_is_refused_and_unchanged() {
                 let error =
                     open_unused(&packed, FileOptions { read_only, ..FileOptions::default() })
                         .expect_err(name);
-                assert_eq!(error.kind, ErrorKind::Format, "{error}");
+                assert_eq!(error.kind(), ErrorKind::Format, "{error}");
                 let text = error.to_string();
                 let parts = [name, "unpack it first", packed.to_str().unwrap(), "--format raw"];
                 assert!(
@@ -244,13 +244,13 @@ fn image_with_mounted_loop_is_read_only() {
     }
     let mounted = Mounted::new(node).unwrap();
     let error = open(&path, FileOptions::default()).expect_err("mounted");
-    assert_eq!(error.kind, ErrorKind::Locked);
+    assert_eq!(error.kind(), ErrorKind::Locked);
     let text = error.to_string();
     let place = mounted.0.path().to_str().unwrap();
     assert!(text.contains(node) && text.contains(place) && text.contains("--read-only"), "{text}");
     // And the device itself.
     assert_eq!(
-        open(&device.device, FileOptions::default()).expect_err("mounted").kind,
+        open(&device.device, FileOptions::default()).expect_err("mounted").kind(),
         ErrorKind::Locked
     );
     drop(
@@ -297,11 +297,11 @@ fn loop_device_and_its_image_exclude_writers() {
     assert!(user_of(&path).unwrap().is_some_and(|user| user.contains("locked")));
     let error =
         open(&device.device, FileOptions::default()).expect_err("the image below is served");
-    assert_eq!(error.kind, ErrorKind::Locked, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
     drop(below);
     let above = open(&device.device, FileOptions::default()).expect("the device");
     let error = open(&path, FileOptions::default()).expect_err("the device above is served");
-    assert_eq!(error.kind, ErrorKind::Locked, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
     drop(above);
     drop(open(&path, FileOptions::default()).expect("free again"));
 }
@@ -345,7 +345,7 @@ fn loop_partition_counts_as_its_device() {
     let mounted = Mounted::new(&partition).unwrap();
     for path in [&path, &device.device] {
         let error = open(path, FileOptions::default()).expect_err("its partition is mounted");
-        assert_eq!(error.kind, ErrorKind::Locked, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
     }
     drop(mounted);
     drop(open(&path, FileOptions::default()).expect("free again"));

@@ -28,7 +28,7 @@ fn handed_image_keeps_locks_size_and_cache() {
         file.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
         file.set_len((1 << 20) + 3).unwrap();
         let locked = || {
-            FileEngine::open(&path, options(cache)).expect_err("locked").kind == ErrorKind::Locked
+            FileEngine::open(&path, options(cache)).expect_err("locked").kind() == ErrorKind::Locked
         };
         let mut files = first.hand_over().unwrap();
         drop(first);
@@ -49,7 +49,7 @@ fn handed_image_keeps_locks_size_and_cache() {
         drop(files);
         assert!(
             !FileEngine::open(&path, options(cache))
-                .is_err_and(|error| error.kind == ErrorKind::Locked)
+                .is_err_and(|error| error.kind() == ErrorKind::Locked)
         );
     }
 }

@@ -22,7 +22,7 @@ fn try_open(path: &Path, read_only: bool) -> Result<FileEngine, EngineError> {
 
 fn refused(path: &Path, read_only: bool) -> String {
     let error = try_open(path, read_only).expect_err("locked");
-    assert_eq!(error.kind, ErrorKind::Locked);
+    assert_eq!(error.kind(), ErrorKind::Locked);
     error.to_string()
 }
 

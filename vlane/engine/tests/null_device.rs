@@ -120,7 +120,7 @@ fn impossible_disk_sizes_are_refused() {
     let kind = |size| {
         NullEngine::new(NullConfig { size, latency: None, parallelism: 1 })
             .map(|_| ())
-            .map_err(|error| error.kind)
+            .map_err(|error| error.kind())
     };
     assert_eq!(kind(0), Err(ErrorKind::Empty));
     assert_eq!(kind(513), Err(ErrorKind::OddSize));

@@ -23,7 +23,7 @@ fn conflict(one: &Path, other: &Path) {
     for (first, second) in [(one, other), (other, one)] {
         let served = open(first).unwrap_or_else(|error| panic!("{error}"));
         let error = open(second).expect_err("the same bytes are served");
-        assert_eq!(error.kind, ErrorKind::Locked, "{error}");
+        assert_eq!(error.kind(), ErrorKind::Locked, "{error}");
         assert!(error.to_string().contains("--read-only"), "{error}");
         drop(served);
     }
@@ -66,7 +66,7 @@ fn loop_devices_conflict_where_they_overlap() {
     drop(reader().expect("a reader"));
     drop(served);
     let _reading = reader().expect("a reader");
-    assert_eq!(open(first).expect_err("somebody reads it").kind, ErrorKind::Locked);
+    assert_eq!(open(first).expect_err("somebody reads it").kind(), ErrorKind::Locked);
 }
 
 #[test]

@@ -16,13 +16,13 @@ pub enum LaneError {
     Queue(#[from] QueueError),
     /// The storage refused.
     #[error(transparent)]
-    Engine(EngineError),
+    Engine(#[from] EngineError),
     /// There is no io_uring to be had.
     #[error(transparent)]
     Io(#[from] vlane_io::Error),
     /// The system refused.
     #[error("the system refused a lane thread something")]
-    System(#[source] io::Error),
+    System(#[from] io::Error),
     /// There is a lane for this queue already.
     #[error("queue {index} is running already")]
     Running {
@@ -41,17 +41,4 @@ pub struct Stopped {
     pub base: u32,
     /// Its counts, from its start to its end.
     pub counters: Snapshot,
-}
-
-/// An engine's refusal as a lane error.
-impl From<EngineError> for LaneError {
-    fn from(error: EngineError) -> LaneError {
-        LaneError::Engine(error)
-    }
-}
-
-impl From<io::Error> for LaneError {
-    fn from(error: io::Error) -> LaneError {
-        LaneError::System(error)
-    }
 }

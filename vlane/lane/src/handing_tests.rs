@@ -12,8 +12,8 @@ use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKi
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::null::NullEngine;
 use vlane_engine::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Operation,
-    Outcome, Request as Taken, Slot, Status, StorageFile,
+    Channel, ChannelStats, Completion, Engine, EngineError, Geometry, Operation, Outcome, Status,
+    StorageFile, Taken,
 };
 use vlane_policy::express::{Express, Mode};
 
@@ -66,19 +66,17 @@ impl Channel for PipeChannel {
         &self.0
     }
 
-    fn begin(&mut self, _: Slot, _: &Taken, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Whole(0)
     }
 
     fn finished(
         &mut self,
-        _: Slot,
-        request: &Taken,
-        _: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         _: &mut Vec<Operation>,
     ) -> Outcome {
-        let is_whole = u64::try_from(completion.result) == Ok(request.len());
+        let is_whole = u64::try_from(completion.result) == Ok(taken.request.len());
         Outcome::Done(if is_whole { Status::Ok } else { Status::IoErr })
     }
 

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use vlane_engine::{
-    Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile,
+    Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile, Taken,
 };
 use vlane_io::{Finished, InflightQueue, Instant, Uring};
 use vlane_policy::express::{Class, Express};
@@ -409,11 +409,13 @@ impl Lane {
             _ => return Some(self.refuse(Status::IoErr)),
         }
         self.observers.begun(slot, request);
-        let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.begin(slot, request, decisions, &mut self.operations);
+        let taken = Taken { slot, request, decisions: self.decisions[usize::from(slot.0)] };
+        let outcome = self.channel.begin(taken, &mut self.operations);
         if let Outcome::Done(status) = outcome {
             return Some(status);
         }
+        // A second reading lets the copy above be one word.
+        let decisions = self.decisions[usize::from(slot.0)];
         self.begun.add(request);
         if CLASSES && self.tracks {
             self.goes_to_device(slot, decisions.class);
@@ -469,8 +471,11 @@ impl Lane {
         self.is_touched = true;
         let request = self.queue.request(slot);
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome =
-            self.channel.finished(slot, request, decisions, completion, &mut self.operations);
+        let outcome = self.channel.finished(
+            Taken { slot, request, decisions },
+            completion,
+            &mut self.operations,
+        );
         if let Outcome::Done(status) = outcome {
             self.answer_begun(slot, status);
         } else if let Some(status) = self.proceed(uring, slot, outcome) {
@@ -486,7 +491,7 @@ impl Lane {
             return;
         }
         let decisions = self.decisions[usize::from(slot.0)];
-        let outcome = self.channel.go_on(slot, request, decisions, &mut self.operations);
+        let outcome = self.channel.go_on(Taken { slot, request, decisions }, &mut self.operations);
         if let Some(status) = self.proceed(uring, slot, outcome) {
             self.answer_begun(slot, status);
         }

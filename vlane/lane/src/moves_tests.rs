@@ -17,8 +17,8 @@ use rustix::fs::MemfdFlags;
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
-    Channel, ChannelStats, Completion, Decisions, Engine, EngineError, Geometry, Memory, Operation,
-    OperationKind, Outcome, Request as Taken, Slot, Status, StorageFile,
+    Channel, ChannelStats, Completion, Engine, EngineError, Geometry, Memory, Operation,
+    OperationKind, Outcome, Status, StorageFile, Taken,
 };
 use vlane_hint::{Board, BoardReader, Classes, LaneHint, Mark};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
@@ -75,19 +75,14 @@ impl Channel for FilesChannel {
         &self.files
     }
 
-    fn begin(
-        &mut self,
-        _: Slot,
-        request: &Taken,
-        _: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        let kind = match request.kind() {
+    fn begin(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        let kind = match taken.request.kind() {
             vlane_ring::RequestKind::In => OperationKind::Read(Memory::Request(0)),
             vlane_ring::RequestKind::Out => OperationKind::Write(Memory::Request(0)),
             _ => return Outcome::Done(Status::Ok),
         };
-        let (offset, len, patient) = (request.sector() * 512, request.len(), self.patient);
+        let (offset, len, patient) =
+            (taken.request.sector() * 512, taken.request.len(), self.patient);
         operations.push(Operation {
             number: 0,
             kind,
@@ -102,13 +97,11 @@ impl Channel for FilesChannel {
 
     fn finished(
         &mut self,
-        _: Slot,
-        request: &Taken,
-        _: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         _: &mut Vec<Operation>,
     ) -> Outcome {
-        let is_whole = u64::try_from(completion.result) == Ok(request.len());
+        let is_whole = u64::try_from(completion.result) == Ok(taken.request.len());
         Outcome::Done(if is_whole { Status::Ok } else { Status::IoErr })
     }
 

@@ -10,8 +10,8 @@ use rustix::event::EventfdFlags;
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::null::{NullConfig, NullEngine};
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome,
-    Request as Asked, Slot, Status,
+    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Slot,
+    Status, Taken,
 };
 use vlane_io::Uring;
 use vlane_memory::{GuestMemory, Region, RegionSpec};
@@ -284,25 +284,13 @@ impl Channel for StuckChannel {
         Decisions { durable: self.write_through, ..Decisions::default() }
     }
 
-    fn begin(
-        &mut self,
-        slot: Slot,
-        _: &Asked,
-        decisions: Decisions,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        self.submitted.lock().unwrap().push((slot.0, decisions));
+    fn begin(&mut self, taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
+        self.submitted.lock().unwrap().push((taken.slot.0, taken.decisions));
         self.outcome()
     }
 
-    fn go_on(
-        &mut self,
-        slot: Slot,
-        _: &Asked,
-        decisions: Decisions,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        self.submitted.lock().unwrap().push((slot.0, decisions));
+    fn go_on(&mut self, taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
+        self.submitted.lock().unwrap().push((taken.slot.0, taken.decisions));
         match self.is_busy {
             true => Outcome::Continue,
             false => Outcome::Done(Status::Ok),

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
-    Slot, Status,
+    Channel, ChannelStats, Engine, EngineError, Geometry, Operation, Outcome, Status, Taken,
 };
 
 /// The sector at which the storage's code is wrong.
@@ -40,14 +39,8 @@ impl Engine for Faulty {
 struct FaultyChannel;
 
 impl Channel for FaultyChannel {
-    fn begin(
-        &mut self,
-        _: Slot,
-        request: &Request,
-        _: Decisions,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        assert_ne!(request.sector(), WRONG, "a fault, on purpose");
+    fn begin(&mut self, taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
+        assert_ne!(taken.request.sector(), WRONG, "a fault, on purpose");
         Outcome::Done(Status::Ok)
     }
 

@@ -15,8 +15,7 @@ use common::inflight::*;
 use common::*;
 use vlane_engine::file::{Cache, FileEngine, FileOptions};
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
-    Slot, Status,
+    Channel, ChannelStats, Engine, EngineError, Geometry, Operation, Outcome, Status, Taken,
 };
 
 const MIB: u64 = 1 << 20;
@@ -203,7 +202,7 @@ impl Engine for Noting {
 }
 
 impl Channel for NotingChannel {
-    fn begin(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 

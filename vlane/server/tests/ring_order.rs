@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, RequestKind};
 use vlane_engine::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, Geometry, Operation, Outcome, Request,
-    Slot, Status,
+    Channel, ChannelStats, Engine, EngineError, Geometry, Operation, Outcome, Status, Taken,
 };
 
 const PACKED: u64 = 1 << 34;
@@ -496,7 +495,7 @@ impl Engine for Probe {
 }
 
 impl Channel for ProbeChannel {
-    fn begin(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 

@@ -26,7 +26,8 @@ use super::{Cache, Shared, inline, span};
 use crate::recorder;
 use crate::sync::Waker;
 use crate::{
-    Channel, ChannelStats, EngineError, Instant, Outcome, PART, Request, Slot, Status, Writeback,
+    Channel, ChannelStats, EngineError, Instant, Outcome, PART, Request, Slot, Status, Taken,
+    Writeback,
 };
 use vlane_io::{Completion, Decisions, Operation, Placement, StorageFile};
 
@@ -164,40 +165,34 @@ impl FileChannel {
 
     /// Begins a read or write.
     #[inline]
-    fn begin_transfer(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        let write = request.kind() == RequestKind::Out;
-        let len = request.len();
-        let Some((offset, _)) = span(request.sector(), len) else {
+    fn begin_transfer(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        let write = taken.request.kind() == RequestKind::Out;
+        let len = taken.request.len();
+        let Some((offset, _)) = span(taken.request.sector(), len) else {
             return Outcome::Done(Status::IoErr);
         };
         if len == 0 {
             return Outcome::Done(Status::Ok);
         }
-        let (file, align) = self.way_in(decisions.placement);
-        if decisions.placement == Placement::Direct {
-            if !align.takes_all(request, offset) {
+        let (file, align) = self.way_in(taken.decisions.placement);
+        if taken.decisions.placement == Placement::Direct {
+            if !align.takes_all(taken.request, offset) {
                 self.stats.bounced += 1;
-                return self.begin_in_parts(slot, request, decisions, 0, operations);
+                return self.begin_in_parts(taken, 0, operations);
             }
             if write && self.shared.kernel_lock.is_held() {
-                return self.begin_in_parts(slot, request, decisions, 0, operations);
+                return self.begin_in_parts(taken, 0, operations);
             }
-        } else if write && !decisions.durable && len <= inline::LARGEST {
+        } else if write && !taken.decisions.durable && len <= inline::LARGEST {
             let fd = self.shared.files[usize::from(file)].file().as_raw_fd();
             let told = recorder::RecordedCall::write(
                 self.shared.recorder.as_ref(),
-                request,
+                taken.request,
                 0,
                 (file, offset, len),
             );
             // SAFETY: the request's buffers are mapped as long as it is in flight.
-            let attempt = unsafe { self.writes.attempt(fd, request.buffers(), offset) };
+            let attempt = unsafe { self.writes.attempt(fd, taken.request.buffers(), offset) };
             told.end(if let Attempt::Took(n) = attempt { n.cast_signed() } else { 0 });
             match attempt {
                 Attempt::Took(n) if n == len => {
@@ -207,26 +202,26 @@ impl FileChannel {
                 }
                 Attempt::Took(0) => {}
                 Attempt::Took(n) => {
-                    return self.begin_in_parts(slot, request, decisions, n, operations);
+                    return self.begin_in_parts(taken, n, operations);
                 }
-                Attempt::Leaves => return self.leave(slot, request, decisions, operations),
+                Attempt::Leaves => return self.leave(taken, operations),
             }
         }
         if len > PART {
-            return self.begin_in_parts(slot, request, decisions, 0, operations);
+            return self.begin_in_parts(taken, 0, operations);
         }
         if write {
-            if decisions.placement == Placement::Direct
+            if taken.decisions.placement == Placement::Direct
                 && let Some(holder) = &mut self.holder
             {
-                let hold = holder.begin_write(slot, offset..offset + len);
+                let hold = holder.begin_write(taken.slot, offset..offset + len);
                 if hold.is_none() {
-                    return self.wait_for_blocks(slot, request, decisions);
+                    return self.wait_for_blocks(taken);
                 }
-                self.at(slot).hold = hold;
+                self.at(taken.slot).hold = hold;
             }
-            if decisions.durable {
-                self.at(slot).durable = true;
+            if taken.decisions.durable {
+                self.at(taken.slot).durable = true;
             }
         }
         Outcome::Whole(file)
@@ -246,31 +241,23 @@ impl FileChannel {
     #[cold]
     fn begin_in_parts(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         done: u64,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        self.note(slot, request, decisions, done);
-        self.proceed(slot, request, decisions, None, operations)
+        self.note(taken, done);
+        self.proceed(taken, None, operations)
     }
 
     /// A write to the page cache leaves the thread: a worker, which can wait, does it.
     #[cold]
-    fn leave(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        self.note(slot, request, decisions, 0);
+    fn leave(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        self.note(taken, 0);
         self.writes.leaves();
-        let progress = self.at(slot);
+        let progress = self.at(taken.slot);
         progress.has_left = true;
         progress.transfer.may_wait();
-        self.proceed(slot, request, decisions, None, operations)
+        self.proceed(taken, None, operations)
     }
 
     /// An operation of a request has ended, if there was one: the end of a write that had left the
@@ -283,43 +270,42 @@ impl FileChannel {
 
     /// The blocks of a write are being changed: it waits for them.
     #[cold]
-    fn wait_for_blocks(&mut self, slot: Slot, request: &Request, decisions: Decisions) -> Outcome {
-        self.note(slot, request, decisions, 0);
+    fn wait_for_blocks(&mut self, taken: Taken<'_>) -> Outcome {
+        self.note(taken, 0);
         Outcome::Pending
     }
 
     /// Notes a transfer of which `done` bytes are done.
-    fn note(&mut self, slot: Slot, request: &Request, decisions: Decisions, done: u64) {
-        let transfer = Transfer::new(self.extent(request, decisions), done);
-        let progress = self.at(slot);
+    fn note(&mut self, taken: Taken<'_>, done: u64) {
+        let transfer = Transfer::new(self.extent(taken.request, taken.decisions), done);
+        let progress = self.at(taken.slot);
         progress.stage = Stage::Transfer;
-        progress.durable = decisions.durable;
+        progress.durable = taken.decisions.durable;
         progress.transfer = transfer;
     }
 
     /// Lets a transfer go on: after an operation, or after a wait.
     pub(super) fn proceed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         completion: Option<Completion>,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let is_in_turn = self.at(slot).stage != Stage::Zeroes || self.has_turn(slot, Turn::Zeroing);
+        let is_in_turn =
+            self.at(taken.slot).stage != Stage::Zeroes || self.has_turn(taken.slot, Turn::Zeroing);
         if !is_in_turn {
             return Outcome::Pending;
         }
-        let (progress, mut means) = self.means(slot, decisions.placement);
+        let (progress, mut means) = self.means(taken.slot, taken.decisions.placement);
         // All parts are durable, or the whole is not: the guest may have switched since the
         // beginning.
-        *progress.durable &= decisions.durable;
+        *progress.durable &= taken.decisions.durable;
         // Zeroes are made durable all together, when all are written.
-        let durable = decisions.durable && progress.stage == Stage::Transfer;
+        let durable = taken.decisions.durable && progress.stage == Stage::Transfer;
         let next = match completion {
-            None => progress.transfer.go_on(request, durable, &mut means),
+            None => progress.transfer.go_on(taken.request, durable, &mut means),
             Some(completion) => {
-                progress.transfer.finished(request, durable, completion, &mut means)
+                progress.transfer.finished(taken.request, durable, completion, &mut means)
             }
         };
         match next {
@@ -328,19 +314,19 @@ impl FileChannel {
                 Outcome::Pending
             }
             Next::Wait => {
-                self.end_turn(slot);
+                self.end_turn(taken.slot);
                 Outcome::Pending
             }
             Next::Done if progress.stage == Stage::Zeroes => {
-                self.end_turn(slot);
-                self.range_part_done(slot);
-                self.next_range(slot, request, decisions, operations)
+                self.end_turn(taken.slot);
+                self.range_part_done(taken.slot);
+                self.next_range(taken, operations)
             }
-            Next::Done if self.has_next_part(slot, request) => {
-                self.next_part(slot, request, decisions, operations)
+            Next::Done if self.has_next_part(taken.slot, taken.request) => {
+                self.next_part(taken, operations)
             }
-            Next::Done => self.all_done(slot, request, decisions),
-            Next::Failed(failure) => self.fail(slot, request, decisions, failure),
+            Next::Done => self.all_done(taken),
+            Next::Failed(failure) => self.fail(taken, failure),
         }
     }
 
@@ -356,27 +342,22 @@ impl FileChannel {
     }
 
     /// All that a request was to do is done: it is answered, if it need not be made durable.
-    pub(super) fn all_done(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-    ) -> Outcome {
-        if request.kind() == RequestKind::In {
-            return self.answer(slot, Status::Ok);
+    pub(super) fn all_done(&mut self, taken: Taken<'_>) -> Outcome {
+        if taken.request.kind() == RequestKind::In {
+            return self.answer(taken.slot, Status::Ok);
         }
-        let is_durable = decisions.durable && self.at(slot).durable;
+        let is_durable = taken.decisions.durable && self.at(taken.slot).durable;
         if !is_durable {
             self.flusher.count();
         }
-        if !decisions.durable || request.kind() == RequestKind::Discard {
-            return self.answer(slot, Status::Ok);
+        if !taken.decisions.durable || taken.request.kind() == RequestKind::Discard {
+            return self.answer(taken.slot, Status::Ok);
         }
         if self.debt || !is_durable {
-            return self.flush(slot, Writeback::Write);
+            return self.flush(taken.slot, Writeback::Write);
         }
         let status = self.proven(Writeback::Write);
-        self.answer(slot, status)
+        self.answer(taken.slot, status)
     }
 
     /// Makes everything durable that was answered before.
@@ -442,49 +423,37 @@ impl FileChannel {
     #[cold]
     fn finished_in_parts(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        match self.at(slot).stage {
+        match self.at(taken.slot).stage {
             Stage::Straight => {
-                let transfer = Transfer::begun(self.extent(request, decisions));
-                let progress = self.at(slot);
+                let transfer = Transfer::begun(self.extent(taken.request, taken.decisions));
+                let progress = self.at(taken.slot);
                 progress.stage = Stage::Transfer;
                 progress.transfer = transfer;
-                self.proceed(slot, request, decisions, Some(completion), operations)
+                self.proceed(taken, Some(completion), operations)
             }
             Stage::Transfer | Stage::Zeroes => {
-                self.comes_back(slot);
-                self.proceed(slot, request, decisions, Some(completion), operations)
+                self.comes_back(taken.slot);
+                self.proceed(taken, Some(completion), operations)
             }
-            Stage::Range => {
-                self.range_completed(slot, request, decisions, completion.result, operations)
-            }
+            Stage::Range => self.range_completed(taken, completion.result, operations),
             // It has no operation: a thread does the `fdatasync`.
             Stage::Sync => Outcome::Pending,
         }
     }
 
     /// An `fdatasync` that covers it has ended.
-    fn synced(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        told: FlushResult,
-    ) -> Outcome {
+    fn synced(&mut self, taken: Taken<'_>, told: FlushResult) -> Outcome {
         match told.is_own {
             true => self.stats.fdatasyncs += 1,
             false => self.stats.flushes_shared += 1,
         }
         match told.end {
-            End::Failed(errno) if told.is_own => {
-                self.fail(slot, request, decisions, Failure::System(errno))
-            }
-            end => self.flushed(slot, end == End::Well),
+            End::Failed(errno) if told.is_own => self.fail(taken, Failure::System(errno)),
+            end => self.flushed(taken.slot, end == End::Well),
         }
     }
 
@@ -505,34 +474,32 @@ impl FileChannel {
     #[inline]
     pub(super) fn begin_placed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        match request.kind() {
-            RequestKind::In => self.begin_transfer(slot, request, decisions, operations),
+        match taken.request.kind() {
+            RequestKind::In => self.begin_transfer(taken, operations),
             RequestKind::GetId | RequestKind::Refused(_) | RequestKind::Unreachable => {
                 Outcome::Done(Status::Unsupported)
             }
             RequestKind::Flush if self.shared.read_only => Outcome::Done(Status::Ok),
             _ if self.shared.durability.is_lost() => Outcome::Done(self.lost()),
             RequestKind::Out => {
-                self.notice(request, decisions);
-                self.begin_transfer(slot, request, decisions, operations)
+                self.notice(taken.request, taken.decisions);
+                self.begin_transfer(taken, operations)
             }
             //= virtio 5.2.6.2
             //# If the device is backed by persistent storage, the device MUST ensure that stable
             //# writes are committed to it, before reporting completion of the write (cases 1 and 2)
             //# or the flush (case 3).
-            RequestKind::Flush => self.flush(slot, Writeback::Flush),
+            RequestKind::Flush => self.flush(taken.slot, Writeback::Flush),
             //= virtio 5.2.6.2
             //# After a write zeroes command is completed, reads of the specified ranges of sectors
             //# MUST return zeroes.
             RequestKind::Discard | RequestKind::WriteZeroes => {
-                self.notice(request, decisions);
-                self.at(slot).stage = Stage::Range;
-                self.next_range(slot, request, decisions, operations)
+                self.notice(taken.request, taken.decisions);
+                self.at(taken.slot).stage = Stage::Range;
+                self.next_range(taken, operations)
             }
         }
     }
@@ -541,19 +508,17 @@ impl FileChannel {
     #[inline]
     pub(super) fn finished_placed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let progress = &mut self.progress[usize::from(slot.0)];
-        let is_whole = u64::try_from(completion.result).is_ok_and(|n| n == request.len());
+        let progress = &mut self.progress[usize::from(taken.slot.0)];
+        let is_whole = u64::try_from(completion.result).is_ok_and(|n| n == taken.request.len());
         if progress.stage != Stage::Straight || !is_whole {
-            return self.finished_in_parts(slot, request, decisions, completion, operations);
+            return self.finished_in_parts(taken, completion, operations);
         }
         // The usual end, without touching the rest of the state.
-        if request.kind() == RequestKind::In {
+        if taken.request.kind() == RequestKind::In {
             return Outcome::Done(Status::Ok);
         }
         if let Some(holder) = &mut self.holder
@@ -561,31 +526,23 @@ impl FileChannel {
         {
             holder.end(hold);
         }
-        if !decisions.durable {
+        if !taken.decisions.durable {
             self.flusher.count();
             return Outcome::Done(Status::Ok);
         }
-        self.all_done(slot, request, decisions)
+        self.all_done(taken)
     }
 
     /// See [`Channel::go_on`].
-    pub(super) fn resume(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        match self.at(slot).stage {
-            Stage::Transfer | Stage::Zeroes => {
-                self.proceed(slot, request, decisions, None, operations)
-            }
-            Stage::Range => match self.at(slot).discarded.take() {
-                Some(result) => self.range_completed(slot, request, decisions, result, operations),
-                None => self.next_range(slot, request, decisions, operations),
+    pub(super) fn resume(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        match self.at(taken.slot).stage {
+            Stage::Transfer | Stage::Zeroes => self.proceed(taken, None, operations),
+            Stage::Range => match self.at(taken.slot).discarded.take() {
+                Some(result) => self.range_completed(taken, result, operations),
+                None => self.next_range(taken, operations),
             },
-            Stage::Sync => match self.at(slot).told.take() {
-                Some(told) => self.synced(slot, request, decisions, told),
+            Stage::Sync => match self.at(taken.slot).told.take() {
+                Some(told) => self.synced(taken, told),
                 None => Outcome::Pending,
             },
             // Such a completion is never reported here.
@@ -615,45 +572,31 @@ impl Channel for FileChannel {
     }
 
     #[inline]
-    fn begin(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
+    fn begin(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
         if self.placer.is_some() {
-            return self.submit_placed(slot, request, decisions, operations);
+            return self.submit_placed(taken, operations);
         }
-        self.begin_placed(slot, request, decisions, operations)
+        self.begin_placed(taken, operations)
     }
 
     #[inline]
     fn finished(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         if self.placer.is_some() {
-            return self.completed_placed(slot, request, decisions, completion, operations);
+            return self.completed_placed(taken, completion, operations);
         }
-        self.finished_placed(slot, request, decisions, completion, operations)
+        self.finished_placed(taken, completion, operations)
     }
 
-    fn go_on(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
+    fn go_on(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
         if self.placer.is_some() {
-            return self.go_on_placed(slot, request, decisions, operations);
+            return self.go_on_placed(taken, operations);
         }
-        self.resume(slot, request, decisions, operations)
+        self.resume(taken, operations)
     }
 
     fn forget(&mut self, slot: Slot) {
@@ -735,6 +678,6 @@ fn doorbell(path: &std::path::Path) -> Result<Waker, EngineError> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
         let error = std::io::Error::from(errno);
         let text = "no eventfd for a queue's wake-ups; raise the limit of open files (ulimit -n)";
-        EngineError::new(crate::ErrorKind::Limit, Some(path), text).with_source(error)
+        EngineError::caused_at(path, crate::ErrorKind::Limit, text, error)
     })
 }

@@ -5,19 +5,14 @@ use vlane_ring::RequestKind;
 
 use super::channel::{FileChannel, Progress, Stage};
 use super::transfer::Failure;
-use crate::{IoErrorKind, Outcome, Request, Slot, Status, Writeback};
-use vlane_io::{Decisions, Placement};
+use crate::{IoErrorKind, Outcome, Status, Taken, Writeback};
+use vlane_io::Placement;
 
 impl FileChannel {
     /// A request failed for good.
     #[cold]
-    pub(super) fn fail(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        failure: Failure,
-    ) -> Outcome {
+    pub(super) fn fail(&mut self, taken: Taken<'_>, failure: Failure) -> Outcome {
+        let request = taken.request;
         if !matches!(request.kind(), RequestKind::In | RequestKind::Flush) {
             // Part of it may be done.
             self.flusher.count();
@@ -45,38 +40,37 @@ impl FileChannel {
                 });
                 let kind = if is_beyond { IoErrorKind::Short } else { IoErrorKind::of(&error) };
                 self.stats.count_error(kind);
-                self.note_loss(slot, request, decisions, errno, kind);
-                let is_transfer = matches!(self.at(slot).stage, Stage::Transfer | Stage::Zeroes);
-                if errno == libc::EINVAL && is_transfer && decisions.placement == Placement::Direct
+                self.note_loss(taken, errno, kind);
+                let is_transfer =
+                    matches!(self.at(taken.slot).stage, Stage::Transfer | Stage::Zeroes);
+                if errno == libc::EINVAL
+                    && is_transfer
+                    && taken.decisions.placement == Placement::Direct
                 {
                     self.shared.warn_of_refusal();
                 }
             }
         }
-        self.answer(slot, Status::IoErr)
+        self.answer(taken.slot, Status::IoErr)
     }
 
     /// Notes a loss if a failure means that earlier writes, already answered, are lost.
-    fn note_loss(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        errno: i32,
-        kind: IoErrorKind,
-    ) {
-        let Progress { stage, durable, .. } = *self.at(slot);
+    fn note_loss(&mut self, taken: Taken<'_>, errno: i32, kind: IoErrorKind) {
+        let Progress { stage, durable, .. } = *self.at(taken.slot);
         let durability = &self.shared.durability;
         match stage {
             // The loss is noted before any request is answered.
             Stage::Sync => {}
             // Its own transfer, or the writeback after it, which may be that of any page: the
             // system does not say which.
-            _ if durable && request.kind() != RequestKind::In && kind == IoErrorKind::Device => {
+            _ if durable
+                && taken.request.kind() != RequestKind::In
+                && kind == IoErrorKind::Device =>
+            {
                 durability.fail(errno, Writeback::Write);
             }
             // Most likely there was no place for this one; the witness knows of others.
-            _ if decisions.durable && request.kind() != RequestKind::In => {
+            _ if taken.decisions.durable && taken.request.kind() != RequestKind::In => {
                 durability.ask(Writeback::Write);
             }
             _ => {}

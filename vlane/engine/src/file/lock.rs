@@ -57,7 +57,7 @@ pub(super) fn acquire(
         }
         // Releases it for another process that does the same at the same moment.
         lock_byte(file, libc::F_OFD_SETLK, libc::F_UNLCK, 0).map_err(|error| {
-            EngineError::new(ErrorKind::Io, Some(path), "cannot unlock it").with_source(error)
+            EngineError::caused_at(path, ErrorKind::Io, "cannot unlock it", error)
         })?;
         wait.a_moment(file).map_err(|reason| reason.into_error(path, read_only))?;
     }
@@ -125,7 +125,7 @@ impl Locked {
             }
             Locked::Leftover(leftover) => format!("image {leftover}; try again"),
         };
-        EngineError::new(ErrorKind::Locked, Some(path), text)
+        EngineError::at(path, ErrorKind::Locked, text)
     }
 }
 
@@ -144,9 +144,9 @@ fn named(opener: &Opener) -> String {
 /// Takes the locks for another open file of the same image as well: requests that go through it
 /// have their own to hold.
 pub(super) fn also(path: &Path, file: &File, read_only: bool) -> Result<(), EngineError> {
-    announce(file, read_only).map(drop).map_err(|error| {
-        EngineError::new(ErrorKind::Io, Some(path), "cannot lock it again").with_source(error)
-    })
+    announce(file, read_only)
+        .map(drop)
+        .map_err(|error| EngineError::caused_at(path, ErrorKind::Io, "cannot lock it again", error))
 }
 
 fn does(read_only: bool) -> &'static [i64] {
@@ -195,9 +195,7 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
             return Ok(Attempt::Locked);
         }
         Err(error) => {
-            return Err(
-                EngineError::new(ErrorKind::Io, Some(path), "cannot lock it").with_source(error)
-            );
+            return Err(EngineError::caused_at(path, ErrorKind::Io, "cannot lock it", error));
         }
     }
     let theirs =
@@ -205,8 +203,7 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
     // Our own locks are not in the way of our own test.
     for byte in theirs {
         let found = lock_byte(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).map_err(|error| {
-            EngineError::new(ErrorKind::Io, Some(path), "cannot look at its locks")
-                .with_source(error)
+            EngineError::caused_at(path, ErrorKind::Io, "cannot look at its locks", error)
         })?;
         if i32::from(found.l_type) != libc::F_UNLCK {
             return Ok(Attempt::Locked);

@@ -21,9 +21,9 @@ use vlane_trace::storage::Clear;
 
 use super::{Discard, Shared, span};
 use crate::recorder::RecordedCall;
-use crate::{Channel, ChannelStats, IoErrorKind, Outcome, PART, Request, Slot, Status};
+use crate::{Channel, ChannelStats, IoErrorKind, Outcome, PART, Request, Slot, Status, Taken};
+use vlane_io::Operation;
 use vlane_io::select;
-use vlane_io::{Decisions, Operation};
 
 /// Bytes that are zeroed without a look at the lane's other work: allocating them takes some
 /// milliseconds.
@@ -246,23 +246,19 @@ impl MappedChannel {
 
 impl Channel for MappedChannel {
     #[inline]
-    fn begin(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        _: Decisions,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
+    fn begin(&mut self, taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
         self.stats.inline += 1;
-        Outcome::Done(match request.kind() {
-            RequestKind::In | RequestKind::Out if request.len() > PART => {
-                return self.begin_in_parts(slot);
+        Outcome::Done(match taken.request.kind() {
+            RequestKind::In | RequestKind::Out if taken.request.len() > PART => {
+                return self.begin_in_parts(taken.slot);
             }
-            RequestKind::In => self.read(request),
-            RequestKind::Out => self.write(request),
+            RequestKind::In => self.read(taken.request),
+            RequestKind::Out => self.write(taken.request),
             // Memory is as durable as it gets.
             RequestKind::Flush => Status::Ok,
-            RequestKind::Discard | RequestKind::WriteZeroes => return self.zero_all(slot, request),
+            RequestKind::Discard | RequestKind::WriteZeroes => {
+                return self.zero_all(taken.slot, taken.request);
+            }
             RequestKind::GetId | RequestKind::Refused(_) | RequestKind::Unreachable => {
                 Status::Unsupported
             }
@@ -270,26 +266,20 @@ impl Channel for MappedChannel {
     }
 
     /// Does the next part.
-    fn go_on(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        _: Decisions,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        let done = self.done[usize::from(slot.0)];
-        let (len, status) = self.next_part(request, done);
+    fn go_on(&mut self, taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
+        let done = self.done[usize::from(taken.slot.0)];
+        let (len, status) = self.next_part(taken.request, done);
         if status != Status::Ok {
             return Outcome::Done(status);
         }
-        let total = match request.kind() {
-            RequestKind::In | RequestKind::Out => request.len(),
-            _ => ranges_len(request),
+        let total = match taken.request.kind() {
+            RequestKind::In | RequestKind::Out => taken.request.len(),
+            _ => ranges_len(taken.request),
         };
         if len == 0 || done + len >= total {
             return Outcome::Done(Status::Ok);
         }
-        self.done[usize::from(slot.0)] = done + len;
+        self.done[usize::from(taken.slot.0)] = done + len;
         Outcome::Continue
     }
 

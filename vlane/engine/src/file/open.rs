@@ -131,9 +131,7 @@ struct Opened {
     witness: Option<File>,
     /// The reason why no part of it is read and written around the page cache, if that is asked.
     refusal: Option<String>,
-    can_discard: bool,
-    can_zero: bool,
-    is_device: bool,
+    metadata: Metadata,
     in_memory: bool,
     size: u64,
 }
@@ -144,7 +142,7 @@ pub(super) fn open(
     patience: &mut lock::Patience<'_>,
 ) -> Result<Shared, EngineError> {
     let FileOptions { cache, read_only, raw, journal: journal_way, .. } = options;
-    let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
+    let fail = |kind, context: &str| EngineError::at(path, kind, context);
     let (buffered, metadata, size) = locked(path, read_only, raw, patience)?;
     let is_device = metadata.file_type().is_block_device();
 
@@ -168,40 +166,19 @@ pub(super) fn open(
     lock::also(path, &file, read_only)?;
 
     let witness = (!read_only).then(|| open_again(path, &file, 0)).transpose()?;
-    let can_discard = !is_device || device_takes(&metadata, "discard_max_bytes");
-    let can_zero = !is_device || device_takes(&metadata, "write_zeroes_max_bytes");
     if !is_device && !read_only && options.discard == Discard::On {
         warn_of_freeing(path, &file);
     }
-    let opened = Opened {
-        file,
-        second,
-        cache,
-        witness,
-        refusal,
-        can_discard,
-        can_zero,
-        is_device,
-        in_memory,
-        size,
-    };
+    let opened = Opened { file, second, cache, witness, refusal, metadata, in_memory, size };
     shared(path, options, opened)
 }
 
 /// Makes the state that the channels of an opened image share.
 fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, EngineError> {
-    let Opened {
-        file,
-        second,
-        cache,
-        witness,
-        refusal,
-        can_discard,
-        can_zero,
-        is_device,
-        in_memory,
-        size,
-    } = opened;
+    let Opened { file, second, cache, witness, refusal, metadata, in_memory, size } = opened;
+    let is_device = metadata.file_type().is_block_device();
+    let takes = |limit| !is_device || device_takes(&metadata, limit);
+    let can_zero = takes("write_zeroes_max_bytes");
     let FileOptions { read_only, flush_delay, .. } = options;
     let align = match second {
         Some(_) => {
@@ -251,7 +228,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         align,
         read_only,
         is_device,
-        can_discard,
+        can_discard: takes("discard_max_bytes"),
         discard: options.discard,
         can_zero,
         map,
@@ -297,7 +274,7 @@ fn check_writable(path: &Path, file: &File, is_device: bool) -> Result<(), Engin
          it with --read-only, or make it writable: `blockdev --setrw {}`",
         path.display()
     );
-    Err(EngineError::new(ErrorKind::ReadOnly, Some(path), text))
+    Err(EngineError::at(path, ErrorKind::ReadOnly, text))
 }
 
 /// An image through the page cache, and its size, with any other user.
@@ -309,7 +286,7 @@ pub(super) fn image(path: &Path, raw: bool) -> Result<(File, u64), EngineError> 
 
 /// An image through the page cache, of which no byte is read yet.
 fn open_image(path: &Path, read_only: bool) -> Result<(File, Metadata), EngineError> {
-    let fail = |kind, context: &str| EngineError::new(kind, Some(path), context);
+    let fail = |kind, context: &str| EngineError::at(path, kind, context);
     let metadata = std::fs::metadata(path).map_err(|e| open_error(path, read_only, e))?;
     let kind = metadata.file_type();
     if kind.is_dir() {
@@ -357,9 +334,9 @@ fn open_again(path: &Path, file: &File, flags: i32) -> Result<File, EngineError>
     };
     match open_with(Path::new(&own), true, flags).or_else(|_| open_with(path, true, flags)) {
         Ok(again) if is_same(&again) => Ok(again),
-        Ok(_) => Err(EngineError::new(
+        Ok(_) => Err(EngineError::at(
+            path,
             ErrorKind::Io,
-            Some(path),
             "was replaced by another file while it was opened; try again",
         )),
         Err(error) => Err(open_error(path, true, error)),
@@ -403,7 +380,7 @@ fn check_format(path: &Path, mut file: &File, raw: bool) -> Result<(), EngineErr
     let size = file.seek(SeekFrom::End(0)).unwrap_or(0);
     let Some(format) = format::other_than_raw(file, size) else { return Ok(()) };
     let text = format.in_words(path);
-    Err(EngineError::new(ErrorKind::Format, Some(path), text))
+    Err(EngineError::at(path, ErrorKind::Format, text))
 }
 
 /// Why there is no direct I/O.
@@ -416,10 +393,9 @@ struct Refusal {
 impl Refusal {
     fn into_error(self, path: &Path) -> EngineError {
         let text = format!("{}, which --cache none needs; use --cache writeback", self.why);
-        let error = EngineError::new(self.kind, Some(path), text);
         match self.source {
-            Some(source) => error.with_source(source),
-            None => error,
+            Some(source) => EngineError::caused_at(path, self.kind, text, source),
+            None => EngineError::at(path, self.kind, text),
         }
     }
 }
@@ -449,13 +425,12 @@ fn open_direct(
             Some(error),
         );
     }
-    if !read_only && let Err(error) = check_whole_blocks(path, align.block, size) {
-        let (kind, source) = (error.kind, error.source);
+    if !read_only && !size.is_multiple_of(align.block) {
         let why = format!(
             "has {size} bytes, not a multiple of the {} in which the storage does direct I/O",
             align.block
         );
-        return Ok(Err(Refusal { kind, why, source }));
+        return Ok(Err(Refusal { kind: ErrorKind::OddSize, why, source: None }));
     }
     Ok(Ok(direct))
 }
@@ -489,7 +464,7 @@ pub(super) fn check_whole_blocks(path: &Path, block: u64, size: u64) -> Result<(
         size.next_multiple_of(block),
         format::shell_word(path)
     );
-    Err(EngineError::new(ErrorKind::OddSize, Some(path), text))
+    Err(EngineError::at(path, ErrorKind::OddSize, text))
 }
 
 /// Returns the alignment that direct I/O demands; none if the file has no direct I/O. A file system
@@ -532,7 +507,7 @@ pub(super) fn check_file_limit(path: &Path, is_device: bool, size: u64) -> Resul
                 "has {size} bytes, but this process may only write the first {limit} of a file; \
                  raise the limit (ulimit -f), or serve it with --read-only"
             );
-            Err(EngineError::new(ErrorKind::Limit, Some(path), text))
+            Err(EngineError::at(path, ErrorKind::Limit, text))
         }
         _ => Ok(()),
     }

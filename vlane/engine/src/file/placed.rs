@@ -13,71 +13,64 @@ use super::channel::{FileChannel, Stage};
 use super::placements::Begun;
 use super::span;
 use super::transfer::{Data, Extent, Transfer};
-use crate::{Outcome, Request, Slot, Status};
-use vlane_io::{Completion, Decisions, Operation, Placement};
+use crate::{Outcome, Request, Slot, Status, Taken};
+use vlane_io::{Completion, Operation, Placement};
 
 impl FileChannel {
     /// As [`FileChannel::begin`].
     #[inline(never)]
     pub(super) fn submit_placed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let Some((placer, range)) = self.placer.as_mut().zip(touched(request)) else {
-            return self.begin_placed(slot, request, decisions, operations);
+        let Some((placer, range)) = self.placer.as_mut().zip(touched(taken.request)) else {
+            return self.begin_placed(taken, operations);
         };
-        let outcome = match placer.begin(slot, range) {
+        let outcome = match placer.begin(taken.slot, range) {
             Begun::Held => return Outcome::Pending,
-            Begun::Mixed if matches!(request.kind(), RequestKind::In | RequestKind::Out) => {
-                self.begin_mixed(slot, request, decisions, operations)
+            Begun::Mixed if matches!(taken.request.kind(), RequestKind::In | RequestKind::Out) => {
+                self.begin_mixed(taken, operations)
             }
             _ => {
-                let decisions = self.placed(slot, decisions);
-                self.begin_placed(slot, request, decisions, operations)
+                let taken = self.placed(taken);
+                self.begin_placed(taken, operations)
             }
         };
-        self.ends_placed(slot, outcome)
+        self.ends_placed(taken.slot, outcome)
     }
 
     /// As [`FileChannel::ended`].
     #[inline(never)]
     pub(super) fn completed_placed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let decisions = self.placed(slot, decisions);
-        let outcome = self.finished_placed(slot, request, decisions, completion, operations);
-        self.ends_placed(slot, outcome)
+        let taken = self.placed(taken);
+        let outcome = self.finished_placed(taken, completion, operations);
+        self.ends_placed(taken.slot, outcome)
     }
 
     /// As [`FileChannel::resume`].
     pub(super) fn go_on_placed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        if self.placer.as_ref().is_some_and(|placer| placer.is_held(slot)) {
-            return self.submit_placed(slot, request, decisions, operations);
+        if self.placer.as_ref().is_some_and(|placer| placer.is_held(taken.slot)) {
+            return self.submit_placed(taken, operations);
         }
-        let decisions = self.placed(slot, decisions);
-        let outcome = self.resume(slot, request, decisions, operations);
-        self.ends_placed(slot, outcome)
+        let taken = self.placed(taken);
+        let outcome = self.resume(taken, operations);
+        self.ends_placed(taken.slot, outcome)
     }
 
     /// Returns the decisions, with the placement of the request's present part: only the placer
     /// decides that here.
-    fn placed(&self, slot: Slot, decisions: Decisions) -> Decisions {
-        let is_direct = self.placer.as_ref().is_some_and(|placer| placer.is_direct(slot));
-        Decisions { placement: placement(is_direct), ..decisions }
+    fn placed<'a>(&self, taken: Taken<'a>) -> Taken<'a> {
+        taken.placed(self.placer.as_ref().is_some_and(|placer| placer.is_direct(taken.slot)))
     }
 
     fn ends_placed(&mut self, slot: Slot, outcome: Outcome) -> Outcome {
@@ -89,25 +82,19 @@ impl FileChannel {
 
     /// Begins a read or write that crosses a border.
     #[cold]
-    fn begin_mixed(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        if span(request.sector(), request.len()).is_none() {
+    fn begin_mixed(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        if span(taken.request.sector(), taken.request.len()).is_none() {
             return Outcome::Done(Status::IoErr);
         }
-        if request.kind() == RequestKind::Out {
+        if taken.request.kind() == RequestKind::Out {
             if self.shared.durability.is_lost() {
                 return Outcome::Done(self.lost());
             }
-            self.notice(request, decisions);
+            self.notice(taken.request, taken.decisions);
         }
-        let progress = self.at(slot);
-        (progress.stage, progress.durable) = (Stage::Transfer, decisions.durable);
-        self.part_from(slot, request, decisions, 0, operations)
+        let progress = self.at(taken.slot);
+        (progress.stage, progress.durable) = (Stage::Transfer, taken.decisions.durable);
+        self.part_from(taken, 0, operations)
     }
 
     /// True if the finished transfer is only a part of a request's data.
@@ -119,37 +106,35 @@ impl FileChannel {
     /// Begins the part of a request's data behind the one that is done.
     pub(super) fn next_part(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let Extent { data, len, .. } = self.at(slot).transfer.extent();
+        let Extent { data, len, .. } = self.at(taken.slot).transfer.extent();
         let done = match data {
             Data::Request(from) => from + len,
             Data::Zeroes => len,
         };
-        self.part_from(slot, request, decisions, done, operations)
+        self.part_from(taken, done, operations)
     }
 
     fn part_from(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         done: u64,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         // It was one when the request was begun.
-        let offset = span(request.sector(), request.len()).map_or(0, |(offset, _)| offset) + done;
-        let (is_direct, border) = self.part(slot, offset);
-        let decisions = Decisions { placement: placement(is_direct), ..decisions };
-        let (file, align) = self.way_in(decisions.placement);
-        let len = (request.len() - done).min(border - offset);
-        let write = request.kind() == RequestKind::Out;
-        self.at(slot).transfer =
+        let offset = span(taken.request.sector(), taken.request.len())
+            .map_or(0, |(offset, _)| offset)
+            + done;
+        let (is_direct, border) = self.part(taken.slot, offset);
+        let taken = taken.placed(is_direct);
+        let (file, align) = self.way_in(taken.decisions.placement);
+        let len = (taken.request.len() - done).min(border - offset);
+        let write = taken.request.kind() == RequestKind::Out;
+        self.at(taken.slot).transfer =
             Transfer::new(Extent { data: Data::Request(done), write, file, offset, len, align }, 0);
-        self.proceed(slot, request, decisions, None, operations)
+        self.proceed(taken, None, operations)
     }
 
     fn part(&mut self, slot: Slot, at: u64) -> (bool, u64) {
@@ -159,26 +144,29 @@ impl FileChannel {
     /// How the `left` bytes of a discard or zeroing go on at byte `at`: how that is placed, how
     /// many bytes of them are, and the blocks in which they are worked on.
     #[inline]
-    pub(super) fn place_range(
+    pub(super) fn place_range<'a>(
         &mut self,
-        slot: Slot,
-        decisions: Decisions,
+        taken: Taken<'a>,
         at: u64,
         left: u64,
-    ) -> (Decisions, u64, u64) {
+    ) -> (Taken<'a>, u64, u64) {
         let Some(placer) = &mut self.placer else {
-            let (_, align) = self.way_in(decisions.placement);
-            return (decisions, left, align.block);
+            let (_, align) = self.way_in(taken.decisions.placement);
+            return (taken, left, align.block);
         };
-        let (is_direct, border) = placer.part(slot, at);
-        let decisions = Decisions { placement: placement(is_direct), ..decisions };
-        let (_, align) = self.way_in(decisions.placement);
-        (decisions, left.min(border - at), align.block)
+        let (is_direct, border) = placer.part(taken.slot, at);
+        let taken = taken.placed(is_direct);
+        let (_, align) = self.way_in(taken.decisions.placement);
+        (taken, left.min(border - at), align.block)
     }
 }
 
-fn placement(is_direct: bool) -> Placement {
-    if is_direct { Placement::Direct } else { Placement::Cached }
+impl Taken<'_> {
+    /// The same request, with the placement of its present part.
+    fn placed(mut self, is_direct: bool) -> Self {
+        self.decisions.placement = if is_direct { Placement::Direct } else { Placement::Cached };
+        self
+    }
 }
 
 /// From the first to the last byte of the volume that a request touches; none for one that has no

@@ -15,8 +15,8 @@ use super::channel::{FileChannel, Stage};
 use super::transfer::{self, Data, Extent, Failure, Transfer};
 use super::turns::Turn;
 use super::{Discard, span};
-use crate::{Outcome, Request, Slot, Status};
-use vlane_io::{Decisions, Operation, OperationKind, Placement};
+use crate::{Outcome, Slot, Status, Taken};
+use vlane_io::{Operation, OperationKind, Placement};
 
 /// A way to zero or discard a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,22 +99,20 @@ impl FileChannel {
     /// Begins the next of a request's ranges, or ends it.
     pub(super) fn next_range(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
         loop {
-            let progress = self.at(slot);
+            let progress = self.at(taken.slot);
             progress.stage = Stage::Range;
             let (index, way, done) = (progress.range, progress.way, progress.done);
-            let Some(range) = request.ranges().get(index) else {
-                self.end_turn(slot);
-                return self.all_done(slot, request, decisions);
+            let Some(range) = taken.request.ranges().get(index) else {
+                self.end_turn(taken.slot);
+                return self.all_done(taken);
             };
             let Some((start, end)) = span(range.sector, u64::from(range.sectors) * SECTOR) else {
                 self.flusher.count();
-                return self.answer(slot, Status::IoErr);
+                return self.answer(taken.slot, Status::IoErr);
             };
             let (at, left) = (start + done, end.saturating_sub(start + done));
             if left == 0 {
@@ -122,49 +120,51 @@ impl FileChannel {
                     (index + 1, 0, 0, 0);
                 continue;
             }
-            let (decisions, left, block) = self.place_range(slot, decisions, at, left);
+            let (taken, left, block) = self.place_range(taken, at, left);
             // Part of a block, or whole ones.
             let into = at % block;
             let is_part = into > 0 || left < block;
             let len = if is_part { left.min(block - into) } else { left - left % block };
             let pieces = self.shared.pieces;
-            let progress = self.at(slot);
+            let progress = self.at(taken.slot);
             progress.part = len;
-            if is_part && request.kind() == RequestKind::Discard {
+            if is_part && taken.request.kind() == RequestKind::Discard {
                 // A discard is advice.
                 progress.done += len;
                 continue;
             }
-            let ways = self.ways(request.kind(), range);
+            let ways = self.ways(taken.request.kind(), range);
             let Some(way) =
                 (if is_part { Some(ClearMethod::Write) } else { ways.get(way).copied() })
             else {
                 // A discard is advice; zeroes can always be written.
                 let FileChannel { progress, holder, .. } = self;
-                transfer::release(holder.as_mut(), &mut progress[usize::from(slot.0)].hold);
-                self.range_part_done(slot);
+                transfer::release(holder.as_mut(), &mut progress[usize::from(taken.slot.0)].hold);
+                self.range_part_done(taken.slot);
                 continue;
             };
             if self.shared.unknown_ways.load(Ordering::Relaxed) & way.bit() != 0 {
-                self.at(slot).way += 1;
+                self.at(taken.slot).way += 1;
                 continue;
             }
-            self.at(slot).part = len.min(pieces.of(way).max(block));
-            if !self.has_turn(slot, way.turn()) {
+            self.at(taken.slot).part = len.min(pieces.of(way).max(block));
+            if !self.has_turn(taken.slot, way.turn()) {
                 return Outcome::Pending;
             }
             match way {
                 ClearMethod::Write => {
-                    return self.write_zeroes(slot, request, decisions, at, operations);
+                    return self.write_zeroes(taken, at, operations);
                 }
                 // A thread's discard cannot be called back: the lane may want the request to end
                 // here.
-                ClearMethod::Device if !std::mem::replace(&mut self.at(slot).is_armed, true) => {
+                ClearMethod::Device
+                    if !std::mem::replace(&mut self.at(taken.slot).is_armed, true) =>
+                {
                     return Outcome::Continue;
                 }
-                way => match self.begin_way(slot, decisions, way, at, operations) {
+                way => match self.begin_way(taken, way, at, operations) {
                     true => return Outcome::Pending,
-                    false => self.at(slot).way += 1,
+                    false => self.at(taken.slot).way += 1,
                 },
             }
         }
@@ -173,40 +173,38 @@ impl FileChannel {
     /// Writes zeroes to the present part of a range, as any write is written.
     fn write_zeroes(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         offset: u64,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let (file, align) = self.way_in(decisions.placement);
-        let progress = self.at(slot);
+        let (file, align) = self.way_in(taken.decisions.placement);
+        let progress = self.at(taken.slot);
         progress.stage = Stage::Zeroes;
         let extent =
             Extent { data: Data::Zeroes, write: true, file, offset, len: progress.part, align };
         progress.transfer = Transfer::new(extent, 0);
-        self.proceed(slot, request, decisions, None, operations)
+        self.proceed(taken, None, operations)
     }
 
     /// Begins the present part of a range in a way that the system knows, or waits for its blocks;
     /// false if that cannot be.
     fn begin_way(
         &mut self,
-        slot: Slot,
-        decisions: Decisions,
+        taken: Taken<'_>,
         way: ClearMethod,
         offset: u64,
         operations: &mut Vec<Operation>,
     ) -> bool {
         let FileChannel { shared, progress, holder, discards, .. } = self;
-        let progress = &mut progress[usize::from(slot.0)];
+        let progress = &mut progress[usize::from(taken.slot.0)];
         let len = progress.part;
-        if let Some(holder) = holder.as_mut().filter(|_| decisions.placement == Placement::Direct)
+        if let Some(holder) =
+            holder.as_mut().filter(|_| taken.decisions.placement == Placement::Direct)
             && progress.hold.is_none()
         {
-            progress.hold = holder.begin_range(slot, offset..offset + len);
+            progress.hold = holder.begin_range(taken.slot, offset..offset + len);
             if progress.hold.is_none() {
-                self.end_turn(slot);
+                self.end_turn(taken.slot);
                 return true;
             }
         }
@@ -217,7 +215,7 @@ impl FileChannel {
             ClearMethod::Write | ClearMethod::Device => {
                 progress.is_armed = false;
                 let begun = discards.as_ref().is_some_and(|results| {
-                    shared.discarder.begin(shared, slot, (offset, len), results).is_ok()
+                    shared.discarder.begin(shared, taken.slot, (offset, len), results).is_ok()
                 });
                 if !begun {
                     transfer::release(holder.as_mut(), &mut progress.hold);
@@ -275,35 +273,33 @@ impl FileChannel {
     /// The present part of a range was worked on: the next one, another way, or an end.
     pub(super) fn range_completed(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         result: i32,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        self.range_ended(slot);
+        self.range_ended(taken.slot);
         let FileChannel { progress, holder, .. } = self;
-        let progress = &mut progress[usize::from(slot.0)];
+        let progress = &mut progress[usize::from(taken.slot.0)];
         transfer::release(holder.as_mut(), &mut progress.hold);
-        let (range, way) = (request.ranges().get(progress.range), progress.way);
-        self.end_turn(slot);
-        let way = range.and_then(|range| self.ways(request.kind(), range).get(way).copied());
+        let (range, way) = (taken.request.ranges().get(progress.range), progress.way);
+        self.end_turn(taken.slot);
+        let way = range.and_then(|range| self.ways(taken.request.kind(), range).get(way).copied());
         match (way, result.saturating_neg()) {
-            (_, errno) if errno <= 0 => self.range_part_done(slot),
+            (_, errno) if errno <= 0 => self.range_part_done(taken.slot),
             (Some(way), libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) => {
                 self.shared.unknown_ways.fetch_or(way.bit(), Ordering::Relaxed);
-                self.at(slot).way += 1;
+                self.at(taken.slot).way += 1;
             }
             // A security module that knows no such command, or pages that others have: there is the
             // system call.
             (Some(ClearMethod::Discard), libc::EACCES | libc::EPERM | libc::EBUSY) => {
-                self.at(slot).way += 1
+                self.at(taken.slot).way += 1
             }
             // Not for this range: not aligned as the device wants it.
-            (Some(_), libc::EINVAL) => self.at(slot).way += 1,
-            (_, errno) if self.may_retry(slot, errno) => {}
-            (_, errno) => return self.fail(slot, request, decisions, Failure::System(errno)),
+            (Some(_), libc::EINVAL) => self.at(taken.slot).way += 1,
+            (_, errno) if self.may_retry(taken.slot, errno) => {}
+            (_, errno) => return self.fail(taken, Failure::System(errno)),
         }
-        self.next_range(slot, request, decisions, operations)
+        self.next_range(taken, operations)
     }
 }

@@ -14,7 +14,7 @@ use vlane_trace::storage::{Action as Change, Clear, Data};
 
 use super::span;
 use crate::recorder::{self, StorageRecorder};
-use crate::{Channel, ChannelStats, Instant, Outcome, Request, Slot};
+use crate::{Channel, ChannelStats, Instant, Outcome, Request, Slot, Taken};
 use vlane_io::{Completion, Decisions, Memory, Operation, OperationKind, StorageFile};
 
 /// See the [module](self).
@@ -43,33 +43,32 @@ impl Recorded {
     // off the data path: the recorder exists in tests of power cuts only.
     fn tell(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         operations: &mut Vec<Operation>,
         work: impl FnOnce(&mut dyn Channel, &mut Vec<Operation>) -> Outcome,
     ) -> Outcome {
-        let number = self.requests[usize::from(slot.0)];
+        let number = self.requests[usize::from(taken.slot.0)];
         let before = operations.len();
         let inner = &mut *self.inner;
         let outcome = recorder::within(number, || work(inner, operations));
         match outcome {
             Outcome::Done(status) => {
-                if let Some(number) = self.requests[usize::from(slot.0)].take() {
+                if let Some(number) = self.requests[usize::from(taken.slot.0)].take() {
                     self.recorder.answer(number, status);
                 }
             }
-            Outcome::Whole(file) if request.kind() == RequestKind::Out => {
-                let offset = span(request.sector(), request.len()).map_or(0, |(offset, _)| offset);
-                let data = recorder::data(request, 0, request.len());
-                let durable = decisions.durable;
-                self.submitted(slot, 0, Change::Write { file, offset, durable, data });
+            Outcome::Whole(file) if taken.request.kind() == RequestKind::Out => {
+                let offset = span(taken.request.sector(), taken.request.len())
+                    .map_or(0, |(offset, _)| offset);
+                let data = recorder::data(taken.request, 0, taken.request.len());
+                let durable = taken.decisions.durable;
+                self.submitted(taken.slot, 0, Change::Write { file, offset, durable, data });
             }
             Outcome::Whole(_) | Outcome::Continue => {}
             Outcome::Pending => {
                 for operation in operations.iter().skip(before) {
-                    if let Some(what) = told(request, operation) {
-                        self.submitted(slot, operation.number, what);
+                    if let Some(what) = told(taken.request, operation) {
+                        self.submitted(taken.slot, operation.number, what);
                     }
                 }
             }
@@ -112,48 +111,31 @@ impl Channel for Recorded {
         self.inner.defaults()
     }
 
-    fn begin(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        let number = self.recorder.request(self.lane, request, decisions.durable);
-        self.requests[usize::from(slot.0)] = number;
-        self.tell(slot, request, decisions, operations, |inner, operations| {
-            inner.begin(slot, request, decisions, operations)
-        })
+    fn begin(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        let number = self.recorder.request(self.lane, taken.request, taken.decisions.durable);
+        self.requests[usize::from(taken.slot.0)] = number;
+        self.tell(taken, operations, |inner, operations| inner.begin(taken, operations))
     }
 
     fn finished(
         &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
+        taken: Taken<'_>,
         completion: Completion,
         operations: &mut Vec<Operation>,
     ) -> Outcome {
-        let is_it = |(at, number, _): &(Slot, u8, u64)| (*at, *number) == (slot, completion.number);
+        let is_it =
+            |(at, number, _): &(Slot, u8, u64)| (*at, *number) == (taken.slot, completion.number);
         if let Some(index) = self.under_way.iter().position(is_it) {
             let (.., operation) = self.under_way.swap_remove(index);
             self.recorder.finished(operation, i64::from(completion.result));
         }
-        self.tell(slot, request, decisions, operations, |inner, operations| {
-            inner.finished(slot, request, decisions, completion, operations)
+        self.tell(taken, operations, |inner, operations| {
+            inner.finished(taken, completion, operations)
         })
     }
 
-    fn go_on(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        operations: &mut Vec<Operation>,
-    ) -> Outcome {
-        self.tell(slot, request, decisions, operations, |inner, operations| {
-            inner.go_on(slot, request, decisions, operations)
-        })
+    fn go_on(&mut self, taken: Taken<'_>, operations: &mut Vec<Operation>) -> Outcome {
+        self.tell(taken, operations, |inner, operations| inner.go_on(taken, operations))
     }
 
     fn forget(&mut self, slot: Slot) {

@@ -56,7 +56,7 @@ impl SyncThread {
         let refused = |error: io::Error| {
             let text = "no thread for the flushes; raise the limit of threads (ulimit -u, or \
                         pids.max of the cgroup)";
-            EngineError::new(ErrorKind::Limit, Some(&shared.path), text).with_source(error)
+            EngineError::caused_at(&shared.path, ErrorKind::Limit, text, error)
         };
         *thread = Some(started.map_err(refused)?);
         Ok(())

@@ -9,8 +9,8 @@ use vlane_ring::RequestKind;
 
 use crate::model::{DeviceQueues, Model, ModelConfig, Port};
 use crate::{
-    Channel, ChannelStats, Decisions, Engine, EngineError, ErrorKind, Geometry, Instant, Operation,
-    Outcome, Request, Slot, Status,
+    Channel, ChannelStats, Engine, EngineError, ErrorKind, Geometry, Instant, Operation, Outcome,
+    Slot, Status, Taken,
 };
 
 /// The properties of a [`NullEngine`].
@@ -52,12 +52,12 @@ impl NullEngine {
     pub fn modelled(size: u64, model: Option<ModelConfig>) -> Result<NullEngine, EngineError> {
         if size == 0 {
             let text = "a null device needs a size above 0, such as 16G";
-            return Err(EngineError::new(ErrorKind::Empty, None, text));
+            return Err(EngineError::new(ErrorKind::Empty, text));
         }
         if !size.is_multiple_of(512) {
             let text =
                 format!("a null device of {size} bytes is not a multiple of the sector size, 512");
-            return Err(EngineError::new(ErrorKind::OddSize, None, text));
+            return Err(EngineError::new(ErrorKind::OddSize, text));
         }
         Ok(NullEngine { size, model: model.map(Model::new) })
     }
@@ -98,7 +98,7 @@ struct Instantly;
 
 impl Channel for Instantly {
     #[inline]
-    fn begin(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn begin(&mut self, _: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 
@@ -113,22 +113,16 @@ impl Channel for Instantly {
 struct Modelled(Port);
 
 impl Channel for Modelled {
-    fn begin(
-        &mut self,
-        slot: Slot,
-        request: &Request,
-        decisions: Decisions,
-        _: &mut Vec<Operation>,
-    ) -> Outcome {
-        if request.kind() == RequestKind::Flush {
+    fn begin(&mut self, taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
+        if taken.request.kind() == RequestKind::Flush {
             return Outcome::Done(Status::Ok);
         }
-        self.0.submit(slot, decisions);
+        self.0.submit(taken.slot, taken.decisions);
         Outcome::Pending
     }
 
     /// Its time has come.
-    fn go_on(&mut self, _: Slot, _: &Request, _: Decisions, _: &mut Vec<Operation>) -> Outcome {
+    fn go_on(&mut self, _: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
         Outcome::Done(Status::Ok)
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vlane_driver::ring::{self as driver, Arena};
-use vlane_engine::{Channel, Decisions, Engine, Operation, Outcome, Slot};
+use vlane_engine::{Channel, Decisions, Engine, Operation, Outcome, Slot, Taken};
 use vlane_io::{Event, InflightQueue, Uring};
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 use vlane_ring::{Queue, QueueConfig, RingFormat};
@@ -91,10 +91,9 @@ impl Lane {
 
     /// Begins a request that was taken.
     pub fn begin(&mut self, slot: Slot) {
-        let decisions = self.decisions[usize::from(slot.0)];
         self.in_journal += u64::from(self.channel.is_in_journal(self.queue.request(slot)));
-        let outcome =
-            self.channel.begin(slot, self.queue.request(slot), decisions, &mut self.operations);
+        let taken = taken(&self.queue, &self.decisions, slot);
+        let outcome = self.channel.begin(taken, &mut self.operations);
         self.proceed(slot, outcome);
     }
 
@@ -119,9 +118,8 @@ impl Lane {
     }
 
     fn go_on(&mut self, slot: Slot) {
-        let decisions = self.decisions[usize::from(slot.0)];
-        let outcome =
-            self.channel.go_on(slot, self.queue.request(slot), decisions, &mut self.operations);
+        let taken = taken(&self.queue, &self.decisions, slot);
+        let outcome = self.channel.go_on(taken, &mut self.operations);
         self.proceed(slot, outcome);
     }
 
@@ -138,9 +136,8 @@ impl Lane {
             }
         };
         let (slot, completion) = self.queue.finish(finished).expect("of this queue");
-        let (decisions, request) = (self.decisions[usize::from(slot.0)], self.queue.request(slot));
-        let outcome =
-            self.channel.finished(slot, request, decisions, completion, &mut self.operations);
+        let taken = taken(&self.queue, &self.decisions, slot);
+        let outcome = self.channel.finished(taken, completion, &mut self.operations);
         assert_eq!(outcome, Outcome::Pending);
         self.put_back(slot);
     }
@@ -165,15 +162,8 @@ impl Lane {
                 Event::Finished(finished) => {
                     assert_eq!(finished.place(), PLACE);
                     let (slot, completion) = self.queue.finish(finished).expect("of this queue");
-                    let decisions = self.decisions[usize::from(slot.0)];
-                    let request = self.queue.request(slot);
-                    let outcome = self.channel.finished(
-                        slot,
-                        request,
-                        decisions,
-                        completion,
-                        &mut self.operations,
-                    );
+                    let taken = taken(&self.queue, &self.decisions, slot);
+                    let outcome = self.channel.finished(taken, completion, &mut self.operations);
                     self.proceed(slot, outcome);
                     steps += 1;
                 }
@@ -218,4 +208,8 @@ impl Lane {
             decisions.durable |= on;
         }
     }
+}
+
+fn taken<'a>(queue: &'a InflightQueue, decisions: &[Decisions], slot: Slot) -> Taken<'a> {
+    Taken { slot, request: queue.request(slot), decisions: decisions[usize::from(slot.0)] }
 }

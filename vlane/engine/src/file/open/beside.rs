@@ -15,7 +15,7 @@ pub(super) fn check(
     is_device: bool,
     patience: &mut lock::Patience<'_>,
 ) -> Result<(), EngineError> {
-    let in_use = |text: String| Err(EngineError::new(ErrorKind::Locked, Some(path), text));
+    let in_use = |text: String| Err(EngineError::at(path, ErrorKind::Locked, text));
     for (backing, opened) in attached::files_below(file) {
         let name = backing.display();
         match opened {

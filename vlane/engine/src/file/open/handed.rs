@@ -34,8 +34,9 @@ pub struct HandedFiles {
 
 /// Refuses an open image that is not the one at `path`.
 fn check_path(path: &Path, file: &File) -> Result<Metadata, EngineError> {
-    let fail = |text: &str| EngineError::new(ErrorKind::Io, Some(path), text);
-    let served = file.metadata().map_err(|error| fail("cannot be looked at").with_source(error))?;
+    let fail = |text: &str| EngineError::at(path, ErrorKind::Io, text);
+    let failed = |text, error| EngineError::caused_at(path, ErrorKind::Io, text, error);
+    let served = file.metadata().map_err(|error| failed("cannot be looked at", error))?;
     if let Some(astray) = astray::of(path, file) {
         return Err(fail(&astray.in_words()));
     }
@@ -45,7 +46,7 @@ fn check_path(path: &Path, file: &File) -> Result<Metadata, EngineError> {
             "the file at this path was replaced while it was served; move the served one back",
         )),
         Err(error) => {
-            Err(fail("the served image is no longer at this path; move it back").with_source(error))
+            Err(failed("the served image is no longer at this path; move it back", error))
         }
     }
 }
@@ -67,12 +68,12 @@ impl FileEngine {
             })
         };
         copy().map_err(|error| {
-            EngineError::new(
+            EngineError::caused_at(
+                path,
                 ErrorKind::Limit,
-                Some(path),
                 "no file descriptor left; raise the limit (ulimit -n)",
+                error,
             )
-            .with_source(error)
         })
     }
 
@@ -112,9 +113,7 @@ impl FileEngine {
             cache,
             witness,
             refusal,
-            can_discard: !is_device || super::device_takes(&metadata, "discard_max_bytes"),
-            can_zero: !is_device || super::device_takes(&metadata, "write_zeroes_max_bytes"),
-            is_device,
+            metadata,
             in_memory,
             size: sectors.saturating_mul(SECTOR),
         };

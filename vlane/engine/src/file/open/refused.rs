@@ -100,16 +100,16 @@ pub(super) fn open_error(path: &Path, read_only: bool, error: io::Error) -> Engi
         }
         _ => (ErrorKind::Io, "cannot open it".to_owned()),
     };
-    EngineError::new(kind, Some(path), text).with_source(error)
+    EngineError::caused_at(path, kind, text, error)
 }
 
 /// The image's size in bytes, if it is one that can be served.
 pub(in crate::file) fn checked_size(path: &Path, mut file: &File) -> Result<u64, EngineError> {
     // Seeking gives the size of files and devices alike.
     let size = file.seek(SeekFrom::End(0)).map_err(|error| {
-        EngineError::new(ErrorKind::Io, Some(path), "cannot find out its size").with_source(error)
+        EngineError::caused_at(path, ErrorKind::Io, "cannot find out its size", error)
     })?;
-    let fail = |kind, text: String| Err(EngineError::new(kind, Some(path), text));
+    let fail = |kind, text: String| Err(EngineError::at(path, kind, text));
     let is_device = file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device());
     match size {
         0 if is_device => {

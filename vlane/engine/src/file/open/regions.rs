@@ -102,7 +102,7 @@ pub(super) fn start(
     let failed = |error: std::io::Error| {
         let text = "cannot start the thread that looks for the guest's journal; raise the limits \
                     of the process (ulimit -u, ulimit -n), or use --cache writeback";
-        EngineError::new(ErrorKind::Limit, Some(path), text).with_source(error)
+        EngineError::caused_at(path, ErrorKind::Limit, text, error)
     };
     let waker = journal::waker().map_err(failed)?;
     let placements = align.map(|_| Placements::new(Arc::clone(&waker)));
