@@ -5,13 +5,14 @@
 //! the journal, a flush, the commit block and a second flush. The journal's thread makes most of
 //! them, with its own priority. A recorded turn shows how long each of them took.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use vlane::values;
 
 use super::guests::{Sample, keys, typed};
-use super::machine::{Behind, GuestArgs, Task};
+use super::machine::{Behind, FRESH, GuestArgs, Task};
 use super::reader;
 use vlane_capture::Trace;
 use vlane_capture::analyze::class_name;
@@ -19,6 +20,7 @@ use vlane_report::Report;
 use vlane_testbed::Call;
 use vlane_testbed::error::Result;
 use vlane_testbed::guests::Machines;
+use vlane_testbed::image::{Medium, Place};
 use vlane_trace::{Priority, RequestKind};
 
 pub(super) mod report;
@@ -51,6 +53,11 @@ pub struct Options {
     /// With an fsync that takes longer, the next one follows at once.
     #[arg(long, value_name = "TIME", value_parser = values::time_or_none)]
     pub(super) every: Option<Duration>,
+    /// Directory on a real drive for images, instead of the model in RAM
+    ///
+    /// Classes can help where the readers keep the drive busy.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["latency", "parallel"])]
+    pub(super) disk_dir: Option<PathBuf>,
     /// Run a background program that writes 4 MiB a second without fsyncs
     #[arg(long)]
     pub(super) writer: bool,
@@ -124,6 +131,9 @@ fn hops(trace: &Trace) -> Vec<Hop> {
 /// As [`super::guests::run`].
 pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let keys = keys();
+    let images = FRESH.0 * options.guest.variants.len() as u64;
+    let find = |dir| Place::find(Medium::Disk, Some(dir), images, "--disk-dir");
+    let real = options.disk_dir.as_deref().map(find).transpose()?;
     let task = |place| {
         let (model, syncs) = (options.guest.model(place), options.syncs(place));
         let readers = options.guest.readers.unwrap_or_default();
@@ -140,7 +150,7 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
             typed: typed(&job),
             keys: &keys,
             beside: beside.collect(),
-            behind: Behind::Fresh,
+            behind: Behind::Fresh(real.as_ref()),
             takes: (AROUND + time, time * 10),
         }
     };

@@ -14,7 +14,7 @@ use vlane::values;
 use vlane_guest::{Disk, Guest, Host, Initramfs, ext4};
 
 use super::script::with_parts;
-use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, parse_latency, word};
+use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, options_in, parse_latency, word};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_client::record::{RecordOptions, record};
@@ -24,7 +24,7 @@ use vlane_testbed::control::{Classes, Control};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::fio;
 use vlane_testbed::guests::{Machines, Maker, trouble, wait};
-use vlane_testbed::image::{Medium, Place};
+use vlane_testbed::image::{Image, Medium, Place};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
 use vlane_testbed::rounds::{Rounds, in_turns};
@@ -40,7 +40,7 @@ pub(crate) const LIFE: Duration = Duration::from_secs(4 * 3600);
 /// Requests that the drive works on at the same time unless it is said.
 const PARALLEL: u16 = 2;
 /// Size of a new file system and of its journal.
-const FRESH: (u64, u64) = (1 << 30, 64 << 20);
+pub(super) const FRESH: (u64, u64) = (1 << 30, 64 << 20);
 /// Duration of a recording.
 const RECORDED: Duration = Duration::from_secs(8);
 
@@ -86,8 +86,9 @@ pub(super) enum Behind<'a> {
     Nothing,
     /// An image with programs, for all variants.
     Programs(&'a Path),
-    /// A new file system for each mode, in RAM. One turn of each variant is recorded.
-    Fresh,
+    /// A new file system for each mode, in RAM; or on a real drive, without the model. One turn of
+    /// each variant is recorded.
+    Fresh(Option<&'a Place>),
 }
 
 impl Behind<'_> {
@@ -96,7 +97,7 @@ impl Behind<'_> {
         match self {
             Self::Nothing => "",
             Self::Programs(_) => "ro,noload",
-            Self::Fresh => "data=ordered,noinit_itable",
+            Self::Fresh(_) => "data=ordered,noinit_itable",
         }
     }
 }
@@ -129,8 +130,8 @@ pub struct PlaceResult<S> {
     pub about: String,
     /// Its disks, in words.
     pub disks: String,
-    /// The drive.
-    pub model: Model,
+    /// The drive, in words.
+    pub drive: String,
     /// Readers in the background.
     pub readers: u16,
     /// The measurements.
@@ -366,6 +367,8 @@ struct Setup<'a> {
 struct Machine {
     guest: Guest,
     servers: Vec<(Mode, Server, Control)>,
+    /// Removed after the servers' end.
+    _images: Vec<Image>,
     measured: usize,
 }
 
@@ -380,7 +383,7 @@ impl Setup<'_> {
         let name = word(self.task.place);
         progress.step(format!("{name}: the guest boots"));
         let maker = Maker::find(self.host, self.task.place)?;
-        let mut machine = self.boot(&maker)?;
+        let mut machine = self.boot(&maker, interrupt)?;
         wait(&mut machine.guest, "ready", BOOT, interrupt)?;
         let results = machine.guest.results();
         let said = |key: String| results.get(&key).cloned().unwrap_or_default();
@@ -402,7 +405,7 @@ impl Setup<'_> {
         })?;
         arms.keep(rounds.whole());
         let (mut recorded, mut missing) = (Vec::new(), rounds.missing());
-        let wanted = matches!(self.task.behind, Behind::Fresh) && missing.is_none();
+        let wanted = matches!(self.task.behind, Behind::Fresh(_)) && missing.is_none();
         for variant in self.variants.iter().filter(|_| wanted) {
             match self.recorded(&mut machine, *variant, interrupt) {
                 Ok(one) => recorded.push(one),
@@ -410,8 +413,18 @@ impl Setup<'_> {
             }
         }
         let Task { place, readers, .. } = *self.task;
-        let (disks, model) = (disks.join("; "), self.model);
-        Ok((PlaceResult { place, about, disks, model, readers, arms, recorded }, missing))
+        let drive = match self.task.behind {
+            Behind::Fresh(Some(place)) => {
+                format!("that of {}, with direct I/O (--cache none)", place.dir().display())
+            }
+            _ => format!(
+                "a model with a queue for each thread of the back end, served in turns, one \
+                 request of each: {}",
+                self.model.describe()
+            ),
+        };
+        let disks = disks.join("; ");
+        Ok((PlaceResult { place, about, disks, drive, readers, arms, recorded }, missing))
     }
 
     /// Records a turn.
@@ -432,25 +445,34 @@ impl Setup<'_> {
     }
 
     /// Starts the back ends, each for a mode, and the guest.
-    fn boot(&self, maker: &Maker) -> Result<Machine> {
+    fn boot(&self, maker: &Maker, interrupt: &Interrupt) -> Result<Machine> {
         let is_needed = |mode: &Mode| self.variants.iter().any(|v| v.mode() == *mode);
         let modes = Mode::value_variants().iter().copied().filter(is_needed);
-        let servers = modes.map(|mode| self.serve(mode)).collect::<Result<Vec<_>>>()?;
+        let mut images = Vec::new();
+        let serve = |mode| self.serve(mode, &mut images, interrupt);
+        let servers = modes.map(serve).collect::<Result<Vec<_>>>()?;
         let disks: Vec<Disk> =
             servers.iter().map(|(_, server, _)| Disk::at(server.socket())).collect();
         let initramfs = self.initramfs(disks.len());
         let memory_mib = if self.task.place == Machines::Uml { 1024 } else { 1536 };
         let guest =
             maker.start_sized(disks, &initramfs, LIFE, vcpus(self.task.place), memory_mib)?;
-        Ok(Machine { guest, servers, measured: 0 })
+        Ok(Machine { guest, servers, _images: images, measured: 0 })
     }
 
-    fn serve(&self, mode: Mode) -> Result<(Mode, Server, Control)> {
+    fn serve(
+        &self,
+        mode: Mode,
+        images: &mut Vec<Image>,
+        interrupt: &Interrupt,
+    ) -> Result<(Mode, Server, Control)> {
         let dir = self.dir.join(format!("{}-{}", word(self.task.place), word(mode)));
         let cannot = || format!("{}: cannot be made", dir.display());
         std::fs::create_dir_all(&dir).context(ErrorKind::Io, cannot)?;
         let (control, image) = (dir.join("control"), dir.join("image"));
-        let mut words = self.model.options_in(mode, vcpus(self.task.place));
+        let is_real = matches!(self.task.behind, Behind::Fresh(Some(_)));
+        let mut words = if is_real { Vec::new() } else { self.model.options() };
+        words.extend(options_in(mode, vcpus(self.task.place)));
         words.extend(["--control".to_owned(), control.display().to_string()]);
         let storage = match self.task.behind {
             Behind::Nothing => Storage::null(VOLUME),
@@ -458,12 +480,22 @@ impl Setup<'_> {
                 words.extend(["--read-only", "--format", "raw"].map(str::to_owned));
                 Storage::File { path, direct: false }
             }
-            Behind::Fresh => {
-                let file = std::fs::File::create(&image).and_then(|file| file.set_len(FRESH.0));
-                file.context(ErrorKind::Io, cannot)?;
-                ext4::make(self.host, &image, FRESH.1)?;
+            Behind::Fresh(real) => {
+                let path = match real {
+                    Some(place) => {
+                        images.push(place.image(FRESH.0, interrupt)?);
+                        images.last().map_or(&*image, Image::path)
+                    }
+                    None => {
+                        let file = std::fs::File::create(&image);
+                        let file = file.and_then(|file| file.set_len(FRESH.0));
+                        file.context(ErrorKind::Io, cannot)?;
+                        &image
+                    }
+                };
+                ext4::make(self.host, path, FRESH.1)?;
                 words.extend(["--format", "raw"].map(str::to_owned));
-                Storage::File { path: &image, direct: false }
+                Storage::File { path, direct: is_real }
             }
         };
         let server = Server::vlane(self.programs.0, &dir, storage, &[], &words)?;

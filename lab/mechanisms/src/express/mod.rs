@@ -116,13 +116,6 @@ impl Model {
         words.split(' ').map(str::to_owned).collect()
     }
 
-    /// The same for a back end in a mode, with so many queues and a thread for each.
-    fn options_in(self, mode: Mode, queues: u16) -> Vec<String> {
-        let queues = queues.to_string();
-        let words = ["--queues", &queues, "--threads", &queues, "--classes", &word(mode)];
-        self.options().into_iter().chain(words.map(str::to_owned)).collect()
-    }
-
     /// Requests per second that it can do.
     pub fn rate(self) -> f64 {
         f64::from(self.parallel) / self.latency.as_secs_f64()
@@ -137,6 +130,12 @@ impl Model {
             self.rate()
         )
     }
+}
+
+/// Options of a back end in a mode, with so many queues and a thread for each.
+fn options_in(mode: Mode, queues: u16) -> Vec<String> {
+    let queues = queues.to_string();
+    ["--queues", &queues, "--threads", &queues, "--classes", &word(mode)].map(str::to_owned).into()
 }
 
 #[cfg(test)]
@@ -165,10 +164,10 @@ mod tests {
     fn a_model_says_what_it_can_do() {
         let model = Model { latency: Duration::from_millis(1), parallel: 4 };
         assert_eq!(
-            model.options_in(Mode::On, 8).join(" "),
-            "--latency 1000us --parallel 4 --device-queues round-robin --queues 8 --threads 8 \
-             --classes on"
+            model.options().join(" "),
+            "--latency 1000us --parallel 4 --device-queues round-robin"
         );
+        assert_eq!(options_in(Mode::On, 8).join(" "), "--queues 8 --threads 8 --classes on");
         assert!((model.rate() - 4000.0).abs() < 1e-9);
         assert_eq!(model.describe(), "4 at a time, 1ms each: 4000 per second");
     }

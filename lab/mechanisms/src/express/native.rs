@@ -186,7 +186,8 @@ fn measure(
     interrupt: &Interrupt,
 ) -> Result<Sample> {
     interrupt.check()?;
-    let words = options.model.options_in(mode, options.queues);
+    let mut words = options.model.options();
+    words.extend(super::options_in(mode, options.queues));
     let mut server = Server::vlane(vlane, dir, Storage::null(VOLUME), &[], &words)?;
     let crowd = Crowd {
         readers: load.readers(options.readers, options.queues),

@@ -30,18 +30,17 @@ pub(super) fn places<S>(results: &[PlaceResult<S>]) -> Vec<Place<'_, S>> {
 pub(super) fn guests<S>(
     results: &[PlaceResult<S>],
     beside: impl Fn(&PlaceResult<S>) -> String,
-    drive: &str,
+    more: &str,
     of: impl Fn(&S) -> &Beside,
 ) -> Vec<Note> {
     let mut notes = Vec::new();
     for result in results {
-        let PlaceResult { place, about, disks, model, readers, arms, .. } = result;
-        let (name, beside, model) = (word(*place), beside(result), model.describe());
+        let PlaceResult { place, about, disks, drive, readers, arms, .. } = result;
+        let (name, beside) = (word(*place), beside(result));
         let readers = counted(*readers, "reader");
         notes.push(Note::info(format!(
             "{name}: {about}; {disks}. {readers} (fio, libaio, random 4 KiB reads, one request \
-             out each) beside {beside}. The drive is a model with a queue for each thread of the \
-             back end, served in turns, one request of each: {model}{drive}."
+             out each) beside {beside}. The drive is {drive}{more}."
         )));
         let first = arms.0.first();
         let used = first.and_then(|first| spread(&first.rounds, |s| Some(of(s).busy * 100.0)));
@@ -72,19 +71,15 @@ pub(super) fn cpus<'a, S>(of: impl Fn(&S) -> &Beside + 'a) -> Figure<'a, S> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::time::Duration;
-
     use clap::{Args, ValueEnum};
     use vlane_testbed::guests::Machines;
 
     use super::super::root::Root;
-    use super::super::{Mode, Model, Variant, fsync, guests, launch, native};
+    use super::super::{Mode, Variant, fsync, guests, launch, native};
     use super::*;
     use vlane_report::build::Begun;
     use vlane_report::judge::Arms;
     use vlane_report::{Block, Report, Severity};
-
-    const MODEL: Model = Model { latency: Duration::from_millis(1), parallel: 2 };
 
     /// Options as they are without any words.
     fn usual<O: Args>(words: &[&str]) -> O {
@@ -104,7 +99,7 @@ mod tests {
             place,
             about: word(place),
             disks: String::new(),
-            model: MODEL,
+            drive: "a model".into(),
             readers: 1,
             arms: arms(names, samples),
             recorded: Vec::new(),
@@ -184,6 +179,9 @@ mod tests {
                         0.25 (0.25-0.25), no difference seen in Reads.";
         let met = "Of 3 goals 2 are met, 1 are not; of 0 nothing can be said.";
         assert_eq!(usual.summary, [met, expected]);
+        let flushes = "a flush takes no time there";
+        let says = |report: &Report| report.notes.iter().any(|note| note.text.contains(flushes));
+        assert!(says(&usual) && !says(&report(&["--disk-dir", "/images"])));
     }
 
     /// Without think time the foreground takes more of the drive: no mode can leave it to others.

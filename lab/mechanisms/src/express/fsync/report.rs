@@ -94,7 +94,10 @@ impl Experiment for Shown<'_> {
             let times = counted(self.options.syncs(result.place), "time");
             format!("a foreground program that appends 4 KiB and fsyncs, {times}")
         };
-        let drive = ", with ext4 (data=ordered) in RAM behind it; a flush takes no time there";
+        let drive = match self.options.disk_dir {
+            Some(_) => ", with ext4 (data=ordered) on it",
+            None => ", with ext4 (data=ordered) in RAM behind it; a flush takes no time there",
+        };
         let mut notes = guests(self.results, beside, drive, |s| &s.beside);
         let every = self.results.iter().map(|result| self.options.every(result.place));
         let every: Vec<_> = every.map(|every| format!("{every:?}")).collect();
