@@ -4,6 +4,8 @@ use serde::Deserialize;
 use vlane_report::published::{Interval, Published, Row, Said};
 use vlane_report::{Block, Cell, Report, Section, Spread};
 
+use crate::rounds;
+
 /// Something that a publication says, as a figure or as a ratio of two.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,14 +68,14 @@ pub(crate) struct Place {
     caption: String,
 }
 
-/// Part of a spread within bounds: all, none, or some.
+/// Part of a spread within bounds. The median decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Within {
     /// All of it.
     All,
-    /// None of it.
+    /// The median is outside, so the goal is not met.
     None,
-    /// A part.
+    /// The median and a part.
     Part,
 }
 
@@ -81,8 +83,8 @@ impl Within {
     fn of(here: &Interval, low: f64, high: f64) -> Self {
         let inside = |value: f64| (low..=high).contains(&value);
         match (inside(here.middle), inside(here.low), inside(here.high)) {
+            (false, ..) => Self::None,
             (true, true, true) => Self::All,
-            (false, false, false) => Self::None,
             _ => Self::Part,
         }
     }
@@ -92,7 +94,7 @@ impl Within {
         match self {
             Self::All => "met",
             Self::None => "**not met**",
-            Self::Part => "met in part: the spread crosses a bound",
+            Self::Part => "met by the median; the spread crosses a bound",
         }
     }
 }
@@ -154,12 +156,14 @@ impl Goal {
     }
 }
 
-/// The measured figure, or the ratio of two.
+/// The measured figure, or the ratio of two: round by round where the report has the rounds.
 fn measured(of: &Place, over: Option<&Place>, report: &Report) -> Option<Interval> {
     let of = of.find(report)?;
-    match over {
-        None => Some(Interval::of(&of)),
-        Some(over) => Interval::ratio(&of, &over.find(report)?),
+    let Some(over) = over else { return Some(Interval::of(&of)) };
+    let over = over.find(report)?;
+    match rounds::ratio(report, &of, &over) {
+        Some(ratios) => Some(Interval::of(&ratios)),
+        None => Interval::unpaired(&of, &over),
     }
 }
 

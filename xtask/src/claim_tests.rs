@@ -2,7 +2,7 @@
 
 use vlane_report::machine::Machine;
 use vlane_report::published::Direction;
-use vlane_report::{Axis, Chart, Column, Point, SCHEMA, Series, Table};
+use vlane_report::{Axis, Chart, Column, Point, SCHEMA, Samples, Series, Table};
 
 use super::*;
 
@@ -53,15 +53,30 @@ fn ratio(published: &str) -> Figure {
 }
 
 #[test]
-fn ratio_has_worst_case_spread() {
+fn ratio_without_rounds_is_unpaired() {
     let row = ratio("published = 2.55").row(&report());
     let here = row.here.clone().unwrap();
     assert!((here.middle - 2.5).abs() < 1e-9 && (here.low - 200.0 / 110.0).abs() < 1e-9);
+    assert!(here.words().ends_with(", unpaired"));
     let found = row.comparison().unwrap();
     assert_eq!(found.direction, Some(Direction::Same));
     assert!((found.size.unwrap().ratio - 2.5 / 2.55).abs() < 1e-9);
     let other = ratio("published = 0.5").row(&report()).comparison().unwrap();
     assert_eq!(other.direction, Some(Direction::Opposite));
+}
+
+#[test]
+fn ratio_of_rounds_is_paired() {
+    let rounds = [("Baseline", [90.0, 100.0, 110.0]), ("MT", [200.0, 250.0, 260.0])];
+    let rows = rounds.into_iter().flat_map(|(name, values)| {
+        let row = |(round, value)| vec![name.into(), Cell::Number(round), Cell::Number(value)];
+        [1.0, 2.0, 3.0].into_iter().zip(values).map(row)
+    });
+    let samples = Samples::new("rounds", "", "topology | Round | IOPS", rows.collect());
+    let report = Report { samples: vec![samples], ..report() };
+    let here = ratio("published = 2.55").row(&report).here.unwrap();
+    assert!((here.low - 200.0 / 90.0).abs() < 1e-9 && (here.high - 2.5).abs() < 1e-9);
+    assert!((here.middle - 260.0 / 110.0).abs() < 1e-9 && !here.is_unpaired);
 }
 
 #[test]
@@ -108,7 +123,7 @@ fn figure_names_publication_or_reason() {
 }
 
 #[test]
-fn goal_is_met_wholly_or_partly() {
+fn goal_is_judged_by_median() {
     let judge = |bound: &str| {
         let goal: Goal =
             toml::from_str(&format!("says = \"x\"\n{bound}\n{MT_OVER_BASELINE}")).unwrap();
@@ -117,6 +132,7 @@ fn goal_is_met_wholly_or_partly() {
     };
     assert_eq!(judge("at_least = 1.5"), Within::All);
     assert_eq!(judge("at_least = 2.4"), Within::Part);
+    assert_eq!(judge("at_least = 2.6"), Within::None, "one end is above");
     assert_eq!(judge("at_most = 1.5"), Within::None);
     judge("");
 }

@@ -163,7 +163,8 @@ fn shown(here: &Interval) -> String {
     if here.runs < 2 {
         return number(here.middle);
     }
-    format!("{} ({}-{})", number(here.middle), number(here.low), number(here.high))
+    let [middle, low, high] = [here.middle, here.low, here.high].map(number);
+    format!("{middle} ({low}-{high}){}", here.pairing())
 }
 
 /// Three significant digits or so.

@@ -16,8 +16,10 @@
 //!
 //! Of repeated measurements the smallest and the largest are kept ([`Spread`]). They are the ends
 //! of the widest interval that ranks can give. Its confidence follows from the number of runs
-//! alone, for any noise. With n runs it is 1 - 2^(1-n). For a ratio of m runs to n runs, from the
-//! smallest over the largest to the largest over the smallest, it is 1 - 2 / C(m+n, n). They are
+//! alone, for any noise. With n runs it is 1 - 2^(1-n). Figures that were measured in turns
+//! are divided round by round, and each ratio is a run. Figures without stored rounds are
+//! [unpaired](Interval::unpaired). The ratio then goes from the smallest over the largest to the
+//! largest over the smallest. The confidence for m runs to n runs is 1 - 2 / C(m+n, n). Both are
 //! the intervals of [`crate::stats`] without any values cut off. As there, less than 90 % is
 //! inconclusive: five runs, or three against three, are the least.
 
@@ -85,6 +87,8 @@ pub struct Interval {
     pub confidence: f64,
     /// Of how many runs; of a ratio, the fewer of both sides.
     pub runs: usize,
+    /// True for a ratio of two spreads, which is wider than that of their rounds.
+    pub is_unpaired: bool,
 }
 
 /// Result of the comparison.
@@ -106,19 +110,20 @@ impl Interval {
             high: max,
             confidence: (1.0 - 2.0 * 0.5_f64.powf(runs as f64)).max(0.0),
             runs,
+            is_unpaired: false,
         }
     }
 
     /// Of the ratio of two figures that were measured apart from each other, both of them positive;
     /// none if one is not.
-    pub fn ratio(of: &Spread, over: &Spread) -> Option<Self> {
-        let low = of.min / over.max;
+    pub fn unpaired(of: &Spread, over: &Spread) -> Option<Self> {
         let interval = Self {
             middle: of.median / over.median,
-            low,
+            low: of.min / over.max,
             high: of.max / over.min,
             confidence: (1.0 - 2.0 / ways(of.runs, over.runs)).max(0.0),
             runs: of.runs.min(over.runs),
+            is_unpaired: true,
         };
         let fits = [of.min, over.min].iter().all(|least| *least > 0.0)
             && [interval.middle, interval.low, interval.high].iter().all(|value| value.is_finite());
@@ -133,10 +138,16 @@ impl Interval {
 
     /// `1.21 to 1.45, 5 runs`.
     pub fn words(&self) -> String {
+        let (low, high) = (shown(self.low), shown(self.high));
         match self.runs {
             0 | 1 => "one run".into(),
-            runs => format!("{} to {}, {runs} runs", shown(self.low), shown(self.high)),
+            runs => format!("{low} to {high}, {runs} runs{}", self.pairing()),
         }
+    }
+
+    /// `, unpaired` for a ratio of several runs that are not paired.
+    pub fn pairing(&self) -> &'static str {
+        if self.is_unpaired && self.runs > 1 { ", unpaired" } else { "" }
     }
 }
 
@@ -247,7 +258,8 @@ pub const LEGEND: &str = "Direction: whether the figure goes the way that was pu
                           (five, or three against three, are the least). Size: the figure here \
                           over the published one, and whether it is within a factor of 1.25, \
                           which is one for all figures. Spread: the interval that the runs leave \
-                          for the figure here.";
+                          for the figure here. Ratios are taken in each round; an unpaired ratio \
+                          is of the spreads, where no rounds are stored.";
 
 /// Published figures beside those measured here: the one form of it, for all reports.
 pub fn table(caption: impl Into<String>, rows: &[Row]) -> Table {

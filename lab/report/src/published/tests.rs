@@ -7,7 +7,7 @@ use super::*;
 use crate::stats::{Better, unpaired};
 
 fn interval(low: f64, middle: f64, high: f64) -> Interval {
-    Interval { middle, low, high, confidence: 0.95, runs: 6 }
+    Interval { middle, low, high, confidence: 0.95, runs: 6, is_unpaired: false }
 }
 
 #[test]
@@ -41,17 +41,19 @@ fn confidence_follows_from_number_of_runs() {
     let of = |n| Interval::of(&runs(n));
     assert!(of(5).is_decisive() && !of(4).is_decisive());
     assert_eq!((of(1).confidence, of(0).confidence), (0.0, 0.0));
-    let ratio = |m, n| Interval::ratio(&runs(m), &runs(n)).unwrap();
+    let ratio = |m, n| Interval::unpaired(&runs(m), &runs(n)).unwrap();
     assert!(ratio(3, 3).is_decisive() && ratio(2, 5).is_decisive() && !ratio(2, 4).is_decisive());
     assert!(!ratio(1, 1).is_decisive() && ratio(1, 1).confidence.abs() < 1e-12);
     assert_eq!((of(1).words(), of(5).words()), ("one run".into(), "1.50 to 2.50, 5 runs".into()));
+    assert_eq!(ratio(3, 3).words(), "0.600 to 1.67, 3 runs, unpaired");
+    assert_eq!(ratio(1, 1).words(), "one run");
 }
 
 #[test]
 fn zero_and_negative_have_no_ratio() {
     let spread = |min, max| Spread { median: f64::midpoint(min, max), min, max, runs: 5 };
-    assert_eq!(Interval::ratio(&spread(1.0, 2.0), &spread(0.0, 2.0)), None);
-    assert_eq!(Interval::ratio(&spread(-1.0, 2.0), &spread(1.0, 2.0)), None);
+    assert_eq!(Interval::unpaired(&spread(1.0, 2.0), &spread(0.0, 2.0)), None);
+    assert_eq!(Interval::unpaired(&spread(-1.0, 2.0), &spread(1.0, 2.0)), None);
 }
 
 #[test]
@@ -125,7 +127,7 @@ proptest! {
     /// No end of it is cut off.
     #[test]
     fn ratio_interval_is_that_of_statistics(a in vec(0.1..100.0_f64, 3), b in vec(0.1..100.0_f64, 3)) {
-        let ours = Interval::ratio(&Spread::of(&a).unwrap(), &Spread::of(&b).unwrap()).unwrap();
+        let ours = Interval::unpaired(&Spread::of(&a).unwrap(), &Spread::of(&b).unwrap()).unwrap();
         let theirs = unpaired(&a, &b, Better::Higher, 0.0);
         prop_assert!((ours.low / theirs.low - 1.0).abs() < 1e-9 && (ours.high / theirs.high - 1.0).abs() < 1e-9);
         prop_assert!((ours.confidence - theirs.confidence).abs() < 1e-9);
@@ -141,11 +143,11 @@ proptest! {
         for mask in masks {
             let values = |which: bool| (0..all).filter(|i| (mask >> i & 1 == 1) == which).map(|i| i as f64 + 1.0).collect::<Vec<_>>();
             let spread = |which| Spread::of(&values(which)).unwrap();
-            let ratio = Interval::ratio(&spread(true), &spread(false)).unwrap();
+            let ratio = Interval::unpaired(&spread(true), &spread(false)).unwrap();
             orders += 1.0;
             apart += if (ratio.low..=ratio.high).contains(&1.0) { 0.0 } else { 1.0 };
         }
-        let said = Interval::ratio(&Spread { median: 1.0, min: 1.0, max: 1.0, runs: m }, &Spread { median: 1.0, min: 1.0, max: 1.0, runs: n }).unwrap();
+        let said = Interval::unpaired(&Spread { median: 1.0, min: 1.0, max: 1.0, runs: m }, &Spread { median: 1.0, min: 1.0, max: 1.0, runs: n }).unwrap();
         prop_assert!((1.0 - apart / orders - said.confidence).abs() < 1e-9, "{apart} of {orders}, {}", said.confidence);
     }
 }
