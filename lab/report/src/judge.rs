@@ -1,8 +1,8 @@
 //! The one judge of all experiments: arms relative to the first one, and goals.
 //!
 //! The first arm is measured twice in each round (A/A). Its ratio to itself is the noise: smaller
-//! differences are not seen. [`crate::stats`] has the interval of a ratio; [`Bound::met`] judges by
-//! the whole interval.
+//! differences are not seen. [`crate::stats`] has the interval of a ratio. A goal is not met
+//! if the median fails, in spite of the interval.
 
 use serde::Serialize;
 
@@ -56,15 +56,15 @@ pub enum Bound {
     AtMost(f64),
 }
 
-/// The outcome of a goal that is judged by an interval.
+/// The outcome of a goal that is judged by a median and an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Met {
-    /// The whole interval is on the good side.
+    /// The median and the whole interval are on the good side.
     Yes,
-    /// The whole interval is on the bad side.
+    /// The median is on the bad side.
     No,
-    /// The interval holds the bound, or there is no interval.
+    /// The median is on the good side, and an end is not, or there is no interval.
     Unclear,
 }
 
@@ -96,11 +96,12 @@ impl Bound {
         }
     }
 
-    /// Judges both ends of an interval.
-    pub fn met(self, ends: Option<(f64, f64)>) -> Met {
-        match ends.map(|(low, high)| (self.holds(low), self.holds(high))) {
-            Some((true, true)) => Met::Yes,
-            Some((false, false)) => Met::No,
+    /// Judges a median, and both ends of an interval.
+    pub fn met(self, median: f64, ends: Option<(f64, f64)>) -> Met {
+        let are_good = ends.is_some_and(|(low, high)| self.holds(low) && self.holds(high));
+        match (self.holds(median), are_good) {
+            (true, true) => Met::Yes,
+            (false, _) if !median.is_nan() => Met::No,
             _ => Met::Unclear,
         }
     }
@@ -259,6 +260,15 @@ mod tests {
             verdict(&[10.0, 20.0, 10.0], Bound::AtLeast(0.97)).says(),
             "met, in every round"
         );
+    }
+
+    #[test]
+    fn failing_median_is_never_inconclusive() {
+        let met = |median, ends| Bound::AtMost(1.0).met(median, ends);
+        assert_eq!(met(0.9, Some((0.8, 1.0))), Met::Yes);
+        assert_eq!(met(0.9, Some((0.8, 1.1))), Met::Unclear);
+        assert_eq!([met(1.1, Some((0.8, 1.2))), met(1.1, None)], [Met::No; 2]);
+        assert_eq!([met(0.9, None), met(f64::NAN, None)], [Met::Unclear; 2]);
     }
 
     #[test]

@@ -28,8 +28,8 @@
 //! quieter machine.
 //!
 //! A sentence of a summary says even less ([`Verdict::told`]). It claims more or less of something
-//! if the interval leaves out 1, and otherwise that no difference was seen. A target is met or
-//! missed only if the whole interval says so ([`Verdict::side`]).
+//! if the interval leaves out 1, and otherwise that no difference was seen. A target is met only if
+//! the whole interval says so ([`Verdict::side`]), and missed if the median misses it.
 //!
 //! False alarms (better or worse, without a true difference) are at most 1 minus the interval's
 //! confidence: 6.25 % with five pairs, 5 % with more. They are rarer where the noise is small

@@ -42,7 +42,7 @@ pub struct Verdict {
     pub highest: f64,
     /// The target.
     pub target: String,
-    /// Result for the target, by the whole interval.
+    /// Result for the target, by the median and the whole interval.
     pub met: Met,
     /// Difference of the two, with regard to the noise; absent without a comparison.
     pub difference: Option<stats::Verdict>,
@@ -121,14 +121,17 @@ pub(super) fn judge(row: &Row, claim: &Claim, arms: &Arms<Sample>) -> Verdict {
         .map(|over| stats::paired(&of, over, better, threshold));
     let lowest = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let middle = median(&ratios);
     let met = match difference {
         _ if !late.is_empty() => Met::Unclear,
-        Some(known) if row.load.rate.is_some() => held(&known),
-        Some(known) if known.confidence > 0.0 => claim.bound.met(Some((known.low, known.high))),
+        Some(known) if row.load.rate.is_some() => held(&known, middle, threshold),
+        Some(known) if known.confidence > 0.0 => {
+            claim.bound.met(middle, Some((known.low, known.high)))
+        }
         // A figure that is nothing has no ratio, so no interval: all pairs must agree, and be
         // enough. A count of nothing is exact.
-        Some(_) if ratios.len() < LEAST_PAIRS => Met::Unclear,
-        _ => claim.bound.met(Some((lowest, highest))),
+        Some(_) if ratios.len() < LEAST_PAIRS => claim.bound.met(middle, None),
+        _ => claim.bound.met(middle, Some((lowest, highest))),
     };
     let (sign, bound) = match claim.bound {
         Bound::AtLeast(bound) => (">=", bound),
@@ -142,7 +145,7 @@ pub(super) fn judge(row: &Row, claim: &Claim, arms: &Arms<Sample>) -> Verdict {
         value: median(&of),
         over: against.map(|over| arms.0[over].arm.clone()),
         other: over.as_deref().map(median),
-        ratio: median(&ratios),
+        ratio: middle,
         lowest,
         highest,
         target: format!("{sign} {bound}"),
@@ -162,11 +165,12 @@ fn resolution(row: &Row, claim: &Claim, of: &[f64]) -> f64 {
     }
 }
 
-/// Decides by the interval if a cost is at most the other's.
-fn held(difference: &stats::Verdict) -> Met {
+/// Decides by median and interval if a cost is at most the other's, or more by no more than the
+/// threshold.
+fn held(difference: &stats::Verdict, median: f64, threshold: f64) -> Met {
     match (difference.outcome, difference.side(1.0)) {
+        _ if median > 1.0 + threshold => Met::No,
         (Outcome::Better | Outcome::Same, _) | (_, Side::Below) => Met::Yes,
-        (Outcome::Worse, _) => Met::No,
         _ => Met::Unclear,
     }
 }
@@ -177,7 +181,7 @@ impl Verdict {
     pub(super) fn told_ratio(&self) -> String {
         match self.difference {
             Some(known) if known.confidence > 0.0 => {
-                format!("{:.2} ({:.2}-{:.2})", known.ratio, known.low, known.high)
+                format!("{:.2} ({:.2}-{:.2})", self.ratio, known.low, known.high)
             }
             _ if self.late.is_empty() => format!("{:.2}", self.ratio),
             _ => String::new(),

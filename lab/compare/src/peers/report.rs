@@ -302,9 +302,9 @@ fn method(options: &Options) -> String {
          turns. 4K random reads; fio asks for a request every 1/rate, with at most `depth` out at \
          once, and makes up for late ones. Without a guest, fio with libblkio waits for \
          interrupts, and back end and client have a CPU each. A rate is reached when {:.0} % of it \
-         are achieved. {settings} needs less CPU time there. A verdict is by the interval of the \
-         ratio, not by the medians. A difference below 5 %, or below fio's resolution, does not \
-         matter.",
+         are achieved. {settings} needs less CPU time there. A ratio is met if its whole \
+         interval is, and not met if its median is not. A difference below 5 %, or below fio's \
+         resolution, does not matter.",
         counted(options.pairs, "measurement"),
         figure::duration(time.as_secs_f64()),
         figure::duration(ramp.as_secs_f64()),

@@ -86,14 +86,17 @@ impl CellResult {
             rivals.map(|(_, rival)| rival).max_by(|a, b| middle(a, of).total_cmp(&middle(b, of)));
         let noise = self.arms.noise(|s| Some(of(s)));
         let least = noise.map_or(NOT_WORSE, |noise| NOT_WORSE.max(noise.min.min(1.0)));
+        let figure = better.and_then(|better| arm.over(better, |s| Some(of(s))));
+        let wanted = Bound::AtLeast(least);
+        let is_missed = figure.is_some_and(|figure| !wanted.holds(figure.median));
         Verdict {
             place: self.cell.id(),
             arm: arm.arm.clone(),
             goal: format!("{name} over the better one's"),
-            figure: better.and_then(|better| arm.over(better, |s| Some(of(s)))),
-            wanted: Bound::AtLeast(least),
+            figure,
+            wanted,
             noise,
-            void: if noise.is_none() { "there is no A/A" } else { "" },
+            void: if noise.is_some() || is_missed { "" } else { "there is no A/A" },
         }
     }
 }
@@ -202,8 +205,10 @@ mod tests {
 
     #[test]
     fn missing_second_base_is_inconclusive() {
-        let mut arms = usual(arm("pdc", [105.0; 3], 52e3, 0.002, 0));
-        arms.remove(1);
-        assert_eq!(met(&result(Expected::Helps, None, arms), "pdc", "operations"), None);
+        for (operations, outcome) in [(105.0, None), (90.0, Some(false))] {
+            let mut arms = usual(arm("pdc", [operations; 3], 52e3, 0.002, 0));
+            arms.remove(1);
+            assert_eq!(met(&result(Expected::Helps, None, arms), "pdc", "operations"), outcome);
+        }
     }
 }
