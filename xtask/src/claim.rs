@@ -121,11 +121,15 @@ impl Figure {
             (None, value) => Said::Number(value.unwrap_or(f64::NAN)),
         };
         let no_change = self.no_change.or(self.over.as_ref().map(|_| 1.0));
-        let here = match (&self.of, &self.missing) {
+        let mut here = match (&self.of, &self.missing) {
             (Some(of), None) => measured(of, self.over.as_ref(), report)
                 .ok_or_else(|| "not in the last result".to_owned()),
             (_, missing) => Err(missing.clone().unwrap_or_default()),
         };
+        if let (Ok(here), Some(_)) = (&mut here, report.disturbance()) {
+            // No interval of a disturbed measurement decides a direction.
+            here.confidence = 0.0;
+        }
         Row { figure: self.says.clone(), published: Published { said, no_change }, here }
     }
 }

@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use vlane_report::machine::Machine;
+use vlane_report::machine::{Load, Machine};
 use vlane_report::published::Direction;
 use vlane_report::{Axis, Chart, Column, Point, SCHEMA, Samples, Series, Table};
 
@@ -77,6 +77,15 @@ fn ratio_of_rounds_is_paired() {
     let here = ratio("published = 2.55").row(&report).here.unwrap();
     assert!((here.low - 200.0 / 90.0).abs() < 1e-9 && (here.high - 2.5).abs() < 1e-9);
     assert!((here.middle - 260.0 / 110.0).abs() < 1e-9 && !here.is_unpaired);
+}
+
+#[test]
+fn disturbed_measurement_has_no_direction() {
+    let load = Load { before: 0.0, after: 0.0, stolen_percent: 0.0, others: Some(1.0) };
+    let machine = Machine { load: Some(load), ..Machine::default() };
+    let row = ratio("published = 2.55").row(&Report { machine, ..report() });
+    let found = row.comparison().unwrap();
+    assert_eq!((found.direction, found.size.is_some()), (Some(Direction::Unclear), true));
 }
 
 #[test]

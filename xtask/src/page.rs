@@ -99,9 +99,12 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         text += "## Our own goals\n\nThese are vlane's wishes; no publication has them.\n\n\
                  | goal | wanted | here (min-max) | outcome |\n|---|---|---|---|\n";
         for goal in &about.goals {
-            let (here, outcome) = match goal.judge(report) {
-                Some((here, within)) => (shown(&here), within.word()),
-                None => ("not measured".into(), ""),
+            let (here, outcome) = match (goal.judge(report), report.disturbance()) {
+                (Some((here, _)), Some(reason)) => {
+                    (shown(&here), format!("inconclusive: {reason}"))
+                }
+                (Some((here, within)), None) => (shown(&here), within.word().into()),
+                (None, _) => ("not measured".into(), String::new()),
             };
             let _ = writeln!(text, "| {} | {} | {here} | {outcome} |", goal.says, goal.bounds());
         }
@@ -218,6 +221,7 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
     for one in all {
         let report = Report::read(&one.source_of_result(all).join("result.json"));
         let counts = match &report {
+            Ok(report) if report.disturbance().is_some() => "inconclusive | | | ".into(),
             Ok(report) => {
                 let rows: Vec<_> =
                     one.about.figures.iter().map(|figure| figure.row(report)).collect();

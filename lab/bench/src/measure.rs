@@ -6,7 +6,6 @@
 //! two back ends only the measured one runs.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use tempfile::TempDir;
 use vlane_driver::Session;
@@ -19,8 +18,8 @@ use super::profile::{Backend, Client, Load, Pin, Profile, Storage, Target};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use super::threads;
 use vlane_client::progress::Progress;
-use vlane_report::date;
-use vlane_report::machine::{Busy, Machine, usable_cpus};
+use vlane_report::Report;
+use vlane_report::machine::usable_cpus;
 use vlane_testbed::control::{Control, Counters};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::image::{Image, Medium, Place};
@@ -77,7 +76,6 @@ struct Bench<'a> {
 /// measurement. [`ErrorKind::Interrupted`]. [`ErrorKind::Process`] if a back end or client fails,
 /// or requests do.
 pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress) -> Result<Saved> {
-    let (start, created, busy) = (Instant::now(), date::now(), Busy::now());
     let mut bench = Bench::new(profile, setting)?;
     let mut loads = nothing_yet(profile);
     let mut partial = false;
@@ -112,18 +110,18 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
         return Err(Error::new(ErrorKind::Interrupted, "interrupted before anything was measured"));
     }
     let programs: &[&str] = if bench.qsd.is_some() { &["qemu-storage-daemon"] } else { &[] };
-    let mut machine =
-        Machine { load: busy.and_then(Busy::until_now), ..Machine::describe(programs) };
+    let Report { title, command, created, seconds, mut machine, .. } =
+        setting.call.begun.report("bench", &profile.title, programs);
     if let Some(version) = bench.fio.as_ref().and_then(|fio| fio.version()) {
         machine.versions.push(("fio".into(), version));
     }
     Ok(Saved {
         schema: SAVED.into(),
-        title: profile.title.clone(),
+        title,
         text: profile.text.clone(),
-        command: setting.call.begun.command.clone(),
+        command,
         created,
-        seconds: start.elapsed().as_secs_f64(),
+        seconds,
         machine,
         time: profile.time.as_secs_f64(),
         ramp: profile.ramp.as_secs_f64(),

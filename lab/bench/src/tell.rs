@@ -52,6 +52,7 @@ pub fn report(run: &Saved, comparisons: &[Comparison], older: Option<&str>) -> R
         sections,
         samples: vec![samples(run)],
     }
+    .guarded()
 }
 
 /// A figure: its title, its unit and its value.

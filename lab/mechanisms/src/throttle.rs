@@ -183,5 +183,5 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let blocks = vec![table("Rates", columns, measured)];
     let sections = vec![Section::new("rates", "Rates", vec![text.to_owned()], blocks)];
     let empty = begun.report("throttle", "How exactly limits are kept", &["fio"]);
-    Ok(whole.marked(Report { notes, sections, ..empty }))
+    Ok(whole.marked(Report { notes, sections, ..empty }.guarded()))
 }

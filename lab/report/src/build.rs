@@ -8,6 +8,11 @@ use crate::{
     Series, Spread, Table, date,
 };
 
+/// Kinds of reports whose figures no load changes.
+const EXACT: [&str; 4] = ["analyze", "journal-detection", "power-cut", "simulate"];
+/// Titles of columns of conclusions.
+const VERDICTS: [&str; 3] = ["direction", "outcome", "verdict"];
+
 /// Work that a report will be made of: by which command, and since when.
 #[derive(Debug, Clone)]
 pub struct Begun {
@@ -48,6 +53,32 @@ impl Begun {
 }
 
 impl Report {
+    /// Reason for no conclusion, if other programs disturbed the measurement.
+    pub fn disturbance(&self) -> Option<String> {
+        let is_exact = EXACT.contains(&self.kind.as_str());
+        self.machine.load.filter(|_| !is_exact)?.disturbance()
+    }
+
+    /// Takes the conclusions away if other programs disturbed the measurement.
+    pub fn guarded(mut self) -> Self {
+        let Some(reason) = self.disturbance() else { return self };
+        let (text, verdict) =
+            (format!("No conclusion is drawn: {reason}."), format!("inconclusive: {reason}"));
+        if self.partial.is_none() {
+            self.summary = vec![text.clone()];
+        }
+        self.notes.insert(0, Note::warning(text));
+        for block in self.sections.iter_mut().flat_map(|section| &mut section.blocks) {
+            let Block::Table(table) = block else { continue };
+            let is_verdict =
+                |column: &Column| VERDICTS.contains(&column.title.to_lowercase().as_str());
+            for at in (0..table.columns.len()).filter(|at| is_verdict(&table.columns[*at])) {
+                table.rows.iter_mut().for_each(|row| row[at] = verdict.clone().into());
+            }
+        }
+        self
+    }
+
     /// Marks it as one of fewer measurements than were wanted; its first note says so.
     pub fn mark_partial(&mut self, missing: String) {
         self.notes.insert(0, Note::warning(&*missing));

@@ -169,7 +169,7 @@ pub(super) fn report() -> Report {
                 is_rotational: false,
                 scheduler: "none".into(),
             }],
-            load: Some(Load { before: 0.25, after: 1.5, stolen_percent: 0.5 }),
+            load: Some(Load { before: 0.25, after: 1.5, stolen_percent: 0.5, others: Some(0.02) }),
             versions: vec![
                 ("vlane".into(), "0.1.0".into()),
                 ("qemu".into(), "7.2.22".into()),

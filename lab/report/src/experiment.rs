@@ -178,7 +178,7 @@ pub fn report<E: Experiment>(
     let records = places.iter().flat_map(|place| place.arms.records(&place.name));
     let labels = format!("{} | {} | Round", heads[0], heads[1]);
     let samples = vec![Samples::of_records("rounds", "Every round of every arm", &labels, records)];
-    Report { summary, notes, sections, samples, ..empty }
+    Report { summary, notes, sections, samples, ..empty }.guarded()
 }
 
 /// A warning about too few rounds.
@@ -323,6 +323,7 @@ pub fn arms_table<S>(
 mod tests {
     use super::*;
     use crate::build::Begun;
+    use crate::machine::Load;
 
     #[derive(Serialize)]
     struct Sample {
@@ -403,6 +404,16 @@ mod tests {
         assert_eq!(report.summary[0], "Of 1 goals 1 are met, 0 are not; of 0 nothing can be said.");
         assert_eq!(report.summary[1], "here, relative to off: on: time 0.40 (0.25-0.50).");
         assert_eq!(report.notes.len(), 1, "three rounds are few");
+        let mut disturbed = report.clone();
+        disturbed.machine.load =
+            disturbed.machine.load.map(|load| Load { others: Some(1.3), ..load });
+        let disturbed = disturbed.guarded();
+        assert_eq!(disturbed.summary, ["No conclusion is drawn: other programs used 1.30 CPUs."]);
+        let Block::Table(goals) = &disturbed.sections[0].blocks[0] else { panic!("a table") };
+        let outcome = "inconclusive: other programs used 1.30 CPUs";
+        assert_eq!(goals.rows[0].last(), Some(&outcome.into()));
+        let exact = Report { kind: "simulate".into(), ..disturbed };
+        assert_eq!(exact.disturbance(), None);
         arms.0[2].rounds[0].time = 1.0;
         let place = Place {
             id: "here".into(),

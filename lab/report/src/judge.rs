@@ -130,8 +130,8 @@ impl Verdict {
             (Some(true), false) => "met, not in every round",
             (Some(false), true) => "NOT met, in no round",
             (Some(false), false) => "NOT met, in some rounds",
-            (None, _) if !self.void.is_empty() => return format!("nothing to say: {}", self.void),
-            (None, _) => "nothing to say",
+            (None, _) if !self.void.is_empty() => return format!("inconclusive: {}", self.void),
+            (None, _) => "inconclusive",
         };
         words.to_owned()
     }
@@ -275,7 +275,7 @@ mod tests {
     fn missing_figure_is_inconclusive() {
         let verdict = arms(&[1.0; 3])
             .verdict("here", "on", "less", Bound::AtMost(1.0), |f| (*f > 1.0).then_some(*f));
-        assert_eq!(verdict.unwrap().says(), "nothing to say");
+        assert_eq!(verdict.unwrap().says(), "inconclusive");
         assert!(arms(&[]).verdict("here", "none", "less", Bound::AtMost(1.0), |_| None).is_none());
     }
 

@@ -2,6 +2,7 @@
 //! which commit the program is of.
 
 mod load;
+pub mod others;
 mod storage;
 
 use std::fs;

@@ -36,6 +36,7 @@ pub(super) fn fill(outcome: &Outcome, begun: &Begun, programs: &[&str]) -> Repor
     let summary = summary::sentences(outcome);
     let (notes, samples) = (notes(outcome), samples(outcome));
     Report { summary, notes, sections, samples, ..begun.report("compare", title, programs) }
+        .guarded()
 }
 
 /// The part for a terminal: the picture, the ratios to the host, and where small requests go.

@@ -282,7 +282,7 @@ pub fn report(outcome: &Outcome, options: &Options, begun: &Begun) -> Report {
     let mut report = Report { summary, notes, sections, samples, ..empty };
     report.machine.versions.extend(outcome.versions.iter().cloned());
     outcome.partial.iter().for_each(|missing| report.mark_partial(missing.clone()));
-    report
+    report.guarded()
 }
 
 /// The method, in some sentences.

@@ -1,7 +1,9 @@
 //! Other load of the machine during a measurement.
 
 use std::fs;
+use std::time::Instant;
 
+use super::others;
 use serde::{Deserialize, Serialize};
 
 /// How busy the machine was.
@@ -15,17 +17,30 @@ pub struct Load {
     /// Of the CPUs' time, what a hypervisor gave to other machines meanwhile, in per cent; 0 on
     /// bare metal.
     pub stolen_percent: f64,
+    /// CPUs that programs without a part in it used meanwhile; none if it was too short to tell.
+    #[serde(default)]
+    pub others: Option<f64>,
 }
 
 impl Load {
-    /// `0.25 before, 1.50 at the end, 0.5 % of the CPU time stolen`.
+    /// `0.25 before, 1.50 at the end, 0.5 % of the CPU time stolen, other programs used 0.02 CPUs`.
     pub fn words(self) -> String {
-        let Self { before, after, stolen_percent } = self;
+        let Self { before, after, stolen_percent, others } = self;
+        let others = others.map_or(String::new(), |cpus| format!(", {}", used(cpus)));
         format!(
             "{before:.2} before, {after:.2} at the end, {stolen_percent:.1} % of the CPU time \
-             stolen"
+             stolen{others}"
         )
     }
+
+    /// Reason for a measurement without a conclusion, if other programs used too much.
+    pub fn disturbance(self) -> Option<String> {
+        self.others.filter(|cpus| *cpus >= others::MOST).map(used)
+    }
+}
+
+fn used(cpus: f64) -> String {
+    format!("other programs used {cpus:.2} CPUs")
 }
 
 /// How busy the machine is at a moment.
@@ -36,13 +51,15 @@ pub struct Busy {
     all: u64,
     /// Of them, those that others had.
     stolen: u64,
+    others: Option<(f64, Instant)>,
 }
 
 impl Busy {
     /// Now; none if the kernel does not tell.
     pub fn now() -> Option<Self> {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        Self::of(&read("/proc/loadavg"), &read("/proc/stat"))
+        let busy = Self::of(&read("/proc/loadavg"), &read("/proc/stat"))?;
+        Some(Self { others: others::look(), ..busy })
     }
 
     /// From the texts of `/proc/loadavg` and `/proc/stat`.
@@ -53,7 +70,8 @@ impl Busy {
         // already.
         let ticks: Vec<u64> =
             line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
-        Some(Self { average, all: ticks.iter().sum(), stolen: ticks.get(7).copied().unwrap_or(0) })
+        let (all, stolen) = (ticks.iter().sum(), ticks.get(7).copied().unwrap_or(0));
+        Some(Self { average, all, stolen, others: None })
     }
 
     /// Load since then; none if the kernel does not report it.
@@ -66,7 +84,8 @@ impl Busy {
         let all = end.all.saturating_sub(self.all);
         let stolen = end.stolen.saturating_sub(self.stolen).min(all);
         let stolen_percent = if all == 0 { 0.0 } else { stolen as f64 / all as f64 * 100.0 };
-        Load { before: self.average, after: end.average, stolen_percent }
+        let others = self.others.zip(end.others).and_then(others::between);
+        Load { before: self.average, after: end.average, stolen_percent, others }
     }
 }
 
@@ -83,9 +102,18 @@ mod tests {
         let begin = Busy::of("0.25 0.10 0.05 1/99 7\n", &stat(100, 10)).unwrap();
         let end = Busy::of("1.50 0.10 0.05 1/99 7\n", &stat(190, 20)).unwrap();
         let load = begin.until(end);
-        assert_eq!(load, Load { before: 0.25, after: 1.5, stolen_percent: 10.0 });
+        assert_eq!(load, Load { before: 0.25, after: 1.5, stolen_percent: 10.0, others: None });
         assert_eq!(load.words(), "0.25 before, 1.50 at the end, 10.0 % of the CPU time stolen");
         assert_eq!(end.until(begin).stolen_percent, 0.0, "ticks that ran backwards");
+    }
+
+    #[test]
+    fn other_programs_prevent_conclusions() {
+        let load = |others| Load { before: 0.0, after: 2.0, stolen_percent: 0.0, others };
+        assert_eq!([load(None), load(Some(0.249))].map(Load::disturbance), [None, None]);
+        let disturbed = load(Some(1.3));
+        assert_eq!(disturbed.disturbance().unwrap(), "other programs used 1.30 CPUs");
+        assert!(disturbed.words().ends_with("stolen, other programs used 1.30 CPUs"));
     }
 
     #[test]
