@@ -10,12 +10,15 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use procfs::process::{Stat, StatFlags, all_processes};
+use procfs::process::{Stat, all_processes};
 
 /// CPUs of other programs, above which a measurement says nothing.
 pub const MOST: f64 = 0.25;
 /// Time between two looks, and the least time of a figure.
 pub const WINDOW: Duration = Duration::from_secs(5);
+
+/// The flag `PF_KTHREAD`.
+const KERNEL_THREAD: u32 = 0x20_0000;
 
 static LOOKS: Mutex<Option<Looks>> = Mutex::new(None);
 
@@ -47,97 +50,65 @@ pub fn between(((before, begin), (after, end)): ((f64, Instant), (f64, Instant))
     (time >= WINDOW).then(|| (after - before) / time.as_secs_f64())
 }
 
-/// A process at a moment.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Process {
-    parent: i32,
-    group: i32,
-    session: i32,
-    start: u64,
-    is_kernel: bool,
-    /// Ticks of its own threads, and of children that it waited for.
-    ticks: u64,
-    reaped: u64,
+fn processes() -> Option<HashMap<i32, Stat>> {
+    let stats = all_processes().ok()?.filter_map(|process| process.ok()?.stat().ok());
+    Some(stats.map(|stat| (stat.pid, stat)).collect())
 }
 
-fn processes() -> Option<HashMap<i32, Process>> {
-    let of = |stat: Stat| Process {
-        parent: stat.ppid,
-        group: stat.pgrp,
-        session: stat.session,
-        start: stat.starttime,
-        is_kernel: StatFlags::from_bits_truncate(stat.flags).contains(StatFlags::PF_KTHREAD),
-        ticks: stat.utime + stat.stime,
-        reaped: u64::try_from(stat.cutime + stat.cstime).unwrap_or(0),
-    };
-    let stats = all_processes().ok()?.filter_map(|process| process.ok()?.stat().ok());
-    Some(stats.map(|stat| (stat.pid, of(stat))).collect())
+/// Ticks of a process's own threads, and of children that it waited for.
+fn ticks(of: &Stat) -> [u64; 2] {
+    [of.utime + of.stime, u64::try_from(of.cutime + of.cstime).unwrap_or(0)]
 }
 
 /// Looks at all processes.
 #[derive(Debug, Default)]
 struct Looks {
-    /// Own processes by number, with their starts. A number stays as long as its group does.
-    own: HashMap<i32, u64>,
-    last: HashMap<i32, Process>,
+    /// Own processes by number.
+    own: HashMap<i32, Stat>,
+    last: HashMap<i32, Stat>,
     /// Ticks of others so far.
     used: u64,
 }
 
 impl Looks {
-    fn add(&mut self, me: i32, all: HashMap<i32, Process>) {
-        self.find_own(me, &all);
+    fn add(&mut self, me: i32, all: HashMap<i32, Stat>) {
+        let is_first = self.last.is_empty();
+        let last = std::mem::replace(&mut self.last, all);
+        let all = &self.last;
+        let is_there = |of: &Stat| all.get(&of.pid).is_some_and(|p| p.starttime == of.starttime);
+        // A number stays own as long as a group or session has it.
+        let is_led = |pid: i32| all.values().any(|p| p.pgrp == pid || p.session == pid);
+        self.own.retain(|pid, of| is_there(of) || !all.contains_key(pid) && is_led(*pid));
+        self.own.extend(all.get(&me).map(|of| (me, of.clone())));
+        while let Some(new) = all.values().find(|of| {
+            !self.own.contains_key(&of.pid)
+                && [of.ppid, of.pgrp, of.session].iter().any(|pid| self.own.contains_key(pid))
+        }) {
+            self.own.insert(new.pid, new.clone());
+        }
         // A parent's time has that of its ended children, of which a part was seen before.
         let mut ended: HashMap<i32, u64> = HashMap::new();
-        let is_there = |pid: i32, of: &Process| all.get(&pid).is_some_and(|p| p.start == of.start);
-        for (_, gone) in self.last.iter().filter(|(pid, process)| !is_there(**pid, process)) {
-            let mut parent = gone.parent;
-            while let Some(process) = self.last.get(&parent).filter(|p| !is_there(parent, p)) {
-                parent = process.parent;
+        for gone in last.values().filter(|of| !is_there(of)) {
+            let mut parent = gone.ppid;
+            while let Some(of) = last.get(&parent).filter(|of| !is_there(of)) {
+                parent = of.ppid;
             }
-            *ended.entry(parent).or_default() += gone.ticks + gone.reaped;
+            *ended.entry(parent).or_default() += ticks(gone).iter().sum::<u64>();
         }
-        let ancestors: Vec<i32> =
-            std::iter::successors(Some(me), |pid| Some(all.get(pid)?.parent)).take(99).collect();
-        for (pid, now) in
-            all.iter().filter(|(pid, now)| !self.own.contains_key(pid) && !now.is_kernel)
-        {
-            let before = self.last.get(pid).filter(|last| last.start == now.start);
-            let [ticks, reaped] = before.map_or([0; 2], |last| [last.ticks, last.reaped]);
-            // On the first look, all time is of before.
-            if !self.last.is_empty() {
-                self.used += now.ticks.saturating_sub(ticks);
-                // The ancestors wait for own processes that detached.
-                if !ancestors.contains(pid) {
-                    let seen = reaped + ended.get(pid).copied().unwrap_or(0);
-                    self.used += now.reaped.saturating_sub(seen);
-                }
+        // Ancestors wait for own processes that detached.
+        let parent = |pid: &i32| Some(all.get(pid)?.ppid);
+        let ancestors: Vec<i32> = std::iter::successors(Some(me), parent).take(99).collect();
+        let is_other = |of: &&Stat| {
+            !is_first && !self.own.contains_key(&of.pid) && of.flags & KERNEL_THREAD == 0
+        };
+        for of in all.values().filter(is_other) {
+            let before = last.get(&of.pid).filter(|last| last.starttime == of.starttime);
+            let ([alone, reaped], [seen, known]) = (ticks(of), before.map_or([0; 2], ticks));
+            self.used += alone.saturating_sub(seen);
+            if !ancestors.contains(&of.pid) {
+                let known = known + ended.get(&of.pid).unwrap_or(&0);
+                self.used += reaped.saturating_sub(known);
             }
-        }
-        self.last = all;
-    }
-
-    /// Adds all that descend from own processes, or are in a group or session that one began.
-    fn find_own(&mut self, me: i32, all: &HashMap<i32, Process>) {
-        let is_led = |pid: i32| all.values().any(|p| p.group == pid || p.session == pid);
-        self.own.retain(|pid, start| match all.get(pid) {
-            Some(process) => process.start == *start,
-            None => is_led(*pid),
-        });
-        self.own.extend(all.get(&me).map(|process| (me, process.start)));
-        loop {
-            let is_own = |p: &Process| {
-                [p.parent, p.group, p.session].iter().any(|pid| self.own.contains_key(pid))
-            };
-            let new: Vec<_> = all
-                .iter()
-                .filter(|(pid, process)| !self.own.contains_key(pid) && is_own(process))
-                .map(|(pid, process)| (*pid, process.start))
-                .collect();
-            if new.is_empty() {
-                return;
-            }
-            self.own.extend(new);
         }
     }
 }

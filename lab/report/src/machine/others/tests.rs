@@ -1,20 +1,31 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use procfs::FromRead;
+
 use super::*;
 
 const ME: i32 = 50;
 
 /// A process of its own group, with such a parent and these ticks.
-fn process(pid: i32, parent: i32, ticks: u64) -> (i32, Process) {
-    let of =
-        Process { parent, group: pid, session: 1, start: 7, is_kernel: false, ticks, reaped: 0 };
-    (pid, of)
+fn process(pid: i32, parent: i32, ticks: u64) -> Stat {
+    let rest = "0 ".repeat(40);
+    let text =
+        format!("{pid} (x) S {parent} {pid} 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 0 0 1 0 7 {rest}");
+    Stat::from_read(text.as_bytes()).unwrap()
+}
+
+fn with(mut process: Stat, set: impl FnOnce(&mut Stat)) -> Stat {
+    set(&mut process);
+    process
 }
 
 /// Ticks of others between two looks.
-fn used(before: &[(i32, Process)], after: &[(i32, Process)]) -> u64 {
+fn used(before: &[Stat], after: &[Stat]) -> u64 {
     let mut looks = Looks::default();
     for all in [before, after] {
         let usual = [process(1, 0, 900), process(9, 1, 80), process(ME, 9, 500)];
-        looks.add(ME, usual.into_iter().chain(all.iter().copied()).collect());
+        let all = usual.iter().chain(all).map(|of| (of.pid, of.clone()));
+        looks.add(ME, all.collect());
     }
     looks.used
 }
@@ -22,13 +33,12 @@ fn used(before: &[(i32, Process)], after: &[(i32, Process)]) -> u64 {
 #[test]
 fn only_other_programs_count() {
     let of = |ticks| {
-        let (kernel, worker) = process(3, 2, ticks);
-        let worker = (kernel, Process { is_kernel: true, ..worker });
+        let worker = with(process(3, 2, ticks), |of| of.flags = KERNEL_THREAD);
         [worker, process(60, ME, ticks), process(61, 60, ticks), process(70, 9, ticks)]
     };
     assert_eq!(used(&of(10), &of(30)), 20, "of process 70");
     // A number that is used again is another process.
-    let again = (70, Process { start: 8, ..process(70, 9, 5).1 });
+    let again = with(process(70, 9, 5), |of| of.starttime = 8);
     assert_eq!(used(&of(10), &[again]), 5);
 }
 
@@ -36,9 +46,9 @@ fn only_other_programs_count() {
 #[test]
 fn detached_process_stays_own() {
     let of = |parent, ticks| {
-        let (_, child) = process(61, parent, ticks);
-        let in_group = (61, Process { group: 60, ..child });
-        [in_group, (62, Process { group: 62, session: 60, ..child }), process(63, parent, ticks)]
+        let in_group = with(process(61, parent, ticks), |of| of.pgrp = 60);
+        let in_session = with(process(62, parent, ticks), |of| of.session = 60);
+        [in_group, in_session, process(63, parent, ticks)]
     };
     let mut before = vec![process(60, ME, 1)];
     before.extend(of(60, 10));
@@ -48,14 +58,12 @@ fn detached_process_stays_own() {
 
 #[test]
 fn ended_children_count_once() {
-    let parent = |reaped| (70, Process { reaped, ..process(70, 9, 5).1 });
+    let parent = |cutime| with(process(70, 9, 5), |of| of.cutime = cutime);
     // Of process 71 and its child 40 ticks were known; 11 more are those of a process in between.
     let before = [parent(100), process(71, 70, 30), process(72, 71, 10)];
     assert_eq!(used(&before, &[parent(151)]), 11);
     // Own processes that detach end as children of an ancestor.
-    let (pid, ancestor) = process(1, 0, 900);
-    let reaped = (pid, Process { reaped: 400, ..ancestor });
-    assert_eq!(used(&[], &[reaped]), 0);
+    assert_eq!(used(&[], &[with(process(1, 0, 900), |of| of.cutime = 400)]), 0);
 }
 
 #[test]
