@@ -1,7 +1,7 @@
 //! Statements of a publication, and vlane's goals, each compared with a report.
 
+use crate::published::{Interval, Published, Row, Said};
 use serde::Deserialize;
-use vlane_report::published::{Interval, Published, Row, Said};
 use vlane_report::{Block, Cell, Report, Section, Spread};
 
 use crate::rounds;

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use crate::published::Direction;
 use vlane_report::machine::{Load, Machine};
-use vlane_report::published::Direction;
 use vlane_report::{Axis, Chart, Column, Point, SCHEMA, Samples, Series, Table};
 
 use super::*;

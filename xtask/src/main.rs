@@ -14,6 +14,7 @@ mod experiment;
 mod map;
 mod page;
 mod prose;
+mod published;
 mod rounds;
 mod runner;
 mod structure;

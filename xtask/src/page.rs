@@ -3,9 +3,9 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use crate::published::{self, Direction, Interval, Row};
 use anyhow::{Context, Result};
 use vlane_report::machine::{Load, Storage};
-use vlane_report::published::{self, Direction, Interval, Row};
 use vlane_report::{Block, Report, Section, Severity, markdown, svg_file};
 
 use crate::claim::Within;
@@ -245,7 +245,7 @@ pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use vlane_report::published::Published;
+    use crate::published::Published;
     use vlane_report::{Cell, Column, Spread, Table};
 
     use super::*;

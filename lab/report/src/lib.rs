@@ -7,9 +7,8 @@
 //! numbers for people, for all of them.
 //!
 //! Other modules supply the parts of a report. [`experiment`] makes the report of arms that were
-//! measured in turns, and [`judge`] its verdicts. [`stats`] decides if two arms differ, and
-//! [`published`] compares a figure with a published one. [`machine`] describes the place of
-//! measurement, and [`date`] its time.
+//! measured in turns, and [`judge`] its verdicts. [`stats`] decides if two arms differ. [`machine`]
+//! describes the place of measurement, and [`date`] its time.
 
 #![forbid(unsafe_code)]
 
@@ -28,7 +27,6 @@ pub mod machine;
 pub mod markdown;
 mod markup;
 mod model;
-pub mod published;
 mod records;
 mod scale;
 pub mod stats;

@@ -42,7 +42,7 @@ use serde::{Deserialize, Serialize};
 /// The desired confidence.
 const CONFIDENCE: f64 = 0.95;
 /// The least confidence accepted when there are too few runs for more.
-pub(crate) const LEAST_CONFIDENCE: f64 = 0.90;
+pub const LEAST_CONFIDENCE: f64 = 0.90;
 /// A difference below this does not matter, unless the caller says otherwise.
 pub const THRESHOLD: f64 = 0.05;
 /// Fewer pairs than this have no interval, so they are inconclusive.

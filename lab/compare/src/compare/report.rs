@@ -9,7 +9,6 @@ use clap::ValueEnum;
 use vlane_error::counted;
 use vlane_report::build::{Begun, bars, table};
 use vlane_report::experiment::{Figure, arms_table};
-use vlane_report::published::{self, Interval, Published, Row};
 use vlane_report::{Block, Cell, Column, Note, Point, Report, Samples, Section, Series, Spread};
 
 use super::columns::Column as Way;
@@ -209,34 +208,20 @@ impl Group<'_> {
         bars(&caption, y, self.names().collect(), rows.collect())
     }
 
-    /// [`Group::blocks`] with the published figures. Those of virtio were of QEMU's own: they are
-    /// compared with QEMU's own here, never with vlane.
+    /// [`Group::blocks`] with the published figures in the chart: those of QEMU's own virtio.
     fn published(&self, figures: &[Taken]) -> Vec<Block> {
         let mut blocks = self.blocks(figures);
-        let (mut rows, mut virtio, mut emulated) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut virtio, mut emulated) = (Vec::new(), Vec::new());
         for (x, result) in (0_u32..).zip(&self.results) {
-            let mut add = |points: &mut Vec<Point>, name: &str, way: Way, per_cent: f64| {
-                points.push(Point::exact(x.into(), per_cent));
-                let here = result.percent(way, Way::Host).as_ref().map(Interval::of);
-                rows.push(Row {
-                    figure: format!("{}, {name}: per cent of the host", result.load.name()),
-                    published: Published::percent(per_cent),
-                    here: here.ok_or_else(|| format!("{} was not measured", way.name())),
-                });
-            };
             let Some((of_virtio, of_emulated)) = loads::published(&result.load) else { continue };
-            add(&mut virtio, "QEMU's virtio-blk", Way::Virtio, of_virtio);
-            if let Some(per_cent) = of_emulated {
-                add(&mut emulated, "QEMU's emulated disk", Way::Ide, per_cent);
-            }
+            virtio.push(Point::exact(x.into(), of_virtio));
+            emulated.extend(of_emulated.map(|per_cent| Point::exact(x.into(), per_cent)));
         }
         if let Some(Block::Chart(chart)) = blocks.first_mut() {
             chart.series.push(Series::published("virtio-blk, 2018/19", virtio));
             chart.series.push(Series::published("emulated disk, 2018", emulated));
             chart.series.retain(|series| !series.points.is_empty());
         }
-        let caption = format!("{}: published and here", self.title);
-        blocks.push(Block::Table(published::table(caption, &rows)));
         blocks
     }
 }

@@ -31,13 +31,11 @@ struct Direction {
     name: &'static str,
     /// As fio calls it.
     pattern: &'static str,
-    /// The published ratio of function calls, 4K to 512K.
-    published: f64,
 }
 
 const DIRECTIONS: [Direction; 2] = [
-    Direction { name: "random read", pattern: "randread", published: 10.87 },
-    Direction { name: "random write", pattern: "randwrite", published: 27.7 },
+    Direction { name: "random read", pattern: "randread" },
+    Direction { name: "random write", pattern: "randwrite" },
 ];
 
 /// The results: for each direction large and small requests.

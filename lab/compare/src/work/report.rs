@@ -8,8 +8,7 @@ use vlane_guest::Accel;
 use vlane_report::build::{Begun, table};
 use vlane_report::experiment::{self, Experiment, Figure, Place};
 use vlane_report::judge::Arms;
-use vlane_report::published::{self, Interval, Published, Row};
-use vlane_report::{Block, Note, Report, Section, Spread};
+use vlane_report::{Note, Report, Section, Spread};
 
 /// Makes it.
 pub(super) fn fill(measured: &Measured, begun: &Begun) -> Report {
@@ -85,10 +84,9 @@ impl Experiment for Measured {
         emulated.into_iter().chain(uncounted).collect()
     }
 
-    /// 4K : 512K, beside what was published.
+    /// 4K : 512K.
     fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
         let mut blocks = Vec::new();
-        let mut beside = Vec::new();
         for (direction, arms) in &self.all {
             let bytes = small_over_large(arms, |s| s.calls);
             let time = small_over_large(arms, calls_per_second);
@@ -96,19 +94,7 @@ impl Experiment for Measured {
             let rows = vec![vec![name.into(), bytes.into(), time.into()]];
             let caption = format!("4K : 512K, {}", direction.name);
             blocks.push(table(caption, " | same bytes | same time", rows));
-            // The publication does not say whether it means the same bytes or the same time.
-            for (what, here) in [("same bytes", bytes), ("same time", time)] {
-                beside.extend(here.map(|here| Row {
-                    figure: format!("{}, {what}", direction.name),
-                    published: Published::ratio(direction.published),
-                    here: Ok(Interval::of(&here)),
-                }));
-            }
         }
-        blocks.push(Block::Table(published::table(
-            "Calls of QEMU's virtio-blk functions, 4K : 512K, published and here",
-            &beside,
-        )));
         let text = "How many times as much a load of 4K requests takes as one of 512K requests: \
                     for the same bytes, and in the same time (a load of 4K requests moves fewer \
                     bytes in it).";
@@ -155,7 +141,7 @@ impl Experiment for Measured {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
 mod tests {
-    use vlane_report::{Cell, Table};
+    use vlane_report::{Block, Cell, Table};
 
     use super::super::DIRECTIONS;
     use super::*;
@@ -196,8 +182,6 @@ mod tests {
         assert_eq!(time.median, 2.75);
         let none = &table_of(&report, "4K : 512K, random write").rows[0];
         assert_eq!(none[1..], [Cell::Empty, Cell::Empty]);
-        let beside = "Calls of QEMU's virtio-blk functions, 4K : 512K, published and here";
-        assert_eq!(table_of(&report, beside).rows.len(), 2);
         assert!(report.notes.iter().any(|note| note.text.contains("no KVM here")));
     }
 }

@@ -127,26 +127,6 @@ fn ratios_stand_beside_published_ones() {
 }
 
 #[test]
-fn published_virtio_is_compared_with_qemu_only() {
-    let report = report(&outcome(Accel::Kvm, 3));
-    let section = report.sections.iter().find(|section| section.id == "iozone-16384k").unwrap();
-    let find = |end: &str| {
-        let table = section.blocks.iter().find_map(|block| match block {
-            Block::Table(table) if table.caption.ends_with(end) => Some(table),
-            _ => None,
-        });
-        table.unwrap()
-    };
-    let (beside, ratios) = (find("published and here"), find(OF_THE_HOST));
-    // Two published figures for each of the six patterns.
-    assert_eq!(beside.rows.len(), 12);
-    let at = ratios.columns.iter().position(|column| column.title == Way::Virtio.name()).unwrap();
-    let Cell::Figure(own) = ratios.rows[0][at] else { panic!("no ratio") };
-    assert_eq!(beside.rows[0][2], Cell::Number(own.median));
-    assert!(!format!("{:?}", beside.rows).contains("vlane"), "{:?}", beside.rows);
-}
-
-#[test]
 fn samples_reproduce_every_bar() {
     let mut scattered = outcome(Accel::Kvm, 5);
     let samples = scattered.results.iter_mut().flat_map(|result| &mut result.arms.0);

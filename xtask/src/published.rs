@@ -20,11 +20,11 @@
 //! are divided round by round, and each ratio is a run. Figures without stored rounds are
 //! [unpaired](Interval::unpaired). The ratio then goes from the smallest over the largest to the
 //! largest over the smallest. The confidence for m runs to n runs is 1 - 2 / C(m+n, n). Both are
-//! the intervals of [`crate::stats`] without any values cut off. As there, less than 90 % is
+//! the intervals of [`vlane_report::stats`] without any values cut off. As there, less than 90 % is
 //! inconclusive: five runs, or three against three, are the least.
 
-use crate::stats::LEAST_CONFIDENCE;
-use crate::{Cell, Spread, Table};
+use vlane_report::stats::LEAST_CONFIDENCE;
+use vlane_report::{Cell, Spread, Table, figure};
 
 /// A size is within it if it is at most so many times the published one, and at least the same part
 /// of it.
@@ -33,11 +33,11 @@ use crate::{Cell, Spread, Table};
 /// the difference of the publications from themselves where they give the same figure twice (2.67
 /// and 2.55 times, 34.1 and 37.1 Mbit/s). It is less than the smallest gap between two of their
 /// configurations that matters (1.32 times).
-pub const TOLERANCE: f64 = 1.25;
+pub(crate) const TOLERANCE: f64 = 1.25;
 
 /// A publication's statement of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Said {
+pub(crate) enum Said {
     /// This number.
     Number(f64),
     /// In words or in a graph without numbers: more than without the change.
@@ -48,17 +48,17 @@ pub enum Said {
 
 /// A published figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Published {
+pub(crate) struct Published {
     /// The published value.
-    pub said: Said,
+    pub(crate) said: Said,
     /// The value that would mean no change: 1 for a ratio, 100 for per cent of something. None for
     /// a level (37.2 ms), which has no direction.
-    pub no_change: Option<f64>,
+    pub(crate) no_change: Option<f64>,
 }
 
 /// Which way a figure goes, seen from the published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub(crate) enum Direction {
     /// The whole interval is on the published side of no change.
     Same,
     /// The whole interval is on the other side.
@@ -69,40 +69,40 @@ pub enum Direction {
 
 /// How large a figure is, seen from the published one.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Size {
+pub(crate) struct Size {
     /// The figure here over the published one.
-    pub ratio: f64,
+    pub(crate) ratio: f64,
 }
 
 /// A measured figure, and the interval of the true one.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Interval {
+pub(crate) struct Interval {
     /// The figure: the median.
-    pub middle: f64,
+    pub(crate) middle: f64,
     /// The lower end.
-    pub low: f64,
+    pub(crate) low: f64,
     /// The upper end.
-    pub high: f64,
+    pub(crate) high: f64,
     /// Confidence that the true figure is between them, for any noise; 0 with one run.
-    pub confidence: f64,
+    pub(crate) confidence: f64,
     /// Of how many runs; of a ratio, the fewer of both sides.
-    pub runs: usize,
+    pub(crate) runs: usize,
     /// True for a ratio of two spreads, which is wider than that of their rounds.
-    pub is_unpaired: bool,
+    pub(crate) is_unpaired: bool,
 }
 
 /// Result of the comparison.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     /// Which way; none for a level, and where no change was published.
-    pub direction: Option<Direction>,
+    pub(crate) direction: Option<Direction>,
     /// How large; none where no number was published, or zero.
-    pub size: Option<Size>,
+    pub(crate) size: Option<Size>,
 }
 
 impl Interval {
     /// Of repeated measurements of the figure itself.
-    pub fn of(spread: &Spread) -> Self {
+    pub(crate) fn of(spread: &Spread) -> Self {
         let Spread { median, min, max, runs } = *spread;
         Self {
             middle: median,
@@ -116,7 +116,7 @@ impl Interval {
 
     /// Of the ratio of two figures that were measured apart from each other, both of them positive;
     /// none if one is not.
-    pub fn unpaired(of: &Spread, over: &Spread) -> Option<Self> {
+    pub(crate) fn unpaired(of: &Spread, over: &Spread) -> Option<Self> {
         let interval = Self {
             middle: of.median / over.median,
             low: of.min / over.max,
@@ -131,13 +131,13 @@ impl Interval {
     }
 
     /// True if there were enough runs for a decision.
-    pub fn is_decisive(&self) -> bool {
+    pub(crate) fn is_decisive(&self) -> bool {
         // Exactly the least is enough, however the sum was rounded.
         self.confidence >= LEAST_CONFIDENCE - 1e-9
     }
 
     /// `1.21 to 1.45, 5 runs`.
-    pub fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         let (low, high) = (shown(self.low), shown(self.high));
         match self.runs {
             0 | 1 => "one run".into(),
@@ -146,7 +146,7 @@ impl Interval {
     }
 
     /// `, unpaired` for a ratio of several runs that are not paired.
-    pub fn pairing(&self) -> &'static str {
+    pub(crate) fn pairing(&self) -> &'static str {
         if self.is_unpaired && self.runs > 1 { ", unpaired" } else { "" }
     }
 }
@@ -158,7 +158,7 @@ fn ways(m: usize, n: usize) -> f64 {
 
 impl Direction {
     /// It in a word.
-    pub fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Same => "same",
             Self::Opposite => "opposite",
@@ -169,32 +169,17 @@ impl Direction {
 
 impl Size {
     /// True if it is within [`TOLERANCE`].
-    pub fn is_within(self) -> bool {
+    pub(crate) fn is_within(self) -> bool {
         (1.0 / TOLERANCE..=TOLERANCE).contains(&self.ratio)
     }
 
     /// `0.54, not within`.
-    pub fn words(self) -> String {
+    pub(crate) fn words(self) -> String {
         format!("{}, {}", shown(self.ratio), if self.is_within() { "within" } else { "not within" })
     }
 }
 
 impl Published {
-    /// A ratio: 1 means no change.
-    pub fn ratio(value: f64) -> Self {
-        Self { said: Said::Number(value), no_change: Some(1.0) }
-    }
-
-    /// Per cent of something: 100 means no change.
-    pub fn percent(value: f64) -> Self {
-        Self { said: Said::Number(value), no_change: Some(100.0) }
-    }
-
-    /// A figure that has no direction.
-    pub fn level(value: f64) -> Self {
-        Self { said: Said::Number(value), no_change: None }
-    }
-
     /// True if more than no change was published; none if that is undefined.
     fn is_more(&self) -> Option<bool> {
         match self.said {
@@ -207,7 +192,7 @@ impl Published {
     }
 
     /// Holds it against what was measured.
-    pub fn compare(&self, here: &Interval) -> Comparison {
+    pub(crate) fn compare(&self, here: &Interval) -> Comparison {
         let direction = self.no_change.zip(self.is_more()).map(|(none, is_more)| {
             if !here.is_decisive() || (here.low..=here.high).contains(&none) {
                 Direction::Unclear
@@ -236,33 +221,33 @@ impl Published {
 
 /// A line of [`table`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub(crate) struct Row {
     /// Which figure, with its unit.
-    pub figure: String,
+    pub(crate) figure: String,
     /// Its published value.
-    pub published: Published,
+    pub(crate) published: Published,
     /// The measured figure; or the reason for its absence.
-    pub here: Result<Interval, String>,
+    pub(crate) here: Result<Interval, String>,
 }
 
 impl Row {
     /// Result of the comparison; none without a measurement.
-    pub fn comparison(&self) -> Option<Comparison> {
+    pub(crate) fn comparison(&self) -> Option<Comparison> {
         self.here.as_ref().ok().map(|here| self.published.compare(here))
     }
 }
 
 /// The columns of [`table`], in words for readers.
-pub const LEGEND: &str = "Direction: whether the figure goes the way that was published; unclear \
-                          if its interval includes no change, or if there were too few runs \
-                          (five, or three against three, are the least). Size: the figure here \
-                          over the published one, and whether it is within a factor of 1.25, \
-                          which is one for all figures. Spread: the interval that the runs leave \
-                          for the figure here. Ratios are taken in each round; an unpaired ratio \
-                          is of the spreads, where no rounds are stored.";
+pub(crate) const LEGEND: &str = "\
+    Direction: whether the figure goes the way that was published; unclear if its interval \
+    includes no change, or if there were too few runs (five, or three against three, are the \
+    least). Size: the figure here over the published one, and whether it is within a factor of \
+    1.25, which is one for all figures. Spread: the interval that the runs leave for the figure \
+    here. Ratios are taken in each round; an unpaired ratio is of the spreads, where no rounds \
+    are stored.";
 
 /// Published figures beside those measured here: the one form of it, for all reports.
-pub fn table(caption: impl Into<String>, rows: &[Row]) -> Table {
+pub(crate) fn table(caption: impl Into<String>, rows: &[Row]) -> Table {
     let cells = |row: &Row| {
         let (here, direction, size, spread) = match (&row.here, row.comparison()) {
             (Ok(here), Some(Comparison { direction, size })) => (
@@ -285,7 +270,7 @@ pub fn table(caption: impl Into<String>, rows: &[Row]) -> Table {
 
 /// Three significant digits or so.
 fn shown(value: f64) -> String {
-    crate::figure::Format::of_unit("x").show(value)
+    figure::Format::of_unit("x").show(value)
 }
 
 #[cfg(test)]
