@@ -12,14 +12,19 @@ type Figure = (&'static str, Better, fn(&Run) -> f64);
 /// The figures compared for a load; the first one decides if the result got worse. Figures that
 /// the load fixes are not compared: the throughput of a given rate, the median latency of a given
 /// depth.
-fn figures(load: &Load) -> [Figure; 3] {
+fn figures(load: &Load) -> Vec<Figure> {
     let p99: Figure = ("p99 latency", Better::Lower, |run| run.p99_us);
     let cpu: Figure =
         ("back end CPU per I/O", Better::Lower, |run| run.server_cpu_us_per_io.unwrap_or(f64::NAN));
-    match load.rate {
-        None => [("throughput", Better::Higher, |run| run.iops), p99, cpu],
-        Some(_) => [p99, ("p50 latency", Better::Lower, |run| run.p50_us), cpu],
+    let mut figures: Vec<Figure> = match load.rate {
+        None => vec![("throughput", Better::Higher, |run| run.iops), p99, cpu],
+        Some(_) => vec![p99, ("p50 latency", Better::Lower, |run| run.p50_us), cpu],
+    };
+    if load.flush_every.is_some() {
+        let p99 = |run: &Run| run.flushes.as_ref().map_or(f64::NAN, |flushes| flushes.p99_us);
+        figures.push(("p99 latency of flushes", Better::Lower, p99));
     }
+    figures
 }
 
 /// A compared with B for one load.

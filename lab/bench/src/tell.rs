@@ -119,15 +119,16 @@ fn table_of<T>(
     arms_table(caption, "target", &figures.iter().map(figure).collect::<Vec<_>>(), &arms)
 }
 
-/// The verdict of a comparison, by the figure that decides; none without measurements.
+/// The verdicts of a comparison: losses first, then 99th percentiles; none without measurements.
 fn sentence(c: &Comparison, older: Option<&str>) -> Option<String> {
     let Comparison { load, a, b, judged } = c;
-    let (title, verdict) = judged.first()?;
-    if verdict.outcome == Outcome::Few && verdict.ratio.is_nan() {
-        return None;
-    }
+    let mut told: Vec<_> = judged.iter().filter(|(_, verdict)| !verdict.ratio.is_nan()).collect();
+    told.sort_by_key(|(title, verdict)| {
+        (verdict.outcome != Outcome::Worse, !title.contains("p99"))
+    });
+    let told: Vec<_> = told.iter().map(|(title, verdict)| format!("{title}: {verdict}")).collect();
     let against = older.map_or_else(|| b.clone(), |when| format!("the run of {when}"));
-    Some(format!("{load}: {a} against {against}, {title}: {verdict}"))
+    (!told.is_empty()).then(|| format!("{load}: {a} against {against}, {}", told.join("; ")))
 }
 
 /// A result without anything to compare it with.
@@ -136,7 +137,7 @@ fn plain(results: &LoadRuns, t: &TargetRuns) -> String {
     let p50 = figure::with_unit(t.median(|run| run.p50_us), "us");
     let p99 = figure::with_unit(t.median(|run| run.p99_us), "us");
     let (load, target) = (&results.load.name, &t.target.name);
-    format!("{load} on {target}: {iops}, latency p50 {p50}, p99 {p99}")
+    format!("{load} on {target}: latency p99 {p99}, p50 {p50}, {iops}")
 }
 
 /// How much of an interrupted run there is.

@@ -1,8 +1,10 @@
 #![allow(clippy::unwrap_used)]
 
+use std::num::NonZeroU32;
+
 use vlane_driver::Buckets;
 
-use super::saved::LoadRuns;
+use super::saved::{Flushing, LoadRuns};
 use super::*;
 use vlane_report::machine::Machine;
 use vlane_report::stats::Outcome;
@@ -164,6 +166,23 @@ fn report_has_all_loads_verdicts_and_doubts() {
     let again = vlane_report::Report::from_json(&report.to_json().unwrap()).unwrap();
     assert_eq!(again.sections.len(), 2);
     vlane_report::html::page(&report).unwrap();
+}
+
+#[test]
+fn summary_names_losses_and_tails_first() {
+    let mut run = saved(1.0);
+    run.loads.truncate(1);
+    let load = &mut run.loads[0];
+    load.load.flush_every = NonZeroU32::new(8);
+    for (target, p99_us) in load.targets.iter_mut().zip([900.0, 300.0]) {
+        let flushes = Flushing { per_second: 1.0, fdatasyncs: None, p50_us: 1.0, p99_us };
+        target.runs.iter_mut().for_each(|run| run.flushes = Some(flushes));
+    }
+    let report = report(&run, &between_targets(&run), None);
+    let [sentence] = &report.summary[..] else { panic!("{:?}", report.summary) };
+    let order = ["a against b, p99 latency of flushes: worse", "; p99 latency: ", "; throughput: "];
+    let places = order.map(|words| sentence.find(words).expect(sentence));
+    assert!(places.is_sorted(), "{sentence}");
 }
 
 #[test]

@@ -74,7 +74,10 @@ fn takes_turns(place: &Place, time: &str) -> bool {
     assert!(rows.iter().all(|row| row[all]["median"].as_f64().unwrap() < 2200.0), "{rows:?}");
     let (rows, outcome) = table(&report, "goals", "Outcome");
     assert_eq!(rows.len(), 3, "{rows:?}");
-    assert!(rows.iter().all(|row| row[outcome].as_str().unwrap().contains("met")), "{rows:?}");
+    // Other tests may disturb the measurement.
+    let is_judged =
+        |outcome: &str| outcome.contains("met") || outcome.starts_with("inconclusive: other");
+    assert!(rows.iter().all(|row| is_judged(row[outcome].as_str().unwrap())), "{rows:?}");
     true
 }
 

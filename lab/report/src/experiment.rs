@@ -10,6 +10,9 @@ use crate::build::{bars, spread, table};
 use crate::judge::{Arms, Bound, ENOUGH, Verdict, met, says};
 use crate::{Block, Cell, Note, Report, Samples, Section};
 
+/// Units of figures that are better small.
+const COSTS: [&str; 7] = ["us", "ms", "s", "KiB", "pages", "ms of CPU/s", "% off"];
+
 /// How a figure is taken from a sample.
 type Of<'a, S> = Box<dyn Fn(&S) -> Option<f64> + 'a>;
 
@@ -39,6 +42,16 @@ impl<'a, S> Figure<'a, S> {
         of: impl Fn(&S) -> Option<f64> + 'a,
     ) -> Self {
         Self { title: title.into(), unit, of: Box::new(of) }
+    }
+
+    /// True for a 99th percentile.
+    fn is_tail(&self) -> bool {
+        ["p99", "99th percentile"].iter().any(|tail| self.title.contains(tail))
+    }
+
+    /// True if a ratio to the first arm is a loss: more of a cost, or less of all else.
+    fn is_loss(&self, ratio: f64) -> bool {
+        if COSTS.contains(&self.unit) { ratio > 1.0 } else { ratio < 1.0 }
     }
 
     /// A figure in the form "how many times shorter than with the first arm".
@@ -85,7 +98,7 @@ pub trait Experiment {
         ["Where", "Variant"]
     }
 
-    /// Figures of the summary, relative to the first arm.
+    /// Figures of the summary beside those of the charts, relative to the first arm.
     fn summary(&self) -> Vec<Figure<'_, Self::Sample>>;
 
     /// Notes for the reader.
@@ -170,7 +183,13 @@ pub fn report<E: Experiment>(
     if !verdicts.is_empty() {
         summary.push(met(&verdicts));
     }
-    let said = experiment.summary();
+    let mut said = experiment.summary();
+    for (_, _, figure) in experiment.charts() {
+        if said.iter().all(|known| known.title != figure.title) {
+            said.push(figure);
+        }
+    }
+    said.sort_by_key(|figure| !figure.is_tail());
     summary.extend(compared.iter().map(|place| sentence(&said, place)));
     let mut notes = experiment.notes(places);
     let arms = places.iter().flat_map(|place| &place.arms.0);
@@ -190,7 +209,7 @@ pub fn few(rounds: usize) -> Option<Note> {
     (rounds < ENOUGH).then(|| Note::warning(text))
 }
 
-/// The ratios of a place in a sentence. A figure without a difference is only named.
+/// The ratios of a place in a sentence, losses first. A figure without a difference is only named.
 fn sentence<S>(figures: &[Figure<'_, S>], place: &Place<'_, S>) -> String {
     let others = place.arms.0.iter().skip(1).filter(|arm| !arm.is_again());
     let each = others.map(|arm| {
@@ -199,11 +218,14 @@ fn sentence<S>(figures: &[Figure<'_, S>], place: &Place<'_, S>) -> String {
             match place.arms.is_noise(arm, &figure.of) {
                 true => same.push(figure.title.as_str()),
                 false => {
-                    let ratio = says(place.arms.over_first(arm, &figure.of));
-                    seen.push(format!("{} {ratio}", figure.title));
+                    let ratio = place.arms.over_first(arm, &figure.of);
+                    let is_loss = ratio.is_some_and(|ratio| figure.is_loss(ratio.median));
+                    seen.push((!is_loss, format!("{} {}", figure.title, says(ratio))));
                 }
             }
         }
+        seen.sort_by_key(|(is_gain, _)| *is_gain);
+        let mut seen: Vec<String> = seen.into_iter().map(|(_, words)| words).collect();
         if !same.is_empty() {
             seen.push(format!("no difference seen in {}", same.join(", ")));
         }
@@ -358,7 +380,11 @@ mod tests {
         }
 
         fn charts(&self) -> Vec<(&'static str, &'static str, Figure<'_, Sample>)> {
-            vec![("times", "Times", Figure::new("time", "s", |s: &Sample| s.time))]
+            let p99 = Figure::new("p99", "s", |s: &Sample| s.time);
+            vec![
+                ("times", "Times", Figure::new("time", "s", |s: &Sample| s.time)),
+                ("p99", "", p99),
+            ]
         }
 
         fn ratios(&self) -> (&'static str, Vec<Figure<'_, Sample>>) {
@@ -377,6 +403,28 @@ mod tests {
         }
     }
 
+    fn here(arms: &Arms<Sample>) -> Place<'_, Sample> {
+        let [id, name, title] = ["here", "here", "Here"].map(str::to_owned);
+        Place { id, name, title, text: Vec::new(), arms }
+    }
+
+    #[test]
+    fn losses_come_before_gains_and_tails() {
+        let mut arms = Arms::once(["off", "on"].map(str::to_owned));
+        for (arm, time) in arms.0.iter_mut().zip([4.0, 1.0]) {
+            arm.rounds = (0..5).map(|_| Sample { time, reads: Some(time) }).collect();
+        }
+        let place = here(&arms);
+        let figures = [
+            Figure::new("p99", "s", |s: &Sample| s.time),
+            Figure::new("mean", "s", |s: &Sample| s.time),
+            Figure::maybe("reads", "/s", |s: &Sample| s.reads),
+        ];
+        let expected = "here, relative to off: on: reads 0.25 (0.25-0.25), p99 0.25 (0.25-0.25), \
+                        mean 0.25 (0.25-0.25).";
+        assert_eq!(sentence(&figures, &place), expected);
+    }
+
     #[test]
     fn report_has_goals_charts_ratios_and_figures() {
         let mut arms = Arms::named(&["off".to_owned(), "on".to_owned()]);
@@ -384,13 +432,7 @@ mod tests {
             let sample = |round: u32| Sample { time: time + f64::from(round), reads: None };
             arm.rounds = (0..3).map(sample).collect();
         }
-        let place = Place {
-            id: "here".into(),
-            name: "here".into(),
-            title: "Here".into(),
-            text: Vec::new(),
-            arms: &arms,
-        };
+        let place = here(&arms);
         let report = report(&Readers, &[place], Begun::now("").report("kind", "Title", &[]));
         let Block::Chart(ratios) = ratio_bars("", &Readers.summary(), &arms) else {
             panic!("a chart")
@@ -400,9 +442,10 @@ mod tests {
             ("on", 0.4)
         );
         let ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
-        assert_eq!(ids, ["goals", "times", "over-first", "here"]);
+        assert_eq!(ids, ["goals", "times", "p99", "over-first", "here"]);
         assert_eq!(report.summary[0], "Of 1 goals 1 are met, 0 are not; of 0 nothing can be said.");
-        assert_eq!(report.summary[1], "here, relative to off: on: time 0.40 (0.25-0.50).");
+        let expected = "here, relative to off: on: p99 0.40 (0.25-0.50), time 0.40 (0.25-0.50).";
+        assert_eq!(report.summary[1], expected);
         assert_eq!(report.notes.len(), 1, "three rounds are few");
         let mut disturbed = report.clone();
         disturbed.machine.load =
@@ -415,20 +458,14 @@ mod tests {
         let exact = Report { kind: "simulate".into(), ..disturbed };
         assert_eq!(exact.disturbance(), None);
         arms.0[2].rounds[0].time = 1.0;
-        let place = Place {
-            id: "here".into(),
-            name: "here".into(),
-            title: "Here".into(),
-            text: Vec::new(),
-            arms: &arms,
-        };
+        let place = here(&arms);
         let noisy = sentence(&Readers.summary(), &place);
         assert_eq!(noisy, "here, relative to off: on: no difference seen in time.");
         assert_eq!(report.samples[0].rows.len(), 9);
-        let Block::Table(figures) = &report.sections[3].blocks[0] else { panic!("a table") };
+        let Block::Table(figures) = &report.sections[4].blocks[0] else { panic!("a table") };
         assert_eq!((figures.rows.len(), &figures.rows[0][2]), (3, &Cell::Empty));
-        assert!(matches!(report.sections[3].blocks[1..], [Block::Chart(_)]), "its own chart");
-        let Block::Table(ratios) = &report.sections[2].blocks[0] else { panic!("a table") };
+        assert!(matches!(report.sections[4].blocks[1..], [Block::Chart(_)]), "its own chart");
+        let Block::Table(ratios) = &report.sections[3].blocks[0] else { panic!("a table") };
         let Cell::Figure(shorter) = &ratios.rows[0][2] else { panic!("a figure") };
         assert_eq!(shorter.median, 2.5);
     }

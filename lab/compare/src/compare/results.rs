@@ -129,22 +129,23 @@ impl LoadResult {
         spread(&self.arms.arm(column.name())?.rounds, figure)
     }
 
-    fn iops(&self, column: Column) -> Option<Vec<f64>> {
+    fn all(&self, column: Column, of: fn(&Outcome) -> f64) -> Option<Vec<f64>> {
         let arm = self.arms.arm(column.name())?;
-        Some(arm.rounds.iter().map(|sample| sample.outcome.iops).collect())
+        Some(arm.rounds.iter().map(|sample| of(&sample.outcome)).collect())
     }
 
     /// Throughput of `column` in per cent of that of `base` in the same round: neighbours in time
     /// are compared.
     pub fn percent(&self, column: Column, base: Column) -> Option<Spread> {
-        let pairs = self.iops(column)?.into_iter().zip(self.iops(base)?);
+        let iops = |column| self.all(column, |outcome| outcome.iops);
+        let pairs = iops(column)?.into_iter().zip(iops(base)?);
         Spread::of(&pairs.map(|(iops, base)| iops / base * 100.0).collect::<Vec<_>>())
     }
 
-    /// The ratio with its noise, in the words of a sentence; none if it is inconclusive.
-    pub fn told(&self, column: Column, base: Column) -> Option<String> {
-        let (iops, base) = (self.iops(column)?, self.iops(base)?);
-        stats::paired(&iops, &base, Better::Higher, stats::THRESHOLD).told()
+    /// A figure's ratio with its noise, in the words of a sentence; none if it is inconclusive.
+    pub fn told(&self, column: Column, base: Column, of: fn(&Outcome) -> f64) -> Option<String> {
+        let (of, base) = (self.all(column, of)?, self.all(base, of)?);
+        stats::paired(&of, &base, Better::Higher, stats::THRESHOLD).told()
     }
 }
 
@@ -199,7 +200,10 @@ pub(super) mod tests {
         let ratio = result.percent(Column::Vlane, Column::Host).unwrap();
         assert_eq!((ratio.median, ratio.min, ratio.max, ratio.runs), (50.0, 50.0, 50.0, 2));
         assert_eq!(result.percent(Column::Ide, Column::Host), None);
-        assert_eq!((result.rounds(), result.told(Column::Vlane, Column::Host)), (2, None));
+        assert_eq!(
+            (result.rounds(), result.told(Column::Vlane, Column::Host, |o| o.iops)),
+            (2, None)
+        );
         let most = result.spread(Column::Host, |sample| Some(sample.outcome.iops)).unwrap().max;
         assert_eq!(most, 1000.0);
     }

@@ -1,10 +1,11 @@
-//! Summary of the comparison: at most three sentences, each from an interval.
+//! Summary of the comparison: sentences about the 99th percentile, then about throughput.
 //!
 //! A sentence is about loads that were measured in at least [`LEAST_PAIRS`] turns, column by
 //! column. It gives the interval of the true ratio, and says that no difference was seen when the
 //! interval holds 1 ([`vlane_report::stats::Verdict::told`]). All other figures are in the tables.
 
 use vlane_report::stats::LEAST_PAIRS;
+use vlane_testbed::fio;
 
 use super::columns::Column;
 use super::loads::{Load, Pattern};
@@ -19,6 +20,11 @@ pub fn deciding(loads: &[Load]) -> Vec<Load> {
     if found.is_empty() { loads.iter().take(2).copied().collect() } else { found }
 }
 
+/// A metric: its name, and its value.
+type Metric = (&'static str, fn(&fio::Outcome) -> f64);
+
+const METRICS: [Metric; 2] = [("p99", |outcome| outcome.p99_us), ("IOPS", |outcome| outcome.iops)];
+
 /// The sentences.
 pub fn sentences(outcome: &Outcome) -> Vec<String> {
     if !outcome.concludes {
@@ -32,8 +38,9 @@ pub fn sentences(outcome: &Outcome) -> Vec<String> {
     let deciding = deciding(&loads);
     let results: Vec<&LoadResult> =
         deciding.iter().filter_map(|load| LoadResult::find(&outcome.results, load)).collect();
-    let told = [cost(outcome, &results), lanes(&results), alone(outcome)];
-    let told: Vec<String> = told.into_iter().flatten().collect();
+    let of =
+        |metric| [cost(outcome, &results, metric), lanes(&results, metric), alone(outcome, metric)];
+    let told: Vec<String> = METRICS.into_iter().flat_map(of).flatten().collect();
     if !told.is_empty() {
         return told;
     }
@@ -59,8 +66,7 @@ fn sentence(
 
 /// Cost of a guest's disk, relative to the host. Where the guest's CPU is emulated and cannot be
 /// compared with the host, it is relative to a disk that is emulated as well.
-fn cost(outcome: &Outcome, results: &[&LoadResult]) -> Option<String> {
-    let result = results.first()?;
+fn cost(outcome: &Outcome, results: &[&LoadResult], (metric, of): Metric) -> Option<String> {
     let (base, whose) = match outcome.emulated() {
         true => (
             Column::Ide,
@@ -70,25 +76,26 @@ fn cost(outcome: &Outcome, results: &[&LoadResult]) -> Option<String> {
     };
     let columns = [Column::Vlane, Column::Virtio, Column::Ide];
     let columns = columns.into_iter().filter(|column| *column != base);
-    sentence(
-        &format!("{}s of a guest, over {whose}", result.load.name()),
-        columns.map(|column| (format!("on {}", column.name()), result.told(column, base))),
-    )
+    let parts = results.iter().flat_map(|result| {
+        let load = result.load.name();
+        columns.clone().map(move |column| {
+            (format!("{load}s on {}", column.name()), result.told(column, base, of))
+        })
+    });
+    sentence(&format!("{metric} of a guest, over {whose}"), parts)
 }
 
 /// Gain of this guest from lanes.
-fn lanes(results: &[&LoadResult]) -> Option<String> {
+fn lanes(results: &[&LoadResult], (metric, of): Metric) -> Option<String> {
     let part = |result: &&LoadResult| {
-        (format!("{}s", result.load.name()), result.told(Column::Vlane, Column::Virtio))
+        (format!("{}s", result.load.name()), result.told(Column::Vlane, Column::Virtio, of))
     };
-    sentence(
-        "The guest on vlane, over the same guest on QEMU's own virtio-blk",
-        results.iter().map(part),
-    )
+    let about = format!("{metric} of a guest on vlane, over the same on QEMU's own virtio-blk");
+    sentence(&about, results.iter().map(part))
 }
 
 /// The back ends alone.
-fn alone(outcome: &Outcome) -> Option<String> {
+fn alone(outcome: &Outcome, (metric, of): Metric) -> Option<String> {
     let rows = native::deciding();
     let rows = rows.iter().filter_map(|load| LoadResult::find(&outcome.native, load));
     let name = |load: &Load| match load.jobs {
@@ -96,7 +103,7 @@ fn alone(outcome: &Outcome) -> Option<String> {
         jobs => format!("by {jobs} jobs on {jobs} queues"),
     };
     sentence(
-        "Without a guest, vlane over qemu-storage-daemon",
-        rows.map(|row| (name(&row.load), row.told(Column::Vlane, Column::StorageDaemon))),
+        &format!("{metric} without a guest, vlane over qemu-storage-daemon"),
+        rows.map(|row| (name(&row.load), row.told(Column::Vlane, Column::StorageDaemon, of))),
     )
 }

@@ -127,6 +127,8 @@ fn comparisons(results: &[RowResult]) -> Vec<String> {
          {} are undecided.",
         all - better - worse - same
     )];
+    let lost = |v: &Verdict| v.difference.is_some_and(|d| d.outcome == Is::Worse);
+    out.extend(losses(results, "Worse", lost));
     let limited = results.iter().filter(|result| !result.client_limited.is_empty());
     let limited: Vec<String> = limited
         .map(|result| format!("{}: {}", result.row.id, result.client_limited.join(" and ")))
@@ -156,14 +158,18 @@ fn loads(results: &[RowResult]) -> Vec<String> {
         total - late,
         total - late - met - missed
     )];
-    for (name, load) in loads() {
-        let over = load.iter().filter(|v| v.met == Met::No);
-        let over: Vec<_> = over.map(|v| format!("{} {}", v.metric, v.told_ratio())).collect();
-        if !over.is_empty() {
-            out.push(format!("Not met: {name}: {}.", over.join("; ")));
-        }
-    }
+    out.extend(losses(results, "Not met", |v| v.met == Met::No));
     out
+}
+
+/// Each lost comparison, row by row.
+fn losses(results: &[RowResult], word: &str, is_lost: impl Fn(&Verdict) -> bool) -> Vec<String> {
+    let of_row = |(name, row): (String, &[Verdict])| {
+        let lost = row.iter().filter(|v| is_lost(v));
+        let lost: Vec<_> = lost.map(|v| format!("{} {}", v.metric, v.told_ratio())).collect();
+        (!lost.is_empty()).then(|| format!("{word}: {name}: {}.", lost.join("; ")))
+    };
+    results.iter().flat_map(RowResult::loads).filter_map(of_row).collect()
 }
 
 /// Bars: a group for each row, a bar for each series.

@@ -120,8 +120,8 @@ impl Experiment for Shown<'_> {
     }
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
-        let [_, reads, operations, ..] = figures();
-        vec![reads, operations]
+        let [_, _, _, p99, ..] = figures();
+        vec![p99]
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {

@@ -79,7 +79,7 @@ impl Seen {
 pub(crate) type Named = (&'static str, &'static str, fn(&Seen) -> f64);
 
 const FIRST_OFF: Named = ("guest 1 off its share", "%", |s| s.off(&s.used)[0]);
-const FURTHEST: Named = ("furthest off", "%", |s| s.furthest(&s.used));
+pub(super) const FURTHEST: Named = ("furthest off", "%", |s| s.furthest(&s.used));
 /// Over all rounds together: chance gives one round, and takes from another.
 pub(super) const FURTHEST_IN_ALL: Named =
     ("furthest, all rounds", "%", |s| s.furthest(&s.used_in_all));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use vlane_error::counted;
 
-use super::figures::{FURTHEST_IN_ALL, Named, Seen, ms};
+use super::figures::{FURTHEST, FURTHEST_IN_ALL, Named, Seen, ms};
 use vlane_client::progress::Progress;
 use vlane_report::build::{Begun, bars, spread};
 use vlane_report::experiment::{Experiment, Figure, Place, report};
@@ -149,7 +149,10 @@ impl Experiment for Study {
             let of = *of;
             Figure::shorter(format!("{title}: times shorter"), move |sample: &Sample| of(&sample.0))
         };
-        self.figures.iter().take(2).map(shorter).collect()
+        let times = self.figures.iter().take(3).filter(|(_, unit, _)| *unit != "%").map(shorter);
+        // The charts are of responses and of shares.
+        let (title, _, of) = FURTHEST;
+        times.chain([self.figure((title, "% off", of))]).collect()
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {

@@ -78,8 +78,8 @@ impl Experiment for Shown {
     }
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
-        let of = [waits(), lose(), pays()].into_iter();
-        of.flat_map(|panel| panel.into_iter().take(3)).collect()
+        let panels = [(waits(), 4), (lose(), 3), (pays(), 3)].into_iter();
+        panels.flat_map(|(panel, first)| panel.into_iter().take(first)).collect()
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
@@ -92,9 +92,7 @@ impl Experiment for Shown {
         let caption = "Of what it is with nothing (1): waits and costs are better small, what the \
                        others have is better large; medians, with the smallest and the largest of \
                        all rounds";
-        let shown = [(waits(), 4), (lose(), 3), (pays(), 3)].into_iter();
-        let shown: Vec<_> =
-            shown.flat_map(|(panel, first)| panel.into_iter().take(first)).collect();
+        let shown = self.summary();
         let picture = |place: &Place<'_, Sample>| ratio_bars(caption, &shown, place.arms);
         let blocks = places.iter().map(picture).collect();
         vec![Section::new("together", "All together", vec![text.into()], blocks)]

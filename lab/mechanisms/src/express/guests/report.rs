@@ -51,7 +51,7 @@ impl Experiment for Shown<'_> {
     type Sample = Sample;
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
-        vec![seconds(), background()]
+        vec![p99()]
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {

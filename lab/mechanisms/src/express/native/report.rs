@@ -49,7 +49,7 @@ impl Experiment for Options {
     }
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
-        vec![p99(), background()]
+        vec![total()]
     }
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {

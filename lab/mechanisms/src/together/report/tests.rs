@@ -85,8 +85,12 @@ fn waits_are_median_and_99th_percentile() {
 
 #[test]
 fn few_rounds_allow_no_conclusions() {
-    let summary = report(3, None).summary.join("\n");
-    assert!(summary.contains("express: launch, median 0.20 (0.20-0.20), "), "{summary}");
+    let whole = report(3, None);
+    let summary = whole.summary.join("\n");
+    assert!(summary.contains("launch, median 0.20 (0.20-0.20), "), "{summary}");
+    let Block::Chart(chart) = &whole.sections[0].blocks[0] else { panic!("a picture") };
+    let express = summary.split("; ").find(|arm| arm.starts_with("express: ")).unwrap();
+    assert!(chart.categories.iter().all(|title| express.contains(title)), "{express}");
     assert!(!summary.contains("again"), "{summary}");
     let few = report(2, None);
     assert!(few.summary.is_empty(), "{few:?}");
