@@ -249,8 +249,9 @@ fn goals(verdicts: &[Verdict], aim: &str) -> Section {
         ]
     });
     let text = format!(
-        "{aim} Ratios are to the first arm of the same round: median (smallest-largest). The \
-         median decides. A/A is the same ratio of the first arm to its repetition in each round."
+        "{aim} Ratios are to the first arm of the same round unless a goal names another: median \
+         (smallest-largest). The median decides. A/A is the ratio of the first arm's repetition to \
+         the first arm."
     );
     let columns = "Where | Arm | Goal | Figure | Wanted | A/A | Outcome";
     Section::new("goals", "Goals", vec![text], vec![table("Goals", columns, rows.collect())])

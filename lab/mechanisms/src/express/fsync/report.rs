@@ -114,8 +114,7 @@ impl Experiment for Shown<'_> {
     }
 
     fn aim(&self) -> String {
-        "They are for Proposed. All variants have as many fsyncs, so readers lose nothing to them."
-            .into()
+        "They are for Proposed. All variants have as many fsyncs.".into()
     }
 
     fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {
