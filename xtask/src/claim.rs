@@ -161,7 +161,7 @@ impl Goal {
 }
 
 /// The measured figure, or the ratio of two: round by round where the report has the rounds.
-fn measured(of: &Place, over: Option<&Place>, report: &Report) -> Option<Interval> {
+pub(crate) fn measured(of: &Place, over: Option<&Place>, report: &Report) -> Option<Interval> {
     let of = of.find(report)?;
     let Some(over) = over else { return Some(Interval::of(&of)) };
     let over = over.find(report)?;

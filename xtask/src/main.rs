@@ -15,6 +15,8 @@ mod map;
 mod page;
 mod prose;
 mod published;
+#[cfg(test)]
+mod readme_tests;
 mod rounds;
 mod runner;
 mod structure;
