@@ -67,7 +67,7 @@ const NOUNS: [&str; 26] = [
     "CPUs",
 ];
 /// Places where the number is never one, or stands for a unit.
-const NEVER_ONE: [&str; 42] = [
+const NEVER_ONE: [&str; 41] = [
     // It wants more than are offered, which is one at least.
     "wants {wanted} queues, and vlane offers {offered}",
     // One queue with one thread is always possible.
@@ -106,7 +106,6 @@ const NEVER_ONE: [&str; 42] = [
     "{MAX_THREADS_PER_USER} threads of vCPUs",
     "of each {} threads, are scheduled",
     "this machine can have {cpus} CPUs",
-    "{runs} runs",
     "({range}, {} runs)",
     "if machine.cpus == 1",
     "{untold} times since this was last said",
