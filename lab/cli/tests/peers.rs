@@ -54,8 +54,10 @@ fn both_peers_are_measured_and_cleaned_up() {
     assert_eq!(told["schema"], "vlane-peers/1");
     let rows = told["rows"].as_array().unwrap();
     assert_eq!(rows.len(), if blkio { 2 } else { 1 });
-    // Two vlanes are held against the other in each row.
-    assert!(said.contains(&format!("Of {} loads both back ends reach", 2 * rows.len())), "{said}");
+    // Two vlanes are held against the other in each row. Other tests may disturb the measurement.
+    let summary = format!("Of {} loads both back ends reach", 2 * rows.len());
+    let disturbed = "No conclusion is drawn: other programs used";
+    assert!(said.contains(&summary) || said.contains(disturbed), "{said}");
     assert!(
         said.contains("| User-Mode Linux guest, null, 1k IOPS, depth 1: vlane --poll-max 0 |"),
         "{said}"
