@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use vlane_report::Report;
-use vlane_report::machine::others;
+use vlane_report::judge::ENOUGH;
 use vlane_testbed::Interrupt;
+use vlane_testbed::rounds::settle;
 
 use crate::experiment::Experiment;
 use crate::page;
@@ -60,7 +60,7 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
             interrupt.check()?;
             eprintln!("[{}/{}] {}", index + 1, running.len(), one.name);
             let vlane = build(root, &one.about.features)?;
-            settle(&interrupt)?;
+            settle(ENOUGH, &interrupt)?;
             measure(one, &vlane)
         });
     }
@@ -79,23 +79,6 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
     }
     page::write_index(root, &all)?;
     ended
-}
-
-/// Waits for five seconds in which other programs use little, a minute at most.
-fn settle(interrupt: &Interrupt) -> Result<()> {
-    for _ in 0..12 {
-        let begin = others::look();
-        let start = Instant::now();
-        while start.elapsed() <= others::WINDOW {
-            interrupt.check()?;
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        let cpus = begin.zip(others::look()).and_then(others::between);
-        let Some(cpus) = cpus.filter(|cpus| *cpus >= others::MOST) else { return Ok(()) };
-        eprintln!("waiting for less than {} CPUs: other programs use {cpus:.2}", others::MOST);
-    }
-    eprintln!("other programs are busy; if they stay so, the report draws no conclusion");
-    Ok(())
 }
 
 /// The program under test, built as people have it.

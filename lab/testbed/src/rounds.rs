@@ -3,9 +3,13 @@
 //! A measurement takes minutes to hours, and its rounds are whole results of their own. So an
 //! interruption, a guest that dies or a full disk costs the round in which it happens, no other.
 
-use vlane_report::Report;
-use vlane_report::judge::Arms;
+use std::time::{Duration, Instant};
 
+use vlane_report::Report;
+use vlane_report::judge::{Arms, ENOUGH};
+use vlane_report::machine::others;
+
+use crate::Interrupt;
 use crate::error::{Error, Result};
 
 /// Rounds that were measured.
@@ -73,6 +77,25 @@ impl Rounds {
     }
 }
 
+/// Waits for five seconds in which other programs use little, a minute at most. Few rounds, of
+/// which no conclusion is drawn, wait for nothing.
+///
+/// # Errors
+/// [`ErrorKind::Interrupted`](crate::ErrorKind::Interrupted).
+pub fn settle(rounds: usize, interrupt: &Interrupt) -> Result<()> {
+    for _ in 0..if rounds < ENOUGH { 0 } else { 12 } {
+        let (begin, start) = (others::look(), Instant::now());
+        while start.elapsed() <= others::WINDOW {
+            interrupt.check()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let cpus = begin.zip(others::look()).and_then(others::between);
+        let Some(cpus) = cpus.filter(|cpus| *cpus >= others::MOST) else { break };
+        eprintln!("waiting for less than {} CPUs: other programs use {cpus:.2}", others::MOST);
+    }
+    Ok(())
+}
+
 /// Measures all arms once, in turns: each round begins with another arm. `one` gets the index of
 /// the arm's name, which the repetition shares with the first arm, and its name.
 ///
@@ -131,6 +154,15 @@ mod tests {
         }
         let (rounds, _) = breaking(3).unwrap();
         assert_eq!((rounds.whole(), rounds.missing()), (3, None));
+    }
+
+    #[test]
+    fn interrupt_ends_the_wait() {
+        let interrupt = Interrupt::listen().unwrap();
+        settle(ENOUGH - 1, &interrupt).unwrap();
+        interrupt.flag().store(true, std::sync::atomic::Ordering::Relaxed);
+        let error = settle(ENOUGH, &interrupt).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Interrupted);
     }
 
     #[test]

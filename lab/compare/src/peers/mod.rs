@@ -29,6 +29,7 @@ use vlane_report::Report;
 use vlane_report::judge::Arms;
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::output::Output;
+use vlane_testbed::rounds::settle;
 use vlane_testbed::{Also, Call, Installs, Rounds};
 
 use self::bench::Bench;
@@ -196,6 +197,7 @@ pub fn run(
     mut done: impl FnMut(&RowResult),
 ) -> Result<(Outcome, Report)> {
     let (mut bench, rows) = Bench::new(options, call)?;
+    settle(options.pairs, call.interrupt)?;
     let mut results = Vec::new();
     let measured = Rounds::measure_each("row", rows.len(), |place| {
         let result = RowResult::new(&rows[place], bench.row(&rows[place])?);

@@ -43,7 +43,7 @@ use vlane_report::Report;
 use vlane_report::judge::Arms;
 use vlane_report::machine::usable_cpus;
 use vlane_testbed::image::{self, Place};
-use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_testbed::rounds::{Rounds, in_turns, settle};
 use vlane_testbed::{Also, Call, Context, Error, ErrorKind, Installs, Result, usage, word};
 
 /// Of the cgroup's limit, what may be dirty on the host.
@@ -285,6 +285,7 @@ fn measure_all(
     results: &mut [CellResult],
     progress: &mut Progress,
 ) -> Result<Rounds> {
+    settle(bed.options.rounds, bed.interrupt)?;
     let rounds = Rounds::measure(bed.options.rounds, |round| {
         results.iter_mut().try_for_each(|CellResult { cell, arms, .. }| {
             in_turns(arms, round, |at, arm| {

@@ -27,7 +27,7 @@ use vlane_testbed::guests::{Machines, Maker, trouble, wait};
 use vlane_testbed::image::{Image, Medium, Place};
 use vlane_testbed::interrupt::Interrupt;
 use vlane_testbed::output::Output;
-use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_testbed::rounds::{Rounds, in_turns, settle};
 use vlane_testbed::server::{Server, Storage};
 use vlane_testbed::{Call, Installs, Raiser};
 
@@ -318,6 +318,7 @@ impl GuestArgs {
         let steps = tasks.len() * (1 + self.rounds * (variants.len() + 1));
         let takes = tasks.iter().map(|task| self.ramp + task.takes.0).max().unwrap_or_default();
         let mut progress = Progress::new(steps).expecting(takes);
+        settle(self.rounds, interrupt)?;
         let (mut results, mut partial) = (Vec::new(), None);
         for task in &tasks {
             let setup = Setup {

@@ -16,7 +16,7 @@ use vlane_report::judge::Arms;
 use vlane_report::{Report, figure};
 use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_testbed::rounds::{Rounds, in_turns, settle};
 use vlane_testbed::server::{Server, Storage};
 use vlane_testbed::{Call, usage};
 
@@ -162,6 +162,7 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let mut results: Vec<_> = distinct(options.loads.clone()).into_iter().map(of_load).collect();
     let mut progress = Progress::new(options.rounds * results.len() * (names.len() + 1))
         .expecting(options.ramp + options.time + AROUND);
+    settle(options.rounds, interrupt)?;
     let rounds = Rounds::measure(options.rounds, |round| {
         for (load, arms) in &mut results {
             in_turns(arms, round, |at, arm| {

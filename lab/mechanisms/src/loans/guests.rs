@@ -32,6 +32,7 @@ use vlane_client::progress::Progress;
 use vlane_report::Report;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::Machines;
+use vlane_testbed::rounds::settle;
 use vlane_testbed::{Call, usage, word};
 
 /// So many reads of the foreground's are a job.
@@ -228,6 +229,7 @@ pub fn run(options: &Options, machines: Machines, call: &Call<'_>) -> Result<Rep
         warnings: bed::warnings(machines),
         sections: Vec::new(),
     };
+    settle(options.rounds, interrupt)?;
     study.in_turns(progress, |_, load, arm| {
         let Arm { disk, scheduler, .. } = &arms[arm];
         let (mut seen, trace) =

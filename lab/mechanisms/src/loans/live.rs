@@ -34,6 +34,7 @@ use vlane_report::Report;
 use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::guests::pause;
 use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::rounds::settle;
 use vlane_testbed::{Call, usage};
 
 /// Token of the guest with I/O at the scheduler.
@@ -346,6 +347,7 @@ pub fn run(
     };
     let steps = options.rounds * gaps.len() * arms.len();
     let progress = Progress::new(steps).expecting(options.time + RAMP);
+    settle(options.rounds, interrupt)?;
     study.in_turns(progress, |round, at, arm| {
         let seed = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(round as u64 * 31 + at as u64 + 1);
         let load = Load { gap: gaps[at], seed, ..load.clone() };

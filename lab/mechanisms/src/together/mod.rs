@@ -36,7 +36,7 @@ use vlane_client::progress::Progress;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_report::Report;
 use vlane_report::judge::Arms;
-use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_testbed::rounds::{Rounds, in_turns, settle};
 use vlane_testbed::{Call, Installs, Raiser, Result};
 
 /// vCPUs of the guest that is measured.
@@ -197,6 +197,7 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     progress.step(format!("{} guests boot", others + 1));
     let root = Root::find(host, &[PROGRAM])?;
     let mut bed = Bed::make(options, (*vlane, &fg), host, &root, &conditions, interrupt)?;
+    settle(wanted, interrupt)?;
     let rounds = Rounds::measure(wanted, |round| {
         in_turns(&mut arms, round, |at, arm| {
             progress.step(format!("round {}: {arm}", round + 1));
