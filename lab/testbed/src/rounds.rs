@@ -91,7 +91,7 @@ pub fn settle(rounds: usize, interrupt: &Interrupt) -> Result<()> {
         }
         let cpus = begin.zip(others::look()).and_then(others::between);
         let Some(cpus) = cpus.filter(|cpus| *cpus >= others::MOST) else { break };
-        eprintln!("waiting for less than {} CPUs: other programs use {cpus:.2}", others::MOST);
+        eprintln!("waiting, a minute at most: other programs use {cpus:.2} CPUs");
     }
     Ok(())
 }
