@@ -68,6 +68,8 @@ impl Board {
         Classes(self.0.armed.load(Ordering::Relaxed))
     }
 
+    pub(crate) fn note_express(&self) {}
+
     pub(crate) fn wake(&self) -> &AtomicU64 {
         &self.0.wake
     }

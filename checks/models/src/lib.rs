@@ -145,7 +145,7 @@ pub fn no_mark_of_a_lane_is_lost(express_only: bool, steps: &'static [Step]) {
     let armed = if express_only { Classes::EXPRESS } else { Classes::ALL };
     let board = Board::new(1);
     let wake = Arc::new(Wake::new());
-    let mut watch = BoardReader::new(board.clone());
+    let mut watch = BoardReader::new(Arc::new(board.clone()));
     watch.arm(armed);
     let waker = Arc::clone(&wake);
     let lane = thread::spawn(move || {

@@ -11,6 +11,7 @@
 //! | 2 | 1: some of the volume's requests may be express ([`Classes::EXPRESS`]); 0: none ever is | back end, once |
 //! | 16 | armed: the classes of requests that count; 0: nobody wants to know | scheduler (and back end, 0, when the scheduler is gone) |
 //! | 32 | wake: not 0 when the scheduler wants its eventfd to be written at the next mark | scheduler sets, lanes clear |
+//! | 33 | express: not 0 when an express completion was shown since it was last cleared | lanes set, scheduler clears |
 //! | 64 + 16 n | slot of lane n: events, since, served, served at, response | lane n |
 //!
 //! `events` counts the signals to the guest that showed completions. `since` is when the oldest
@@ -42,6 +43,8 @@ const HAS_EXPRESS: u64 = 1;
 const LINE: usize = 16;
 const ARMED: usize = LINE;
 const WAKE: usize = 2 * LINE;
+/// Lanes with express completions write the line of [`WAKE`] anyway.
+const SHOWN_EXPRESS: usize = WAKE + 1;
 const SLOTS: usize = 4 * LINE;
 
 /// Classes of requests, as bits: whose completions the scheduler wants to hear of.
@@ -63,7 +66,7 @@ impl Classes {
     pub const OTHERS: Classes = Classes(1 << 9);
     /// Reads whose class in the volume is express: the lane's decision, not the guest's priority.
     pub const EXPRESS_READS: Classes = Classes(1 << 10);
-    /// Writes of that class.
+    /// Writes and flushes of that class. The program of an fsync waits for its flush.
     pub const EXPRESS_WRITES: Classes = Classes(1 << 11);
     /// Both.
     pub const EXPRESS: Classes = Classes::EXPRESS_READS.and(Classes::EXPRESS_WRITES);
@@ -80,7 +83,7 @@ impl Classes {
         match request.kind() {
             RequestKind::In => Classes(1 << priority | u64::from(is_express) << 10),
             RequestKind::Out => Classes(1 << (4 + priority) | u64::from(is_express) << 11),
-            RequestKind::Flush => Classes::FLUSHES,
+            RequestKind::Flush => Classes(Classes::FLUSHES.0 | u64::from(is_express) << 11),
             _ => Classes::OTHERS,
         }
     }
@@ -144,7 +147,7 @@ impl Board {
     ///
     /// # Errors
     /// [`HintError::Memory`] if it is not safe to map, [`HintError::Board`] if it is none.
-    pub fn open(fd: BorrowedFd<'_>, lanes: u16) -> Result<Board, HintError> {
+    pub fn open(fd: BorrowedFd<'_>, lanes: u16) -> Result<Arc<Board>, HintError> {
         check_lanes(lanes)?;
         let board = Board { words: SharedWords::open(fd, bytes(lanes))?, lanes };
         if board.word(0).load(Ordering::Relaxed) != MAGIC {
@@ -157,7 +160,7 @@ impl Board {
         if head >> 32 != u64::from(lanes) {
             return Err(HintError::Board("not as many lanes as were announced"));
         }
-        Ok(board)
+        Ok(Arc::new(board))
     }
 
     /// True if any of the volume's requests may be express, by the back end's word.
@@ -179,6 +182,23 @@ impl Board {
     #[inline]
     pub fn armed(&self) -> Classes {
         Classes(self.word(ARMED).load(Ordering::Relaxed))
+    }
+
+    /// Notes that an express completion was shown.
+    #[inline]
+    pub fn note_express(&self) {
+        let shown = self.word(SHOWN_EXPRESS);
+        // A line that is only read stays in the caches of all lanes.
+        if shown.load(Ordering::Relaxed) == 0 {
+            shown.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if an express completion was shown since the last call. Back ends from before
+    /// there was this word never say so.
+    pub fn take_express(&self) -> bool {
+        let shown = self.word(SHOWN_EXPRESS);
+        shown.load(Ordering::Relaxed) != 0 && shown.swap(0, Ordering::Relaxed) != 0
     }
 
     #[inline]

@@ -72,7 +72,13 @@ impl LaneHint {
         let armed = self.board.armed();
         let by_express = armed.is_express_only();
         self.is_signalled = by_express && (signals || self.is_signalled);
-        if (signals || self.is_signalled) && armed.meets(Classes(classes)) {
+        if !armed.meets(Classes(classes)) {
+            return;
+        }
+        if Classes::EXPRESS.meets(Classes(classes)) {
+            self.board.note_express();
+        }
+        if signals || self.is_signalled {
             self.event(by_express);
         }
     }

@@ -2,7 +2,7 @@
 //! value does no more harm than a wrong mark, and marks come only as often as the scheduler looks.
 
 use crate::board::{Board, Classes, Slot};
-use crate::sync::{Ordering, fence};
+use crate::sync::{Arc, Ordering, fence};
 
 /// How often a slot is read again that changes meanwhile.
 const TRIES: usize = 4;
@@ -40,15 +40,20 @@ struct Seen {
 /// The scheduler's view of one board.
 #[derive(Debug)]
 pub struct BoardReader {
-    board: Board,
+    board: Arc<Board>,
     seen: Vec<Seen>,
 }
 
 impl BoardReader {
     /// A watch on `board`, which stays off until [`BoardReader::arm`].
-    pub fn new(board: Board) -> BoardReader {
+    pub fn new(board: Arc<Board>) -> BoardReader {
         let seen = vec![Seen::default(); board.lanes().into()];
         BoardReader { board, seen }
+    }
+
+    /// The board.
+    pub const fn board(&self) -> &Arc<Board> {
+        &self.board
     }
 
     /// True if any of the volume's requests may be express, by the back end's word.

@@ -145,6 +145,25 @@ fn express_counts_behind_an_untaken_signal() {
     assert_eq!(watch.collect(u64::MAX).count(), 0);
 }
 
+/// The scheduler asks for the guest's foreground with this word.
+#[test]
+fn shown_express_is_noted_once() {
+    let (board, watch, wake) = bench(1);
+    let mut hint = LaneHint::new(Arc::clone(&board), 0, wake).unwrap();
+    let mut show = |classes, signals| {
+        hint.answered_of(classes);
+        hint.shown(signals);
+        board.take_express()
+    };
+    assert!(!show(Classes::EXPRESS_READS, true), "the board is off");
+    for armed in [Classes::ALL, Classes::EXPRESS] {
+        watch.arm(armed);
+        assert!(!show(Classes::READS.and(Classes::FLUSHES), true));
+        assert!(show(Classes::READS.and(Classes::EXPRESS_READS), false));
+        assert!(!board.take_express());
+    }
+}
+
 /// The possible steps of a lane, its guest and the scheduler.
 #[derive(Debug, Clone)]
 enum Step {

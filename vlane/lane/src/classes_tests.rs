@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use vlane_driver::ring::{Arena, BlkOptions, BlkQueue, Format, Request, RequestKind};
 use vlane_engine::Engine;
 use vlane_engine::null::{NullConfig, NullEngine};
+use vlane_hint::{Board, BoardReader, Classes, LaneHint, Mark};
 use vlane_io::Uring;
 use vlane_policy::express::{Class, Express, INHERITS, Mode};
 use vlane_policy::throttle::ExpressBudget;
@@ -213,6 +215,38 @@ fn journal_and_flush_inherit_from_express() {
         assert!(passed > 200, "{ioprio}: only {passed} of 290 came first");
     }
     assert!(guest.board.snapshot().kinds[Class::Promoted as usize].requests >= 2);
+}
+
+/// The foreground's fsync goes on when they are complete, and has gone on when the next one comes.
+#[test]
+fn promoted_requests_are_hinted_as_express() {
+    let mut guest = guest(Format::Split, 64, Some(Duration::from_millis(1)), Mode::Order);
+    let (board, fd) = Board::create(1, true).unwrap();
+    let mut reader = BoardReader::new(Board::open(fd.as_fd(), 1).unwrap());
+    reader.arm(Classes::EXPRESS);
+    let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    guest.lane.set_hint(LaneHint::new(board, 0, Arc::new(wake)).map(Box::new));
+    guest.submit(32, NONE);
+    guest.round(true);
+    let mut marks_of = |guest: &mut Guest, kind: RequestKind, ioprio: u32| {
+        let own = guest.answered(ioprio);
+        guest.submit_kind(kind, 1, ioprio);
+        guest.rounds_until(true, |guest| guest.answered(ioprio) > own);
+        let marks = reader.collect(vlane_hint::now()).map(|(_, mark)| mark);
+        marks.map(|mark| matches!(mark, Mark::Served { .. })).collect::<Vec<_>>()
+    };
+    for (kind, ioprio) in [(RequestKind::Write, EXT4), (RequestKind::Flush, FLUSH)] {
+        let begin = Instant::now();
+        loop {
+            marks_of(&mut guest, RequestKind::Write, EXPRESS);
+            let marks = marks_of(&mut guest, kind, ioprio);
+            if marks == [true, false] {
+                break;
+            }
+            // It came late, as after a stop of this thread.
+            assert!(begin.elapsed() < LIMIT, "{ioprio}: {marks:?}");
+        }
+    }
 }
 
 #[test]

@@ -77,7 +77,7 @@ impl Observers {
         if self.may_be_answer
             && let Some(hint) = &mut self.hint
         {
-            hint.taken(request, class == Class::Express);
+            hint.taken(request, class.is_foreground());
             self.may_be_answer = hint.is_choosy();
         }
         if let Some(recorder) = &mut self.recorder {
@@ -85,6 +85,16 @@ impl Observers {
                 recorder.end_batch(true);
             }
             recorder.taken(slot, request);
+        }
+    }
+
+    /// A taken request turns out to be part of the foreground's fsync.
+    pub(crate) fn promoted(&mut self, request: &Request) {
+        if self.may_be_answer
+            && let Some(hint) = &mut self.hint
+        {
+            hint.taken(request, true);
+            self.may_be_answer = hint.is_choosy();
         }
     }
 
@@ -120,7 +130,7 @@ impl Observers {
             recorder.answered(slot, request, status);
         }
         if let Some(hint) = &mut self.hint {
-            hint.answered(request, class == Class::Express);
+            hint.answered(request, class.is_foreground());
         }
     }
 

@@ -340,6 +340,7 @@ impl Lane {
         let class = inherits(own.class, is_awaited, express, now);
         if class != own.class {
             own.class = class;
+            self.observers.promoted(request);
             // It is counted here, and not with its run.
             classes.run += 1;
             if let Some(lane) = classes.board.lane(classes.index) {

@@ -9,10 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, ReadWriteFlags};
-use vlane_hint::{BoardReader, Classes, Mark};
+use vlane_hint::{Board, BoardReader, Classes, Mark};
 
 use super::{EVENTS, SessionId, io, watch};
 use crate::Result;
@@ -96,6 +97,11 @@ impl SessionBoard {
     /// Returns true if any of the volume's requests may be express, by the back end's own account.
     pub fn has_express(&self) -> bool {
         self.watch.has_express()
+    }
+
+    /// Its board.
+    pub const fn board(&self) -> &Arc<Board> {
+        self.watch.board()
     }
 
     /// As [`SessionBoards::arm`].
@@ -271,8 +277,6 @@ impl SessionBoards {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use vlane_hint::Board;
-
     use super::*;
 
     fn board(user: u32) -> (SessionBoard, OwnedFd) {
