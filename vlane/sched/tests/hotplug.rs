@@ -7,11 +7,12 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use vlane_hint::{Classes, ProcessId};
+use vlane_hint::ProcessId;
 use vlane_policy::loan::Claim;
 use vlane_sched::link::Link;
 use vlane_sched::live::backends::Backends;
 use vlane_sched::live::source::{Mark, Source};
+use vlane_sched::live::state::Completions;
 
 /// A thread with this name, until it is asked to end.
 struct Named {
@@ -70,7 +71,8 @@ fn plugged_vcpu_joins_unplugged_one_leaves() {
     let me = ProcessId::of(std::process::id()).unwrap();
     let first = Named::new("CPU 0/KVM");
     let mut second = Named::new("CPU 1/KVM");
-    let backends = Backends::new(link, Classes::ALL, Box::new(|process| Claim::of(process.pid)));
+    let backends =
+        Backends::new(link, Completions::All, Box::new(|process| Claim::of(process.pid)));
     let mut backends = backends.unwrap();
     backends.expect(me);
     let (backends, marks) = (&mut backends.start().unwrap(), &mut Vec::new());

@@ -12,10 +12,10 @@ use common::*;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tempfile::TempDir;
 use vlane_policy::loan::Claim;
-use vlane_sched::Classes;
 use vlane_sched::link::Link;
 use vlane_sched::live::backends::Backends;
 use vlane_sched::live::source::{Mark, Source};
+use vlane_sched::live::state::Completions;
 use vlane_server::Schedulers;
 
 /// Threads of this process with this name.
@@ -58,7 +58,7 @@ fn machines_join_with_their_back_ends() {
 
     let link = Link::bind(&path, 0o600).unwrap();
     let claims = Box::new(|process: vlane_sched::ProcessId| Claim::of(process.pid));
-    let mut source = Backends::new(link, Classes::ALL, claims).unwrap().start().unwrap();
+    let mut source = Backends::new(link, Completions::All, claims).unwrap().start().unwrap();
     let server = Server::telling(null(None), 2, 1, Duration::ZERO, Schedulers::At(path.clone()));
     let (wire, memory) = server.guest(USUAL);
 

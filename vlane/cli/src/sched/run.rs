@@ -101,7 +101,7 @@ pub struct RunArgs {
     /// Boost policy: credit, always-boost, loan or adaptive [default: adaptive]
     #[arg(long, value_name = "POLICY")]
     policy: Option<Policy>,
-    /// Completions that boost, among those that vlane's back ends report [default: all]
+    /// Completions that boost, among those that vlane's back ends report [default: auto]
     #[arg(long, value_enum)]
     completions: Option<CompletionsArg>,
     /// Method that gives boosts
@@ -290,7 +290,7 @@ impl RunArgs {
                 self.listen_mode
             );
         }
-        let mut backends = Backends::new(link, completions.classes(), Box::new(claims))?;
+        let mut backends = Backends::new(link, completions, Box::new(claims))?;
         for process in expected {
             backends.expect(process);
         }

@@ -50,15 +50,18 @@ pub enum HoldBackArg {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum CompletionsArg {
+    /// Of a guest with a foreground (serve --classes) as with express, of others all
+    Auto,
     /// All completions
     All,
-    /// Those of express reads and writes (serve --classes); only express requests end a boost
+    /// Those of express requests (serve --classes); only express requests end a boost
     Express,
 }
 
 impl From<CompletionsArg> for Completions {
     fn from(arg: CompletionsArg) -> Completions {
         match arg {
+            CompletionsArg::Auto => Completions::Auto,
             CompletionsArg::All => Completions::All,
             CompletionsArg::Express => Completions::Express,
         }

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vlane_hint::{Classes, ProcessId};
+use vlane_hint::ProcessId;
 use vlane_policy::loan::Claim;
 
 use super::announced::Announced;
 use super::back_end_events::{BackEndEvents, Order, Orders};
+use super::foreground::Foreground;
 use super::source::Mark;
+use super::state::Completions;
 use crate::discover::{self, Machine};
 use crate::link::{Link, Notice, Registered, Registrar, SessionId};
 use crate::realtime::{describe, monotonic_ns};
@@ -81,7 +83,9 @@ pub struct Backends {
     orders: Orders,
     /// The loop's end, until it is started.
     events: Option<BackEndEvents>,
-    classes: Classes,
+    completions: Completions,
+    /// Sessions with classes, while they decide which completions boost.
+    foregrounds: HashMap<SessionId, Foreground>,
     claims: Claims,
     machines: BTreeMap<ProcessId, Tracked>,
     /// The token of each lane's marks.
@@ -109,18 +113,19 @@ impl std::fmt::Debug for Backends {
 }
 
 impl Backends {
-    /// Back ends that register on `link`. Completions of `classes` boost.
+    /// Back ends that register on `link`. Their `completions` boost.
     ///
     /// # Errors
     /// The system refuses.
-    pub fn new(link: Link, classes: Classes, claims: Claims) -> Result<Self> {
+    pub fn new(link: Link, completions: Completions, claims: Claims) -> Result<Self> {
         let (registrar, boards, file) = link.split();
         let (orders, events) = BackEndEvents::new(boards, file)?;
         Ok(Self {
             registrar,
             orders,
             events: Some(events),
-            classes,
+            completions,
+            foregrounds: HashMap::new(),
             claims,
             machines: BTreeMap::new(),
             lanes: HashMap::new(),
@@ -330,11 +335,11 @@ impl Backends {
         match notice {
             Notice::Joined(registered) => {
                 tracing::info!("{}: its back end reports its I/O", registered.name);
-                if self.classes.is_express_only() && !registered.has_express {
+                if self.completions == Completions::Express && !registered.has_express {
                     tracing::warn!(
                         "{}: none of its requests is ever express, so its completions never \
                          boost; start its `vlane serve` with --classes order, shortest or on, or \
-                         the scheduler with --completions all",
+                         the scheduler with --completions auto",
                         registered.name
                     );
                 }
@@ -348,8 +353,7 @@ impl Backends {
                 self.look(process, marks);
             }
             Notice::Left { session, why } => {
-                self.lanes.retain(|(of, _), _| *of != session);
-                self.orders.send(Order::Gone(session));
+                self.let_go(session);
                 for tracked in self.machines.values_mut() {
                     if let Some(at) =
                         tracked.sessions.iter().position(|known| known.session == session)
@@ -370,10 +374,21 @@ impl Backends {
         }
     }
 
+    fn let_go(&mut self, session: SessionId) {
+        self.foregrounds.remove(&session);
+        self.lanes.retain(|(of, _), _| *of != session);
+        self.orders.send(Order::Gone(session));
+    }
+
     /// Looks at a machine: finds its vCPUs, or whether they have changed, or ended.
     fn look(&mut self, process: ProcessId, marks: &mut Vec<Mark>) {
         let now = monotonic_ns();
         let Some(tracked) = self.machines.get_mut(&process) else { return };
+        for registered in &tracked.sessions {
+            if let Some(foreground) = self.foregrounds.get_mut(&registered.session) {
+                foreground.look(now);
+            }
+        }
         let looked = match &mut tracked.machine {
             Some(machine) => machine.refresh(),
             None => Machine::find(process).map(|machine| {
@@ -406,8 +421,7 @@ impl Backends {
                         silence.silence(registered.backend, process.pid, false);
                     }
                     self.registrar.dismiss(registered.session);
-                    self.orders.send(Order::Gone(registered.session));
-                    self.lanes.retain(|(of, _), _| *of != registered.session);
+                    self.let_go(registered.session);
                 }
             }
             Err(error) => {
@@ -452,7 +466,10 @@ impl Backends {
     fn turn(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
         let notices = self.registrar.poll()?;
         for (session, board) in self.registrar.boards() {
-            board.arm(self.classes);
+            board.arm(self.completions.classes());
+            if self.completions == Completions::Auto && board.has_express() {
+                self.foregrounds.insert(session, Foreground::new(Arc::clone(board.board())));
+            }
             self.orders.send(Order::SessionBoard(session, Box::new(board)));
         }
         for notice in notices {
@@ -508,15 +525,52 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::Command;
 
+    use vlane_hint::{Change, Classes, Client, Guest};
+
     use super::super::source::Source;
     use super::*;
+
+    /// Returns the classes that a back end is to report, before and after an express completion.
+    fn armed(completions: Completions, has_express: bool) -> [Classes; 2] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let link = Link::bind(&path, 0o600).unwrap();
+        let claims = Box::new(|process: ProcessId| Claim::of(process.pid));
+        let mut backends = Backends::new(link, completions, claims).unwrap();
+        let process = ProcessId::of(std::process::id()).unwrap();
+        let guest = Guest { process, vcpus: vec![0], name: "it".into(), has_express };
+        let mut client = Client::new(vec![path], guest, true, Instant::now());
+        let limit = Instant::now() + Duration::from_secs(10);
+        let board = loop {
+            if let Some(Change::Joined(board, _)) = client.turn(Instant::now()) {
+                break board;
+            }
+            backends.turn(&mut Vec::new()).unwrap();
+            assert!(Instant::now() < limit, "it never registers");
+        };
+        let before = board.armed();
+        board.note_express();
+        backends.look(process, &mut Vec::new());
+        [before, board.armed()]
+    }
+
+    #[test]
+    fn classes_choose_the_completions_that_boost() {
+        let (all, express) = (Classes::ALL, Classes::EXPRESS);
+        assert_eq!(armed(Completions::default(), true), [all, express]);
+        assert_eq!(armed(Completions::Auto, false), [all, all]);
+        assert_eq!(armed(Completions::All, true), [all, all]);
+        assert_eq!(armed(Completions::Express, true), [express, express]);
+        assert_eq!(armed(Completions::Express, false), [express, express]);
+    }
 
     #[test]
     fn machine_over_user_limit_waits_for_room() {
         let dir = tempfile::tempdir().unwrap();
         let link = Link::bind(&dir.path().join("s"), 0o600).unwrap();
         let mut backends =
-            Backends::new(link, Classes::ALL, Box::new(|process| Claim::of(process.pid))).unwrap();
+            Backends::new(link, Completions::All, Box::new(|process| Claim::of(process.pid)))
+                .unwrap();
         let mut events = backends.events.take().unwrap();
         let mut command = Command::new("sleep");
         if rustix::process::geteuid().is_root() {

@@ -7,6 +7,7 @@ mod announced;
 mod back_end_events;
 pub mod backends;
 mod entitled;
+mod foreground;
 mod joins;
 pub mod probe;
 mod retries;
@@ -148,8 +149,8 @@ impl Daemon {
         self
     }
 
-    /// Says in its state whose completions the back ends are to tell of; the source that hears them
-    /// sees to it.
+    /// Names, in its state, the completions that boost. The source that hears of them chooses
+    /// them.
     pub const fn hearing_of(mut self, completions: Completions) -> Self {
         self.completions = completions;
         self

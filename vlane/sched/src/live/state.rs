@@ -13,11 +13,14 @@ use crate::realtime::budget::Budget;
 /// The completions that boost, of those that vlane's back ends report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completions {
-    /// All completions.
+    /// All completions, until an express completion shows that the guest has a foreground. From
+    /// then on only express completions, until the foreground has been quiet for some time.
     #[default]
+    Auto,
+    /// All completions.
     All,
-    /// Completions of reads and writes whose class in their volume is express. Only a request of
-    /// that class is the answer that ends a boost.
+    /// Completions of requests whose class in their volume is express, and of the rest of the
+    /// foreground's fsyncs. Only a request of that kind is the answer that ends a boost.
     Express,
 }
 
@@ -25,15 +28,16 @@ impl Completions {
     /// The policy's name as it is written.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::All => "all",
             Self::Express => "express",
         }
     }
 
-    /// The classes that back ends are to report.
+    /// The classes that back ends are to report from the beginning.
     pub const fn classes(self) -> Classes {
         match self {
-            Self::All => Classes::ALL,
+            Self::Auto | Self::All => Classes::ALL,
             Self::Express => Classes::EXPRESS,
         }
     }
@@ -61,7 +65,8 @@ pub struct DaemonState {
     pub vehicle: String,
     /// The policy that chooses the boosted vCPUs.
     pub policy: String,
-    /// The completions that boost, of those that vlane's back ends report: `all` or `express`.
+    /// The completions that boost, of those that vlane's back ends report: `auto`, `all` or
+    /// `express`.
     /// Empty: from a scheduler that knows only all.
     #[serde(default)]
     pub completions: String,
