@@ -122,6 +122,21 @@ proptest! {
         }
     }
 
+    /// A caller may leave the vCPU's state unread, and the last boosts uncharged.
+    #[test]
+    fn foreseen_decision_holds_in_any_state(
+        params in params(), steps in prop::collection::vec(step(), 1..200), doing in doing(),
+        unsettled in 0..5 * MS, charge in 0..5 * MS,
+    ) {
+        let (mut account, now) = run(&params, &steps, |_| ());
+        let foreseen = account.foresees(unsettled, &params);
+        account.ran_before(now, charge.min(unsettled), &params);
+        let boosts = matches!(account.event(now, doing, &params), Decision::Boost { .. });
+        if let Some(foreseen) = foreseen && doing != Doing::Running {
+            prop_assert_eq!(foreseen, boosts);
+        }
+    }
+
     /// It spends less than it redeems.
     #[test]
     fn light_spender_is_never_denied(

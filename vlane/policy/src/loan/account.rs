@@ -247,6 +247,28 @@ impl Account {
         }
     }
 
+    /// Returns true if the next event is granted a boost, and false if it changes nothing. `None`
+    /// means that the vCPU's state decides, or the charges to come. Boosts that are over will be
+    /// charged with at most `unsettled_ns`.
+    ///
+    /// A caller that does not read the state says [`Doing::Waiting`]. A sleeper with credits then
+    /// has a loan that it does not need. It redeems all of it, because it is below its share.
+    pub fn foresees(&self, unsettled_ns: u64, params: &Params) -> Option<bool> {
+        if self.boosted.is_some() {
+            return Some(false);
+        }
+        if !params.policy.lends() {
+            return None;
+        }
+        let (left_ns, credit_ns) = (self.loan.left_ns(), self.credit_ns);
+        if left_ns > unsettled_ns && !is_overdrawn(credit_ns - signed(unsettled_ns), params) {
+            return Some(true);
+        }
+        // More charges change neither.
+        let is_denied = left_ns == 0 || is_overdrawn(credit_ns, params);
+        (is_denied && credit_ns <= 0).then_some(false)
+    }
+
     /// An I/O of the vCPU has completed at `now`, while it was `doing` something.
     pub fn event(&mut self, now: u64, doing: Doing, params: &Params) -> Decision {
         self.totals.events += 1;
@@ -267,7 +289,9 @@ impl Account {
             Policy::Credit if doing == Doing::Blocked => Some(Denial::Over),
             Policy::Credit => Some(Denial::Waiting),
             Policy::Loan | Policy::Adaptive if self.loan.left_ns() == 0 => Some(Denial::Redeeming),
-            Policy::Loan | Policy::Adaptive if self.overdrawn(params) => Some(Denial::Overdrawn),
+            Policy::Loan | Policy::Adaptive if is_overdrawn(self.credit_ns, params) => {
+                Some(Denial::Overdrawn)
+            }
             Policy::Loan | Policy::Adaptive => None,
         };
         if let Some(denial) = denied {
@@ -306,20 +330,29 @@ impl Account {
         self.boosted.is_some_and(|kind| is_charged(kind, params))
     }
 
-    /// So far ahead of its share that more boosts would not be paid back soon.
-    fn overdrawn(&self, params: &Params) -> bool {
-        params.payment == Payment::Share && self.credit_ns <= -signed(params.overdraft_ns)
-    }
-
     /// The vCPU has used `ns` of CPU time since this was last called; it is `now`. Ends a boost
     /// that has had its time or whose loan is spent: look at [`Account::boosted`] afterwards.
     pub fn ran(&mut self, now: u64, ns: u64, params: &Params) {
-        self.used(now, ns, self.boosted, params);
+        let boosted = self.boosted;
+        self.used(now, ns, boosted, params);
+        self.lasted(ns, boosted);
     }
 
     /// The same where the boost itself was ended late: it is charged as the boost that it was, also
     /// after that had its time.
     pub fn ran_boosted(&mut self, now: u64, ns: u64, params: &Params) {
+        self.used(now, ns, self.last_boosted, params);
+        self.lasted(ns, self.last_boosted);
+    }
+
+    /// The vCPU has used `ns` of CPU time in its turn. A boost may be on by now.
+    pub fn ran_plain(&mut self, ns: u64, params: &Params) {
+        self.totals.used_ns += ns;
+        self.charge(ns, params);
+    }
+
+    /// The same as [`Account::ran_boosted`] for earlier boosts than the present one.
+    pub fn ran_before(&mut self, now: u64, ns: u64, params: &Params) {
         self.used(now, ns, self.last_boosted, params);
     }
 
@@ -329,7 +362,6 @@ impl Account {
             self.charge(ns, params);
             return;
         };
-        self.boost_used_ns += ns;
         self.totals.boosted_ns += ns;
         if is_charged(kind, params) {
             self.charge(ns, params);
@@ -347,8 +379,15 @@ impl Account {
                 self.spent(now, params);
             }
         }
-        if self.boost_used_ns >= self.boost_max_ns {
-            self.boosted = None;
+    }
+
+    /// The present boost, if there is one, has used CPU time.
+    const fn lasted(&mut self, ns: u64, boost: Option<Boosted>) {
+        if boost.is_some() {
+            self.boost_used_ns += ns;
+            if self.boost_used_ns >= self.boost_max_ns {
+                self.boosted = None;
+            }
         }
     }
 
@@ -424,6 +463,11 @@ impl Account {
             self.loan.line_ns = self.loan.line_ns.max(share.min(params.line_max_ns));
         }
     }
+}
+
+/// So far ahead of its share that more boosts would not be paid back soon.
+fn is_overdrawn(credit_ns: i64, params: &Params) -> bool {
+    params.payment == Payment::Share && credit_ns <= -signed(params.overdraft_ns)
 }
 
 fn is_charged(kind: Boosted, params: &Params) -> bool {

@@ -162,6 +162,27 @@ impl Book {
         vcpu.watch_end(before);
     }
 
+    /// A vCPU has used CPU time in its turn. A boost may be on by now.
+    pub fn ran_plain(&mut self, id: VcpuId, ns: u64) {
+        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        vcpu.account.ran_plain(ns, &self.params);
+        vcpu.watch.ran(ns);
+    }
+
+    /// A vCPU has used CPU time before the others, for earlier boosts than the present one.
+    pub fn ran_before(&mut self, id: VcpuId, now: u64, ns: u64) {
+        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        let before = vcpu.account.boosted.is_some();
+        vcpu.account.ran_before(now, ns, &self.params);
+        vcpu.watch.ran(ns);
+        vcpu.watch_end(before);
+    }
+
+    /// As [`Account::foresees`].
+    pub fn foresees(&self, id: VcpuId, unsettled_ns: u64) -> Option<bool> {
+        self.account(id)?.foresees(unsettled_ns, &self.params)
+    }
+
     /// The event for which a vCPU was boosted, or for which it was not, was served `response_ns`
     /// after it came.
     pub fn served(&mut self, id: VcpuId, response_ns: u64) {
