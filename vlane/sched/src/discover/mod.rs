@@ -17,6 +17,7 @@ pub use proc::user_of;
 pub use qmp::vcpus_by_qmp;
 
 use std::path::Path;
+use std::time::Duration;
 
 use vlane_hint::ProcessId;
 use vlane_socket::printable;
@@ -78,7 +79,7 @@ impl Machine {
             if !uml::is_one(pid)? {
                 return Err(nothing_found(pid, &name));
             }
-            let tasks = uml::tasks(process)?;
+            let tasks = uml::tasks(process, &[])?;
             left_out = tasks.left_out;
             vcpus.push(VcpuThreads {
                 pid,
@@ -127,6 +128,15 @@ impl Machine {
         }
     }
 
+    /// The time between two looks: tasks of User-Mode Linux come and go with the guest's processes,
+    /// other vCPUs only when they are plugged.
+    pub fn look_every(&self) -> Duration {
+        match self.kind {
+            MachineKind::UserMode => Duration::from_millis(20),
+            MachineKind::Named(_) | MachineKind::Asked(_) => plugged::CHANGED,
+        }
+    }
+
     /// Looks again whether the machine lives, and which threads are its vCPUs; whether they have
     /// changed: vCPUs are plugged in and out. A few files in `/proc`; call it some times a second.
     ///
@@ -136,7 +146,8 @@ impl Machine {
         proc::check(self.process)?;
         let vcpus = match &mut self.kind {
             MachineKind::UserMode => {
-                let tasks = uml::tasks(self.process)?;
+                let known = self.vcpus.first().map_or(&[][..], |vcpu| &vcpu.tids);
+                let tasks = uml::tasks(self.process, known)?;
                 self.left_out = tasks.left_out;
                 let now =
                     |vcpu: &VcpuThreads| VcpuThreads { tids: tasks.tids.clone(), ..vcpu.clone() };

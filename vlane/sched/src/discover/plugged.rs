@@ -14,7 +14,7 @@ use crate::vehicle::VcpuThreads;
 
 /// All threads' names are read again when there are more or fewer threads than before, but no
 /// sooner (a machine's workers come and go);
-const CHANGED: Duration = Duration::from_millis(200);
+pub(super) const CHANGED: Duration = Duration::from_millis(200);
 /// and also when there are as many.
 const UNCHANGED: Duration = Duration::from_secs(2);
 /// QEMU is asked again when it has more or fewer threads than before, but no sooner.

@@ -47,12 +47,12 @@ pub(super) fn is_one(pid: u32) -> Result<bool> {
 }
 
 /// The kernel's process first, then the tasks that run guest processes, by number: the first so
-/// many of them.
+/// many of them. A child that is `known` as such stays one: no other files are read for it.
 ///
 /// # Errors
 /// [`ErrorKind::Gone`](crate::ErrorKind::Gone): the kernel's process has ended.
 /// [`ErrorKind::Io`](crate::ErrorKind::Io): its children cannot be looked at now.
-pub(super) fn tasks(process: ProcessId) -> Result<Tasks> {
+pub(super) fn tasks(process: ProcessId, known: &[u32]) -> Result<Tasks> {
     let pid = process.pid;
     let children = children(pid)?;
     let (mut tids, mut left_out) = (vec![pid], children.len() > MAX_CHILDREN);
@@ -61,7 +61,7 @@ pub(super) fn tasks(process: ProcessId) -> Result<Tasks> {
             left_out = true;
             break;
         }
-        if runs_guest(child, pid)? {
+        if known.contains(&child) || runs_guest(child, pid)? {
             tids.push(child);
         }
     }

@@ -25,9 +25,6 @@ use crate::realtime::{describe, monotonic_ns};
 use crate::thread::{Thread, is_gone, process_of};
 use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 
-/// One machine is looked at so often, in turns: the tasks of User-Mode Linux come and go with the
-/// guest's processes.
-const LOOK_NS: u64 = 20_000_000;
 /// A machine whose vCPUs were not recognized is looked for again after so long: it may not have
 /// made them yet.
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -409,7 +406,8 @@ impl Backends {
         }
         match looked {
             Ok(_) => {
-                tracked.look_at = now + LOOK_NS;
+                let every = tracked.machine.as_ref().map(Machine::look_every).unwrap_or_default();
+                tracked.look_at = now + u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
                 self.name_vcpus(process, marks);
             }
             Err(error) if error.kind() == ErrorKind::Gone => {
