@@ -72,6 +72,11 @@ impl BoardReader {
         self.board.arm(classes);
     }
 
+    /// True if a lane has marked since the last look, by its own word.
+    pub fn is_marked(&self) -> bool {
+        self.board.wake().load(Ordering::Relaxed) == 0
+    }
+
     /// Returns the lanes' marks since the last look, by lane; of one lane the served ones before
     /// those that came then. Asks to be woken at the next mark: later marks are seen here or wake.
     ///

@@ -1,5 +1,6 @@
 //! Vehicles carry out the policy's decisions on a live host: sched_ext, or real-time slices.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use vlane_policy::loan::{Account, Claim, Decision, VcpuId};
@@ -88,6 +89,23 @@ pub trait Vehicle: Send {
     /// A vCPU's account as it is now, for people to look at.
     fn account(&self, id: VcpuId) -> Option<Account>;
 
+    /// The time until which an event of the vCPU changes nothing, if that is known: the next
+    /// accounting.
+    fn denied_until(&self, id: VcpuId) -> Option<u64> {
+        let _ = id;
+        None
+    }
+
+    /// Readable when [`Vehicle::alarmed`] has to be called before anything else.
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// The alarm is readable.
+    fn alarmed(&mut self, now: u64) {
+        let _ = now;
+    }
+
     /// Returns true if a vCPU is kept after the others until it has paid its debt.
     fn is_held_back(&self, id: VcpuId) -> bool {
         let _ = id;
@@ -100,7 +118,7 @@ pub trait Vehicle: Send {
         false
     }
 
-    /// Accounts real-time CPU time that the caller itself has used, ns.
+    /// Accounts time for which the caller itself kept a CPU, ns.
     fn spend(&mut self, ns: u64) {
         let _ = ns;
     }

@@ -514,10 +514,10 @@ impl Vehicle for SchedExt {
     }
 
     fn tick(&mut self, now: u64) -> Result<u64> {
-        if let Some(exit) = self.program.told()?.exit {
-            return Err(exit.error());
-        }
         if now >= self.next_accounting {
+            if let Some(exit) = self.program.told()?.exit {
+                return Err(exit.error());
+            }
             self.account_all(now)?;
             // The next one is due a period after the last was, unless that has passed: then there
             // is none to make up for.

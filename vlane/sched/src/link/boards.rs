@@ -30,6 +30,9 @@ const PAUSE_NS: u64 = 1_000_000;
 /// A session whose eventfd the system cannot watch, for want of memory for example, is looked at so
 /// often.
 const UNWATCHED_NS: u64 = 20_000_000;
+/// At most so many boards are read at each wake-up, instead of asking the system which ones have
+/// events.
+const SCANNED: usize = 64;
 /// Lanes that are looked at for the price of one mark.
 const LANES: u64 = 64;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -198,7 +201,27 @@ impl SessionBoards {
         self.until.first().map(|&(until, _)| until)
     }
 
-    /// Finds the sessions with new events. Does not wait.
+    /// Finds the sessions with new events by their boards. Leaves the descriptor readable.
+    ///
+    /// Asks the system only if there are many sessions, or if no board has events. A session that
+    /// has written its eventfd without an event is charged for the look then.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn scan(&mut self, now: u64) -> Result<()> {
+        if self.boards.len() <= SCANNED {
+            let is_marked = |board: &SessionBoard| !board.paused && board.watch.is_marked();
+            let marked = self.boards.iter().filter(|(_, board)| is_marked(board));
+            self.ready.extend(marked.map(|(&id, _)| id));
+        }
+        if self.ready.is_empty() || self.until.first().is_some_and(|&(until, _)| until <= now) {
+            self.look(now)?;
+        }
+        Ok(())
+    }
+
+    /// Finds the sessions with new events by their eventfds, which are unreadable then. Does not
+    /// wait.
     ///
     /// # Errors
     /// The system refuses.

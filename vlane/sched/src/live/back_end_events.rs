@@ -72,9 +72,8 @@ impl Orders {
 pub struct BackEndEvents {
     boards: SessionBoards,
     orders: Receiver<Order>,
-    wakeup: Arc<OwnedFd>,
     stop: Arc<OwnedFd>,
-    /// The epoll set of boards and wakeup.
+    /// The epoll set of boards and wakeup. Both are never read: each write tells anew.
     epoll: OwnedFd,
     lanes: HashMap<(SessionId, u16), u64>,
     /// Of the marks that came last, in their order: one token may be among them twice.
@@ -95,14 +94,13 @@ impl BackEndEvents {
         let (wakeup, stop) = (Arc::new(new_wakeup()?), Arc::new(new_wakeup()?));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
         for (fd, name) in [(wakeup.as_fd(), 0), (boards.as_fd(), 1)] {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
-                .map_err(fail)?;
+            let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(name), flags).map_err(fail)?;
         }
         let (sender, orders) = channel();
         let events = Self {
             boards,
             orders,
-            wakeup: Arc::clone(&wakeup),
             stop,
             epoll,
             lanes: HashMap::new(),
@@ -159,13 +157,15 @@ impl Source for BackEndEvents {
         self.epoll.as_fd()
     }
 
+    fn stays_readable(&self) -> bool {
+        true
+    }
+
     fn collect(&mut self, marks: &mut Vec<Mark>) -> Result<()> {
-        // First the wakeup, then the orders: what comes in between writes it again.
-        let _ = rustix::io::read(&*self.wakeup, &mut [0; 8]);
         // The daemon has taken the ones that it wanted.
         self.opened.clear();
         let now = vlane_hint::now();
-        self.boards.look(now)?;
+        self.boards.scan(now)?;
         let lanes = &self.lanes;
         let events = self.boards.collect(now).filter_map(|(session, lane, mark)| {
             let token = *lanes.get(&(session, lane))?;
@@ -205,19 +205,33 @@ impl Drop for BackEndEvents {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use std::mem::MaybeUninit;
     use std::time::{Duration, Instant};
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use vlane_hint::{Client, Guest, ProcessId};
+    use vlane_hint::{Change, Client, Guest, ProcessId};
     use vlane_policy::loan::Claim;
 
     use super::*;
     use crate::VcpuThreads;
     use crate::link::Link;
 
-    fn is_woken(events: &BackEndEvents) -> bool {
+    /// The daemon's set.
+    fn outer(events: &BackEndEvents) -> OwnedFd {
+        let outer = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&outer, events.fd(), epoll::EventData::new_u64(0), flags).unwrap();
+        outer
+    }
+
+    fn is_woken(outer: &OwnedFd) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&events.epoll, PollFlags::IN)], Some(&now)).unwrap() == 1
+        poll(&mut [PollFd::new(outer, PollFlags::IN)], Some(&now)).unwrap() == 1
+            && epoll::wait(outer, &mut [const { MaybeUninit::uninit() }; 1], Some(&now))
+                .unwrap()
+                .0
+                .len()
+                == 1
     }
 
     /// The wakeup is written only for new orders.
@@ -226,8 +240,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (_registrar, boards, file) = Link::bind(&dir.path().join("s"), 0o600).unwrap().split();
         let (orders, mut events) = BackEndEvents::new(boards, file).unwrap();
+        let outer = outer(&events);
         orders.ring();
-        assert!(!is_woken(&events));
+        assert!(!is_woken(&outer));
 
         let thread = Arc::new(Thread::open(std::process::id()).unwrap());
         let vcpu = VcpuThreads { pid: 1, index: 0, tids: vec![1], name: "it".into() };
@@ -236,13 +251,13 @@ mod tests {
         orders.send(Order::Mark(joined.clone(), vec![Arc::clone(&thread)]));
         orders.send(Order::Mark(changed.clone(), vec![Arc::clone(&thread), thread]));
         orders.ring();
-        assert!(is_woken(&events));
+        assert!(is_woken(&outer));
         let mut marks = Vec::new();
         events.collect(&mut marks).unwrap();
         assert_eq!(marks, [joined, changed]);
         assert_eq!([(); 3].map(|()| events.opened(7).len()), [1, 2, 0]);
         orders.ring();
-        assert!(!is_woken(&events));
+        assert!(!is_woken(&outer));
     }
 
     /// Its lanes wake no reader before a first look, and no other session may ever ring: a machine
@@ -258,7 +273,8 @@ mod tests {
         let mut client = Client::new(vec![path], guest, true, Instant::now());
         let limit = Instant::now() + Duration::from_secs(10);
         let (session, board) = loop {
-            let _ = client.turn(Instant::now());
+            let change = client.turn(Instant::now());
+            assert!(change.is_none(), "{change:?}");
             registrar.poll().unwrap();
             if let Some(board) = registrar.boards().pop() {
                 break board;
@@ -271,5 +287,18 @@ mod tests {
         assert_eq!(events.deadline(), Some(0));
         events.collect(&mut Vec::new()).unwrap();
         assert_eq!(events.deadline(), None);
+
+        // The eventfd is never read, and each write tells anew.
+        let (outer, mut told) = (outer(&events), 0);
+        is_woken(&outer);
+        let Some(Change::Joined(_, wake)) = client.turn(Instant::now()) else {
+            panic!("it was not welcomed")
+        };
+        for _ in 0..3 {
+            assert!(!is_woken(&outer));
+            rustix::io::write(&*wake, &1_u64.to_ne_bytes()).unwrap();
+            told += usize::from(is_woken(&outer));
+        }
+        assert_eq!(told, 3);
     }
 }

@@ -24,10 +24,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::event::epoll;
 use rustix::thread::gettid;
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
-};
+use rustix::time::Timespec;
 use vlane_policy::loan::{Claim, VcpuId};
 
 use self::socket::Hub;
@@ -48,7 +45,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 const MOMENT_NS: u64 = 1_000_000;
 /// Names of descriptors in the epoll set; sources count from 0.
 const STOP: u64 = u64::MAX;
-const TIMER: u64 = u64::MAX - 1;
+const ALARM: u64 = u64::MAX - 1;
 
 /// The reason why the daemon ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -299,58 +296,52 @@ impl Daemon {
     pub fn run(&mut self, stop: BorrowedFd<'_>) -> Result<Ending> {
         let failed = failed("the scheduler's event loop failed");
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(&failed)?;
-        let timer = timerfd_create(
-            TimerfdClockId::Monotonic,
-            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
-        )
-        .map_err(&failed)?;
-        let watch = |fd: BorrowedFd<'_>, name: u64| {
-            epoll::add(&set, fd, epoll::EventData::new_u64(name), epoll::EventFlags::IN)
+        let watch = |fd: BorrowedFd<'_>, name: u64, flags: epoll::EventFlags| {
+            epoll::add(&set, fd, epoll::EventData::new_u64(name), flags | epoll::EventFlags::IN)
         };
-        watch(stop, STOP).map_err(&failed)?;
-        watch(timer.as_fd(), TIMER).map_err(&failed)?;
+        watch(stop, STOP, epoll::EventFlags::empty()).map_err(&failed)?;
+        if let Some(alarm) = self.vehicle.alarm() {
+            watch(alarm, ALARM, epoll::EventFlags::empty()).map_err(&failed)?;
+        }
         for (number, source) in (0..).zip(&self.sources) {
             if let Some(source) = source {
-                watch(source.fd(), number).map_err(&failed)?;
+                let flags = match source.stays_readable() {
+                    true => epoll::EventFlags::ET,
+                    false => epoll::EventFlags::empty(),
+                };
+                watch(source.fd(), number, flags).map_err(&failed)?;
             }
         }
         let mut ready = [MaybeUninit::<epoll::Event>::uninit(); 16];
-        let mut armed = 0;
-        let mut was = own_cpu_ns();
+        let mut woken = monotonic_ns();
         loop {
-            let next = self.step(monotonic_ns(), &set)?;
+            let next = self.step(woken, &set)?;
             if self.vcpus.is_empty()
                 && !self.sources.iter().flatten().any(|source| source.may_bring_vcpus())
             {
                 return Ok(Ending::Alone);
             }
-            let own = own_cpu_ns();
-            self.vehicle.spend(own.saturating_sub(was));
-            self.own_cpu_ns += own.saturating_sub(was);
-            was = own;
-            if next != armed {
-                let spec = Itimerspec {
-                    it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
-                    it_value: Timespec {
-                        tv_sec: (next / SECOND_NS).cast_signed(),
-                        tv_nsec: (next % SECOND_NS).cast_signed(),
-                    },
-                };
-                timerfd_settime(&timer, TimerfdTimerFlags::ABSTIME, &spec).map_err(&failed)?;
-                armed = next;
-            }
-            let (got, _) = match epoll::wait(&set, &mut ready, None) {
+            // One system call waits for all sources and for the time: no timer is set for an event.
+            let now = monotonic_ns();
+            self.vehicle.spend(now.saturating_sub(woken));
+            let left = next.saturating_sub(now);
+            let left = Timespec {
+                tv_sec: (left / SECOND_NS).cast_signed(),
+                tv_nsec: (left % SECOND_NS).cast_signed(),
+            };
+            let waited = epoll::wait(&set, &mut ready, Some(&left));
+            woken = monotonic_ns();
+            let (got, _) = match waited {
                 Err(rustix::io::Errno::INTR) => continue,
                 result => result.map_err(&failed)?,
             };
+            if got.iter().any(|event| event.data.u64() == ALARM) {
+                self.vehicle.alarmed(woken);
+            }
             for event in &*got {
                 match event.data.u64() {
                     STOP => return Ok(Ending::Stopped),
-                    TIMER => {
-                        let mut count = [0; 8];
-                        let _ = rustix::io::read(&timer, &mut count);
-                        armed = 0;
-                    }
+                    ALARM => {}
                     number => self.hear(&set, number),
                 }
             }
@@ -379,6 +370,7 @@ impl Daemon {
         let next = next.min(sources.max(now + MOMENT_NS));
         if now >= self.second + SECOND_NS {
             self.second = now;
+            self.own_cpu_ns = own_cpu_ns();
             self.look_around(now);
         }
         Ok(next.min(self.second + SECOND_NS))
@@ -392,7 +384,9 @@ impl Daemon {
             let threads = vcpus.get(&id).map_or(&[][..], |vcpu| &vcpu.clocks);
             !threads.iter().any(|thread| thread.is_runnable().unwrap_or(false))
         };
-        for id in retries.due(now, sleeps) {
+        let vehicle = &self.vehicle;
+        let later = |id| vehicle.denied_until(id).map(|until| until + MOMENT_NS / 4);
+        for id in retries.due(now, later, sleeps) {
             if let Err(error) = self.vehicle.event(id, now) {
                 // Other code finds out if it is gone.
                 tracing::debug!("{}", describe(&error));

@@ -53,14 +53,24 @@ impl Retries {
         self.unserved.values().map(|unserved| unserved.next).min()
     }
 
-    /// Returns the vCPUs whose events are to be repeated now. `sleeps`: a sleeping vCPU has no work
-    /// left.
-    pub(super) fn due(&mut self, now: u64, sleeps: impl Fn(VcpuId) -> bool) -> Vec<VcpuId> {
+    /// Returns the vCPUs whose events are to be repeated now. `later`: a time before which a repeat
+    /// changes nothing, so it would cost a wake-up and no more. `sleeps`: a sleeping vCPU has no
+    /// work left.
+    pub(super) fn due(
+        &mut self,
+        now: u64,
+        later: impl Fn(VcpuId) -> Option<u64>,
+        sleeps: impl Fn(VcpuId) -> bool,
+    ) -> Vec<VcpuId> {
         let due = self.unserved.iter().filter(|(_, unserved)| unserved.next <= now);
         let due: Vec<VcpuId> = due.map(|(&id, _)| id).collect();
         let mut again = Vec::new();
         for id in due {
             let Some(unserved) = self.unserved.get_mut(&id) else { continue };
+            if let Some(later) = later(id).filter(|&later| later > now) {
+                unserved.next = later;
+                continue;
+            }
             if unserved.times >= TIMES || sleeps(id) {
                 self.unserved.remove(&id);
                 continue;
@@ -94,8 +104,8 @@ mod tests {
         retries.arrived(id, 0);
         let mut times = Vec::new();
         while let Some(at) = retries.deadline() {
-            assert!(retries.due(at - 1, |_| false).is_empty());
-            if !retries.due(at, |_| false).is_empty() {
+            assert!(retries.due(at - 1, |_| None, |_| false).is_empty());
+            if !retries.due(at, |_| None, |_| false).is_empty() {
                 times.push(at / MS);
             }
         }
@@ -109,8 +119,21 @@ mod tests {
         retries.arrived(VcpuId(0), 0);
         retries.arrived(VcpuId(1), 0);
         retries.served(VcpuId(0));
-        assert!(retries.due(10 * MS, |id| id == VcpuId(1)).is_empty());
+        assert!(retries.due(10 * MS, |_| None, |id| id == VcpuId(1)).is_empty());
         assert_eq!(retries.deadline(), None);
+    }
+
+    /// No repeat of it is lost by that.
+    #[test]
+    fn certain_denial_delays_the_repeat() {
+        let mut retries = Retries::new(MS);
+        let id = VcpuId(0);
+        retries.arrived(id, 0);
+        let later = |_| Some(30 * MS);
+        assert!(retries.due(2 * MS, later, |_| unreachable!()).is_empty());
+        assert_eq!(retries.deadline(), Some(30 * MS));
+        assert_eq!(retries.due(30 * MS, later, |_| false), [id]);
+        assert_eq!(retries.count(), 1);
     }
 
     #[test]

@@ -58,8 +58,13 @@ pub trait Source: Send {
     /// Readable when there are marks to collect.
     fn fd(&self) -> BorrowedFd<'_>;
 
+    /// Returns true if the descriptor stays readable, and only a change of it tells of marks.
+    fn stays_readable(&self) -> bool {
+        false
+    }
+
     /// Appends all pending marks, in their order, and makes the descriptor unreadable until there
-    /// are more.
+    /// are more, unless it [stays readable](Self::stays_readable).
     ///
     /// # Errors
     ///

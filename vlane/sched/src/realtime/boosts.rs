@@ -3,7 +3,7 @@
 use vlane_policy::loan::{Decision, Denial, Doing, VcpuId};
 
 use super::payers::Lack;
-use super::{RealTime, describe};
+use super::{RealTime, describe, monotonic_ns};
 use crate::{Error, ErrorKind, Result};
 
 /// The most prolongations of a boost that has had no CPU yet (others were boosted before it).
@@ -14,7 +14,11 @@ const PROLONGED: u32 = 20;
 pub(super) struct Boost {
     pub(super) deadline: u64,
     ns: u64,
-    ran_before: u64,
+    /// When it began, or was last charged.
+    pub(super) since: u64,
+    /// CPU time of the vCPU when it began, if others were boosted then: the boost may have to wait
+    /// for them.
+    ran_before: Option<u64>,
     prolonged: u32,
 }
 
@@ -34,15 +38,23 @@ impl RealTime {
             }
             return Ok(Decision::Denied(Denial::Overdrawn));
         }
-        if !self.ensure_guard(now) {
+        // Its death rings the alarm, and the accounting looks at it.
+        if self.guard.is_none() && !self.ensure_guard(now) {
             self.counts.denied_guard += 1;
             return Ok(Decision::Denied(Denial::Redeeming));
         }
-        if self.managed(id)?.boost.is_none() && !self.charge(id, now) {
+        let unsettled_ns = self.managed(id)?.unsettled_ns;
+        let foreseen = self.book.foresees(id, unsettled_ns);
+        let is_alone = self.boosted.is_empty();
+        if (foreseen.is_none() || foreseen == Some(true) && !is_alone)
+            && self.managed(id)?.boost.is_none()
+            && !self.charge(id, now)
+        {
             let name = self.managed(id)?.name.clone();
             return Err(Error::new(ErrorKind::Gone, format!("{name}: all its threads have ended")));
         }
-        let doing = self.doing(id);
+        // Where it makes no difference, the state is not read.
+        let doing = if foreseen.is_some() { Doing::Waiting } else { self.doing(id) };
         let decision = self.book.event(id, now, doing).ok_or_else(|| {
             Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0))
         })?;
@@ -59,29 +71,36 @@ impl RealTime {
     }
 
     fn start_boost(&mut self, id: VcpuId, now: u64, ns: u64) -> Result<()> {
+        let is_alone = self.boosted.is_empty();
         let managed = self.managed(id)?;
-        let ran_before = managed.charged_ns;
-        managed.boost = Some(Boost { deadline: now + ns, ns, ran_before, prolonged: 0 });
+        let ran_before = (!is_alone).then_some(managed.charged_ns);
+        managed.boost =
+            Some(Boost { deadline: now + ns, ns, since: now, ran_before, prolonged: 0 });
         self.boosted.push(id);
         self.apply(id)
     }
 
-    /// Ends a boost, if there is one, and charges it.
+    /// Ends a boost, if there is one.
     pub(super) fn end_boost(&mut self, id: VcpuId, now: u64) -> Result<()> {
+        let ended = self.stop_boost(id, now);
+        self.book.end(id);
+        ended
+    }
+
+    /// Ends a boost for the system, if there is one. Until CPU time is read again, all of its time
+    /// counts as used. The change of policy brings the clock of a running thread up to date, so no
+    /// time of the boost is read later than that.
+    fn stop_boost(&mut self, id: VcpuId, now: u64) -> Result<()> {
         let Ok(managed) = self.managed(id) else { return Ok(()) };
         let Some(boost) = managed.boost.take() else { return Ok(()) };
         self.boosted.retain(|&other| other != id);
-        // Changing the policy brings the thread's clock up to date: change first, charge then, as
-        // boosted time.
         let applied = self.apply(id);
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = Some(boost);
-        }
-        self.charge(id, now);
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = None;
-        }
-        self.book.end(id);
+        // An event may have waited for its turn: the boost has lasted until now.
+        let lasted = monotonic_ns().max(now).saturating_sub(boost.since);
+        let managed = self.managed(id)?;
+        managed.unsettled_ns += lasted;
+        let payer = managed.payer;
+        self.pays(payer, lasted);
         applied
     }
 
@@ -90,38 +109,35 @@ impl RealTime {
         let Some(boost) = self.managed(id).ok().and_then(|managed| managed.boost) else {
             return Ok(());
         };
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = None;
+        let stopped = self.stop_boost(id, now);
+        let unsettled_ns = self.managed(id)?.unsettled_ns;
+        let account = self.book.account(id);
+        let may_be_spent = account.is_some_and(|account| account.loan.left_ns() <= unsettled_ns);
+        if boost.ran_before.is_some() || may_be_spent {
+            self.charge(id, now);
         }
-        let applied = self.apply(id);
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = Some(boost);
-        }
-        self.charge(id, now);
-        let ran = self
-            .managed(id)
-            .map_or(0, |managed| managed.charged_ns.saturating_sub(boost.ran_before));
-        let still = self.book.account(id).is_some_and(|account| account.boosted.is_some());
-        // Others were boosted before it on its CPU: its time has not begun.
-        if applied.is_ok()
-            && still
-            && ran < boost.ns / 2
-            && boost.prolonged < PROLONGED
-            && self.boosted.len() > 1
-            && self.doing(id) == Doing::Waiting
-        {
+        if stopped.is_ok() && self.has_waited(id, &boost) {
             self.counts.prolonged += 1;
             let managed = self.managed(id)?;
-            let prolonged = boost.prolonged + 1;
-            managed.boost = Some(Boost { deadline: now + boost.ns, prolonged, ..boost });
+            let (deadline, prolonged) = (now + boost.ns, boost.prolonged + 1);
+            managed.boost = Some(Boost { deadline, since: now, prolonged, ..boost });
+            self.boosted.push(id);
             return self.apply(id);
         }
         self.counts.timed_out += 1;
-        if let Ok(managed) = self.managed(id) {
-            managed.boost = None;
-        }
-        self.boosted.retain(|&other| other != id);
         self.book.time_is_up(id);
-        applied
+        stopped
+    }
+
+    /// Returns true if others were boosted before the vCPU on its CPU: the time of its boost has
+    /// not begun.
+    fn has_waited(&self, id: VcpuId, boost: &Boost) -> bool {
+        let managed = self.vcpus.get(id.into_index()).and_then(Option::as_ref);
+        let Some((managed, before)) = managed.zip(boost.ran_before) else { return false };
+        managed.charged_ns.saturating_sub(before) < boost.ns / 2
+            && self.book.account(id).is_some_and(|account| account.boosted.is_some())
+            && boost.prolonged < PROLONGED
+            && !self.boosted.is_empty()
+            && self.doing(id) == Doing::Waiting
     }
 }

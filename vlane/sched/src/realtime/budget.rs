@@ -99,6 +99,11 @@ impl Budget {
         self.left_ns > 0
     }
 
+    /// Takes back a charge of time that was not used.
+    pub fn unused(&mut self, ns: u64) {
+        self.left_ns = self.left_ns.saturating_add_unsigned(ns).min(self.most());
+    }
+
     /// Charges real-time CPU time that was used.
     pub fn used(&mut self, ns: u64) {
         self.left_ns = self.left_ns.saturating_sub_unsigned(ns);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use vlane_error::counted;
 
@@ -60,12 +60,12 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Starts one, and waits until it is ready.
+    /// Starts one, and waits until it is ready. Its end makes the epoll set `alarm` readable.
     ///
     /// # Errors
     ///
     /// An error if the guard cannot be started, or is not ready in five seconds.
-    pub fn start(command: &GuardCommand, table: &Path) -> Result<Self> {
+    pub fn start(command: &GuardCommand, table: &Path, alarm: &OwnedFd) -> Result<Self> {
         let fail = |error: io::Error| {
             let text = format!(
                 "cannot start the guard ({} {}), without which no thread is changed",
@@ -82,7 +82,11 @@ impl Guard {
             .stderr(Stdio::inherit())
             .spawn()
             .map_err(fail)?;
-        match Self::wait_ready(&mut child) {
+        let ready = Self::wait_ready(&mut child).and_then(|pidfd| {
+            epoll::add(alarm, &pidfd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+            Ok(pidfd)
+        });
+        match ready {
             Ok(pidfd) => Ok(Self { child, pidfd }),
             Err(error) => {
                 let _ = child.kill();

@@ -17,8 +17,10 @@ mod trusted;
 pub use self::payers::Shares;
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::epoll;
 use rustix::thread::CapabilitySet;
 use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Policy, VcpuId};
 
@@ -47,6 +49,10 @@ pub mod priority {
 
 /// Boosts pause for so long after a guard could not be started.
 const GUARD_AGAIN_NS: u64 = 1_000_000_000;
+
+/// Threads that were there within this time keep their numbers: the kernel gives out all other
+/// numbers before one comes again. The accounting looks at each of them more often.
+const RECENT_NS: u64 = 100_000_000;
 
 /// CPU time that this thread has used, ns.
 pub(crate) fn own_cpu_ns() -> u64 {
@@ -127,7 +133,11 @@ struct Managed {
     charged_ns: u64,
     /// CPU time of threads that are gone, so that the sum never falls.
     ended_ns: u64,
+    /// Time of ended boosts of which the used part is not charged yet: at most all of it.
+    unsettled_ns: u64,
     boost: Option<Boost>,
+    /// When its threads were last seen to be there.
+    seen: u64,
     held_back: bool,
     complained: bool,
     /// Some of its threads are not what they are to be: the system has refused. Tried again with
@@ -157,8 +167,8 @@ pub struct Counts {
     pub guards: u64,
     /// Real-time CPU time of boosts, ns.
     pub boosted_ns: u64,
-    /// CPU time of this thread for vCPUs' events, boosts and accounting, which was charged to whom
-    /// they belong, ns.
+    /// Time of this thread for vCPUs' events, boosts and accounting, which was charged to their
+    /// owners, ns.
     pub handled_ns: u64,
     /// Times that a thread was scheduled in another way.
     pub changes: u64,
@@ -173,6 +183,8 @@ pub struct RealTime {
     boosted: Vec<VcpuId>,
     table: Table,
     guard: Option<Guard>,
+    /// Readable when the guard is gone.
+    alarm: OwnedFd,
     guard_command: GuardCommand,
     guard_again: u64,
     /// A missing guard was reported.
@@ -229,7 +241,11 @@ impl RealTime {
         let budget = Budget::of_kernel(settings.rt_percent, cpus)?;
         let payers = Payers::new(budget.rate_ppm(), settings.rt_shares);
         let table = Table::create(state_dir)?;
-        let guard = Some(Guard::start(&guard_command, table.path())?);
+        let alarm = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| {
+            let error = io::Error::from(error);
+            Error::caused_by(ErrorKind::Io, "cannot watch the guard", error)
+        })?;
+        let guard = Some(Guard::start(&guard_command, table.path(), &alarm)?);
         let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let default_slice_ns = sys::get(me).map_or(0, |attr| attr.slice_ns);
         let book = Book::new(settings.params.clone(), settings.goal);
@@ -241,6 +257,7 @@ impl RealTime {
             boosted: Vec::new(),
             table,
             guard,
+            alarm,
             guard_command,
             guard_again: 0,
             guard_complained: false,
@@ -309,20 +326,52 @@ impl RealTime {
         };
         let ns = sum.saturating_sub(managed.charged_ns);
         managed.charged_ns = managed.charged_ns.max(sum);
+        managed.seen = now;
         let alive = !managed.members.is_empty();
-        let payer = managed.boost.is_some().then_some(managed.payer);
-        self.pool_ns += ns;
-        if let Some(payer) = payer {
-            self.budget.used(ns);
-            self.payers.used(payer, ns);
-            self.counts.boosted_ns += ns;
-            // Also what was used after the boost had its time: this process came late, or the
-            // kernel's timer did.
-            self.book.ran_boosted(id, now, ns);
-        } else if ns > 0 {
-            self.book.ran(id, now, ns);
-        }
+        self.settle(id, now, ns);
         alive
+    }
+
+    /// Charges `ns` of CPU time: first as boosted, for as long as there were boosts since the last
+    /// time.
+    fn settle(&mut self, id: VcpuId, now: u64, ns: u64) {
+        let Ok(managed) = self.managed(id) else { return };
+        let payer = managed.payer;
+        let before = managed.unsettled_ns;
+        let present = managed.boost.as_mut().map(|boost| {
+            let lasted = now.saturating_sub(boost.since);
+            boost.since = now;
+            lasted
+        });
+        let in_ended = ns.min(before);
+        let in_present = present.map_or(0, |lasted| lasted.min(ns - in_ended));
+        let boosted = in_ended + in_present;
+        // The clock of a thread that runs is as old as the last tick: the rest is charged later.
+        managed.unsettled_ns = present.map_or(0, |lasted| before + lasted - boosted);
+        let due = boosted + managed.unsettled_ns;
+        self.pays(payer, due.saturating_sub(before));
+        let unused = before.saturating_sub(due);
+        self.budget.unused(unused);
+        self.payers.unused(payer, unused);
+        self.pool_ns += ns;
+        self.counts.boosted_ns += boosted;
+        if ns > boosted {
+            self.book.ran_plain(id, ns - boosted);
+        }
+        if in_ended > 0 {
+            self.book.ran_before(id, now, in_ended);
+        }
+        if in_present > 0 {
+            // Also the use after the boost had its time: this process came late, or the kernel's
+            // timer did.
+            self.book.ran_boosted(id, now, in_present);
+        }
+    }
+
+    /// Charges the budgets for real-time CPU time.
+    fn pays(&mut self, payer: Payer, ns: u64) {
+        self.budget.used(ns);
+        self.payers.used(payer, ns);
     }
 
     /// Returns a vCPU's state. A running thread is taken for a waiting one: the difference cannot
@@ -354,13 +403,14 @@ impl RealTime {
         };
         let boosted = managed.boost.is_some();
         let (mut refusal, mut changes) = (None, 0);
+        let is_recent = monotonic_ns().saturating_sub(managed.seen) < RECENT_NS;
         for member in &managed.members {
             let attr = match boosted {
                 true => Attr::round_robin(priority::BOOST),
                 false => self.base(member.was, managed.held_back),
             };
-            // Right before: a number whose thread has ended may be another's now.
-            if member.thread.has_ended() {
+            // The number of a thread that has ended may be another's, but not that soon.
+            if !is_recent && member.thread.has_ended() {
                 continue;
             }
             changes += 1;
@@ -405,9 +455,10 @@ impl RealTime {
     /// [`Vehicle::spend`].
     fn for_vcpu<T>(&mut self, id: VcpuId, work: impl FnOnce(&mut Self) -> T) -> T {
         let payer = self.managed(id).map(|managed| managed.payer);
-        let began = own_cpu_ns();
+        // Nothing but the guard comes before this thread, and the clock takes no system call.
+        let began = monotonic_ns();
         let done = work(self);
-        let took = own_cpu_ns().saturating_sub(began);
+        let took = monotonic_ns().saturating_sub(began);
         if let Ok(payer) = payer {
             self.payers.used(payer, took);
             self.counts.handled_ns += took;
@@ -450,7 +501,7 @@ impl RealTime {
         } else if now < self.guard_again {
             return false;
         }
-        match Guard::start(&self.guard_command, self.table.path()) {
+        match Guard::start(&self.guard_command, self.table.path(), &self.alarm) {
             Ok(guard) => {
                 if std::mem::take(&mut self.guard_complained) {
                     tracing::info!("there is a guard again: vCPUs are boosted");
@@ -552,7 +603,9 @@ impl Vehicle for RealTime {
             members,
             charged_ns,
             ended_ns: 0,
+            unsettled_ns: 0,
             boost: None,
+            seen: monotonic_ns(),
             held_back: false,
             complained: false,
             uneven: false,
@@ -562,9 +615,9 @@ impl Vehicle for RealTime {
 
     fn change(&mut self, id: VcpuId, vcpu: &VcpuThreads) -> Result<()> {
         let now = monotonic_ns();
-        self.charge(id, now);
         // The rest is done even if one step is refused.
         let mut result = self.end_boost(id, now);
+        self.charge(id, now);
         let managed = self.managed(id)?;
         let known: Vec<u32> = managed.members.iter().map(|member| member.thread.tid()).collect();
         let threads = adopt::first_of(vcpu);
@@ -591,6 +644,7 @@ impl Vehicle for RealTime {
             }
         }
         let managed = self.managed(id)?;
+        managed.seen = now;
         let ran = managed
             .members
             .iter()
@@ -659,6 +713,20 @@ impl Vehicle for RealTime {
 
     fn account(&self, id: VcpuId) -> Option<Account> {
         self.book.account(id).cloned()
+    }
+
+    fn denied_until(&self, id: VcpuId) -> Option<u64> {
+        let managed = self.vcpus.get(id.into_index())?.as_ref().filter(|m| m.boost.is_none())?;
+        let is_denied = self.book.foresees(id, managed.unsettled_ns) == Some(false);
+        is_denied.then_some(self.accounted? + self.settings.params.period_ns)
+    }
+
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.alarm.as_fd())
+    }
+
+    fn alarmed(&mut self, now: u64) {
+        self.ensure_guard(now);
     }
 
     fn is_held_back(&self, id: VcpuId) -> bool {

@@ -82,13 +82,19 @@ impl Payers {
 
     /// Charges real-time CPU time that was used.
     pub(super) fn used(&mut self, payer: Payer, ns: u64) {
+        self.each(payer, |budget| budget.used(ns));
+    }
+
+    /// Takes back a charge of time that was not used.
+    pub(super) fn unused(&mut self, payer: Payer, ns: u64) {
+        self.each(payer, |budget| budget.unused(ns));
+    }
+
+    fn each(&mut self, payer: Payer, change: impl Fn(&mut Budget)) {
         // It may have been tidied away since the boost began.
-        self.machines
-            .entry(payer.machine)
-            .or_insert_with(|| Budget::new(self.machine_ppm))
-            .used(ns);
+        change(self.machines.entry(payer.machine).or_insert_with(|| Budget::new(self.machine_ppm)));
         if self.is_limited(payer.user) {
-            self.users.entry(payer.user).or_insert_with(|| Budget::new(self.user_ppm)).used(ns);
+            change(self.users.entry(payer.user).or_insert_with(|| Budget::new(self.user_ppm)));
         }
     }
 
