@@ -264,6 +264,9 @@ fn capped_vcpu_runs_after_the_others() {
 /// The number of system calls that `work` makes; none if they cannot be counted here. Some more are
 /// those of this function.
 fn calls_of(work: impl FnOnce() + Send) -> Option<u64> {
+    // The thread is found by its name, and there is to be one.
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let pid = i32::try_from(std::process::id()).unwrap();
     let (begin, begun) = std::sync::mpsc::channel();
     let (end, ended) = std::sync::mpsc::channel();
@@ -291,11 +294,12 @@ fn calls_of(work: impl FnOnce() + Send) -> Option<u64> {
     })
 }
 
-const EVENTS: u64 = 1000;
+const EVENTS: u64 = 200;
 /// Those of [`calls_of`], and of a lock or two.
 const FEW: u64 = 20;
 
-/// The thread's policy is set, and set back. Its clock and its state are not read.
+/// The thread's policy is set, and set back. Its clock and its state are not read. This thread may
+/// stand still for so long that the vCPU's thread could have ended: then that is looked at.
 #[test]
 fn granted_boost_takes_two_system_calls() {
     if !may_schedule() {
@@ -308,17 +312,24 @@ fn granted_boost_takes_two_system_calls() {
         settings.params.line_ns = 10_000_000_000;
         settings.params.line_max_ns = 10_000_000_000;
     });
-    let id = vehicle.add(&hog.threads("hog"), Claim::of(1)).unwrap();
-    let mut granted = 0;
-    let calls = calls_of(|| {
-        for _ in 0..EVENTS {
-            let decision = vehicle.event(id, monotonic_ns()).unwrap();
-            granted += u64::from(matches!(decision, Decision::Boost { .. }));
-            vehicle.served(id, monotonic_ns(), 1000).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let id = vehicle.add(&hog.threads("hog"), Claim::of(1)).unwrap();
+        let mut granted = 0;
+        let calls = calls_of(|| {
+            for _ in 0..EVENTS {
+                let decision = vehicle.event(id, monotonic_ns()).unwrap();
+                granted += u64::from(matches!(decision, Decision::Boost { .. }));
+                vehicle.served(id, monotonic_ns(), 1000).unwrap();
+            }
+        });
+        let Some(calls) = calls else { return };
+        if granted > EVENTS / 2 && calls <= 2 * granted + FEW {
+            return;
         }
-    });
-    let Some(calls) = calls else { return };
-    assert!(granted > 0 && calls <= 2 * granted + FEW, "{calls} for {granted} of {EVENTS}");
+        assert!(Instant::now() < until, "{calls} for {granted} of {EVENTS}");
+        vehicle.remove(id).unwrap();
+    }
 }
 
 #[test]
