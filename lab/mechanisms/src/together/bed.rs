@@ -129,7 +129,7 @@ impl<'a> Bed<'a> {
         let dir = self.directory.path();
         let pids: Vec<u32> =
             std::iter::once(self.guest.id()).chain(self.others.iter().map(Guest::id)).collect();
-        let start = |words: [String; 6]| schedule(self.vlane, dir, &pids, &words);
+        let start = |words: [String; 4]| schedule(self.vlane, dir, &pids, &words);
         let scheduler = disk.condition.schedule().map(start).transpose()?;
         if scheduler.is_some() {
             pause(Instant::now() + SETTLE, interrupt)?;

@@ -16,7 +16,7 @@
 //! | pdc | nothing | the journal kept out of the host's page cache | the same |
 //! | express | `vlane-fg` raises the foreground | express requests first, to the shortest queue | the same |
 //! | loans | nothing | tells of completions | `vlane sched run` |
-//! | all | `vlane-fg` | all of it | `vlane sched run --completions express` |
+//! | all | `vlane-fg` | all of it | the same |
 
 mod bed;
 pub mod job;
@@ -145,11 +145,9 @@ impl Condition {
     /// Words of `vlane sched run`, if it runs: a machine weighs as much as it has vCPUs, the
     /// measured one first. The host's own scheduler shares by threads. So all are entitled to the
     /// same in all conditions, which differ only in the order of running.
-    fn schedule(self) -> Option<[String; 6]> {
-        let whose = if self.express { "express" } else { "all" };
+    fn schedule(self) -> Option<[String; 4]> {
         let (own, other) = (u32::from(VCPUS) * DEFAULT_WEIGHT, DEFAULT_WEIGHT);
-        let words =
-            ["--completions", whose, "--weight", &own.to_string(), "--weight", &other.to_string()];
+        let words = ["--weight", &own.to_string(), "--weight", &other.to_string()];
         self.loans.then(|| words.map(str::to_owned))
     }
 }
@@ -279,7 +277,7 @@ mod tests {
         assert_eq!((last.name, words(last)), ("all", all));
         assert!(last.express);
         let scheduler = |condition: Condition| condition.schedule().unwrap_or_default().join(" ");
-        assert_eq!(scheduler(last), "--completions express --weight 512 --weight 256");
-        assert_eq!(scheduler(Condition::ALL[4]), "--completions all --weight 512 --weight 256");
+        assert_eq!(scheduler(last), "--weight 512 --weight 256");
+        assert_eq!(scheduler(Condition::ALL[4]), scheduler(last));
     }
 }
