@@ -72,7 +72,8 @@ impl Report {
             let Block::Table(table) = block else { continue };
             let is_verdict =
                 |column: &Column| VERDICTS.contains(&column.title.to_lowercase().as_str());
-            for at in (0..table.columns.len()).filter(|at| is_verdict(&table.columns[*at])) {
+            // The first column names its row.
+            for at in (1..table.columns.len()).filter(|at| is_verdict(&table.columns[*at])) {
                 table.rows.iter_mut().for_each(|row| row[at] = verdict.clone().into());
             }
         }
@@ -287,6 +288,20 @@ pub fn bars(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::Load;
+
+    #[test]
+    fn guard_keeps_names_of_rows() {
+        let row = ["kill -9", "met"].map(Cell::from).to_vec();
+        let block = table("", "outcome | Outcome", vec![row]);
+        let sections = vec![Section::new("s", "S", Vec::new(), vec![block])];
+        let mut report = Report { sections, ..Begun::now("").report("kind", "Title", &[]) };
+        report.machine.load = report.machine.load.map(|load| Load { others: Some(1.0), ..load });
+        let report = report.guarded();
+        let Block::Table(table) = &report.sections[0].blocks[0] else { panic!("a table") };
+        let expected = ["kill -9", "inconclusive: other programs used 1.00 CPUs"];
+        assert_eq!(table.rows[0], expected.map(Cell::from));
+    }
 
     #[test]
     fn columns_have_titles_and_some_have_units() {
