@@ -4,6 +4,7 @@
 //! crawls or stops with an emulation failure. So a tiny guest is booted under KVM, with a time
 //! limit, and the answer is kept until the host boots again.
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,6 +25,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// none.
 const USEFUL: Duration = Duration::from_secs(4);
 const DEVICE: &str = "/dev/kvm";
+/// QEMU's arguments for the tiny guest, before those for its kernel.
+const PROBE: &str = "-nodefaults -no-user-config -machine q35 -accel kvm -cpu host -m 256 \
+                     -display none -monitor none -serial stdio -no-reboot";
 
 /// How QEMU executes the guest's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,43 +132,13 @@ fn time_boot(
     kernel: &Kernel,
 ) -> Result<std::result::Result<Duration, String>> {
     let initramfs = sign_of_life(host)?;
-    let spec = Spec::new(
-        &qemu.path,
-        [
-            "-nodefaults",
-            "-no-user-config",
-            "-machine",
-            "q35",
-            "-accel",
-            "kvm",
-            "-cpu",
-            "host",
-            "-m",
-            "256",
-            "-display",
-            "none",
-            "-monitor",
-            "none",
-            "-serial",
-            "stdio",
-            "-no-reboot",
-            "-append",
-            "console=ttyS0 quiet panic=-1",
-            "-kernel",
-            &kernel.image.display().to_string(),
-            "-initrd",
-            &initramfs.display().to_string(),
-        ],
-    );
+    let mut spec = Spec::new(&qemu.path, PROBE.split(' '));
+    spec.args.extend(["-append", "console=ttyS0 quiet panic=-1"].map(OsString::from));
+    spec.args.extend(["-kernel".into(), kernel.image.as_os_str().to_owned()]);
+    spec.args.extend(["-initrd".into(), initramfs.as_os_str().to_owned()]);
     let mut child = spec.spawn_apart("KILL")?;
     let started = Instant::now();
-    let console = Console::default();
-    if let Some(pipe) = child.stdout.take() {
-        console.follow(pipe, None);
-    }
-    if let Some(pipe) = child.stderr.take() {
-        console.follow(pipe, None);
-    }
+    let console = Console::of(&mut child, None);
     // QEMU stays there, stopped, after an error inside KVM: no need to wait for the whole time.
     let seen = console.wait_for(LIMIT, |text, results| {
         if results.contains_key("alive") {

@@ -59,13 +59,7 @@ impl Backend {
         echo: Option<Echo>,
     ) -> Result<Self> {
         let mut child = spec.spawn_apart("TERM")?;
-        let console = Console::default();
-        if let Some(pipe) = child.stdout.take() {
-            console.follow(pipe, echo);
-        }
-        if let Some(pipe) = child.stderr.take() {
-            console.follow(pipe, echo);
-        }
+        let console = Console::of(&mut child, echo);
         let name = spec.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let mut backend = Self { name, child, console, socket: socket.to_path_buf() };
         let deadline = Instant::now() + limit;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::process::Child;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,20 @@ pub(crate) struct Console {
 }
 
 impl Console {
+    /// Follows both pipes of `child`, which are taken from it.
+    pub(crate) fn of(child: &mut Child, echo: Option<Echo>) -> Self {
+        let console = Self::default();
+        if let Some(pipe) = child.stdout.take() {
+            console.follow(pipe, echo);
+        }
+        if let Some(pipe) = child.stderr.take() {
+            console.follow(pipe, echo);
+        }
+        console
+    }
+
     /// Reads `pipe` to its end on a thread of its own.
-    pub(crate) fn follow(&self, mut pipe: impl Read + Send + 'static, echo: Option<Echo>) {
+    fn follow(&self, mut pipe: impl Read + Send + 'static, echo: Option<Echo>) {
         let console = self.clone();
         let place = console.pipe();
         std::thread::spawn(move || {

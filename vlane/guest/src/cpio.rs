@@ -29,32 +29,25 @@ impl<W: Write> Archive<W> {
     /// A directory, and those above it.
     pub fn directory(&mut self, path: &str) -> io::Result<()> {
         let path = path.trim_matches('/');
-        let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
-        for end in ends {
-            let dir = &path[..end];
-            if !dir.is_empty() && self.directories.insert(dir.to_string()) {
-                self.entry(dir, DIRECTORY | 0o755, (0, 0), &[])?;
-            }
+        if !path.is_empty() && self.directories.insert(path.to_string()) {
+            self.entry(path, DIRECTORY | 0o755, (0, 0), &[])?;
         }
         Ok(())
     }
 
     /// A regular file.
     pub fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
-        self.parents(path)?;
-        self.entry(path.trim_start_matches('/'), REGULAR | mode, (0, 0), content)
+        self.entry(path, REGULAR | mode, (0, 0), content)
     }
 
     /// A symbolic link.
     pub fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
-        self.parents(path)?;
-        self.entry(path.trim_start_matches('/'), SYMLINK | 0o777, (0, 0), target.as_bytes())
+        self.entry(path, SYMLINK | 0o777, (0, 0), target.as_bytes())
     }
 
     /// A character device.
     pub fn character_device(&mut self, path: &str, major: u32, minor: u32) -> io::Result<()> {
-        self.parents(path)?;
-        self.entry(path.trim_start_matches('/'), CHARACTER_DEVICE | 0o600, (major, minor), &[])
+        self.entry(path, CHARACTER_DEVICE | 0o600, (major, minor), &[])
     }
 
     /// Ends the archive and hands the writer back.
@@ -64,20 +57,18 @@ impl<W: Write> Archive<W> {
         Ok(out)
     }
 
-    fn parents(&mut self, path: &str) -> io::Result<()> {
-        match path.trim_matches('/').rsplit_once('/') {
-            Some((dir, _)) => self.directory(dir),
-            None => Ok(()),
-        }
-    }
-
+    /// Writes the directories above `path`, and then its own entry.
     fn entry(
         &mut self,
-        name: &str,
+        path: &str,
         mode: u32,
         device: (u32, u32),
         content: &[u8],
     ) -> io::Result<()> {
+        let name = path.trim_start_matches('/');
+        if let Some((directory, _)) = name.trim_end_matches('/').rsplit_once('/') {
+            self.directory(directory)?;
+        }
         let size = u32::try_from(content.len()).map_err(|_| {
             io::Error::new(
                 io::ErrorKind::InvalidInput,

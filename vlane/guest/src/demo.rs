@@ -131,7 +131,7 @@ pub fn judge(host: &Host, report: &Report, image: &Path) -> Result<Demo> {
     let content = ext4::read_file(host, image, WITNESS)?;
     let file = tempfile::NamedTempFile::new()
         .and_then(|f| std::fs::write(f.path(), &content).map(|()| f))
-        .map_err(|e| Error::caused_by(ErrorKind::Io, "no temporary file", e))?;
+        .map_err(io(|| "no temporary file"))?;
     let said = run_ok(Command::new("sha256sum").arg(file.path()), Duration::from_secs(60))?;
     let ours = said.split_whitespace().next().unwrap_or_default();
     let theirs = report.result("witness")?;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result, io};
 use crate::host::{AptSource, Host};
-use crate::process::{Spec, find_program, run, run_ok};
+use crate::process::{Output, Spec, find_program, run, run_ok};
 
 /// The unpacked and built fio in the cache.
 const ENTRY: &str = "fio-libblkio";
@@ -63,23 +63,22 @@ impl BlkioFio {
         }
     }
 
-    fn has_engine(&self) -> bool {
+    fn says(&self, option: &str) -> Result<Output> {
         let mut command = Command::new(&self.path);
         if let Some(libraries) = &self.libraries {
             command.env("LD_LIBRARY_PATH", libraries);
         }
-        run(command.arg("--enghelp"), Duration::from_secs(20))
+        run(command.arg(option), Duration::from_secs(20))
+    }
+
+    fn has_engine(&self) -> bool {
+        self.says("--enghelp")
             .is_ok_and(|output| output.text.lines().any(|line| line.trim() == "libblkio"))
     }
 
     /// Its version, as in `3.41`.
     pub fn version(&self) -> Option<String> {
-        let mut command = Command::new(&self.path);
-        if let Some(libraries) = &self.libraries {
-            command.env("LD_LIBRARY_PATH", libraries);
-        }
-        let output = run(command.arg("--version"), Duration::from_secs(20)).ok()?;
-        Some(output.text.trim().strip_prefix("fio-")?.to_string())
+        Some(self.says("--version").ok()?.text.trim().strip_prefix("fio-")?.to_string())
     }
 
     /// This fio with arguments, ready to be started.
@@ -99,7 +98,7 @@ fn build(host: &Host, directory: &Path) -> Result<()> {
     }
     let work = tempfile::tempdir_in(directory).map_err(io(|| "no directory to build fio in"))?;
     let state = tempfile::tempdir().map_err(io(|| "no temporary directory"))?;
-    let apt = AptSource::debian_sid(host, state.path(), true)?;
+    let apt = AptSource::debian(host, state.path(), "sid", true)?;
     let packages = work.path().join("packages");
     std::fs::create_dir(&packages).map_err(io(|| "no directory for libblkio"))?;
     host.unpack_packages(&apt, &["libblkio1".into(), "libblkio-dev".into()], &packages)?;

@@ -81,13 +81,7 @@ impl Guest {
         keep: Keep,
     ) -> Result<Self> {
         let mut child = spec.spawn_apart("KILL")?;
-        let console = Console::default();
-        if let Some(pipe) = child.stdout.take() {
-            console.follow(pipe, echo);
-        }
-        if let Some(pipe) = child.stderr.take() {
-            console.follow(pipe, echo);
-        }
+        let console = Console::of(&mut child, echo);
         Ok(Self { what, child, console, started: Instant::now(), limit, _keep: keep })
     }
 
@@ -119,34 +113,31 @@ impl Guest {
     /// Waits until the guest reports `key`, at most for `limit` and never longer than the guest may
     /// run.
     pub fn wait_result(&self, key: &str, limit: Duration) -> Result<String> {
-        let limit = limit.min(self.left());
-        self.console.wait_for(limit, |_, results| results.get(key).cloned()).ok_or_else(|| {
-            if self.console.wait_closed(Duration::ZERO) {
-                return self.problem(ErrorKind::Process, &format!("ended without reporting {key}"));
-            }
-            self.problem(
-                ErrorKind::Timeout,
-                &format!("did not report {key} within {} s", limit.as_secs()),
-            )
-        })
+        self.wait_for(key, limit, |results| results.get(key).cloned())
     }
 
     /// Waits until the guest has reported one of `keys`, as [`Guest::wait_result`] does.
     pub fn wait_results(&self, keys: &[&str], limit: Duration) -> Result<()> {
-        let limit = limit.min(self.left());
-        let any = |_: &str, results: &BTreeMap<String, String>| {
+        let has_any = |results: &BTreeMap<String, String>| {
             keys.iter().any(|key| results.contains_key(*key)).then_some(())
         };
-        self.console.wait_for(limit, any).ok_or_else(|| {
-            let keys = keys.join(" or ");
+        self.wait_for(&keys.join(" or "), limit, has_any)
+    }
+
+    fn wait_for<T>(
+        &self,
+        what: &str,
+        limit: Duration,
+        found: impl Fn(&BTreeMap<String, String>) -> Option<T>,
+    ) -> Result<T> {
+        let limit = limit.min(self.left());
+        self.console.wait_for(limit, |_, results| found(results)).ok_or_else(|| {
             if self.console.wait_closed(Duration::ZERO) {
                 return self
-                    .problem(ErrorKind::Process, &format!("ended without reporting {keys}"));
+                    .problem(ErrorKind::Process, &format!("ended without reporting {what}"));
             }
-            self.problem(
-                ErrorKind::Timeout,
-                &format!("did not report {keys} within {} s", limit.as_secs()),
-            )
+            let text = format!("did not report {what} within {} s", limit.as_secs());
+            self.problem(ErrorKind::Timeout, &text)
         })
     }
 

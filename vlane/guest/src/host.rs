@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::cache::Cache;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, io};
 use crate::process::{find_program, run, run_ok, tail};
 
 /// Which Debian package has a program (Ubuntu's packages have the same names).
@@ -185,9 +185,8 @@ impl Host {
         into: &Path,
     ) -> Result<()> {
         let dpkg = self.program("dpkg-deb")?;
-        let debs = tempfile::tempdir_in(into).map_err(|e| {
-            Error::caused_by(ErrorKind::Io, format!("{}: not writable", into.display()), e)
-        })?;
+        let debs = tempfile::tempdir_in(into)
+            .map_err(io(|| format!("{}: not writable", into.display())))?;
         self.say(&format!(
             "downloading {} (unpacked into the cache, not installed) ...",
             packages.join(", ")
@@ -196,14 +195,9 @@ impl Host {
             apt.command("apt-get").arg("download").args(packages).current_dir(debs.path()),
             Duration::from_secs(900),
         )?;
-        let entries = std::fs::read_dir(debs.path()).map_err(|e| {
-            Error::caused_by(ErrorKind::Io, format!("{}", debs.path().display()), e)
-        })?;
-        for deb in entries
-            .flatten()
-            .map(|e| e.path())
-            .filter(|p| p.extension().is_some_and(|e| e == "deb"))
-        {
+        let mut debs = entries(debs.path())?;
+        debs.retain(|path| path.extension().is_some_and(|e| e == "deb"));
+        for deb in debs {
             run_ok(Command::new(&dpkg).arg("-x").arg(&deb).arg(into), Duration::from_secs(300))?;
         }
         Ok(())
@@ -221,9 +215,7 @@ impl Host {
                 .current_dir(into),
             Duration::from_secs(600),
         )?;
-        let entries = std::fs::read_dir(into)
-            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}", into.display()), e))?;
-        let archive = entries.flatten().map(|e| e.path()).find(|path| {
+        let archive = entries(into)?.into_iter().find(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             name.starts_with(package) && name.contains(".orig.tar.") && !name.ends_with(".asc")
         });
@@ -237,8 +229,7 @@ impl Host {
             Command::new("tar").arg("-xf").arg(&archive).current_dir(into),
             Duration::from_secs(120),
         )?;
-        std::fs::remove_file(&archive)
-            .map_err(|e| Error::caused_by(ErrorKind::Io, format!("{}", archive.display()), e))
+        std::fs::remove_file(&archive).map_err(io(|| archive.display().to_string()))
     }
 
     /// An error unless `what` may be downloaded here.
@@ -271,24 +262,16 @@ impl Host {
 
 /// Where apt gets packages from: the machine's own sources, or another suite with state of its own,
 /// so that the machine's package lists stay untouched.
+///
+/// The default is the machine's own sources.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AptSource {
     options: Vec<String>,
 }
 
 impl AptSource {
-    /// The machine's own sources.
-    pub(crate) fn system() -> Self {
-        Self::default()
-    }
-
-    /// Debian's unstable suite; `state` is a directory for its lists. Its source packages too, if
-    /// they are wanted.
-    pub(crate) fn debian_sid(host: &Host, state: &Path, sources: bool) -> Result<Self> {
-        Self::debian(host, state, "sid", sources)
-    }
-
-    /// A suite of Debian's, as above.
+    /// A suite of Debian's; `state` is a directory for its lists. Its source packages too, if they
+    /// are wanted.
     pub(crate) fn debian(host: &Host, state: &Path, suite: &str, sources: bool) -> Result<Self> {
         const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
         if !Path::new(KEYRING).exists() {
@@ -300,22 +283,17 @@ impl AptSource {
                 ),
             ));
         }
-        let write = |path: &Path, text: &str| {
-            std::fs::write(path, text).map_err(|e| {
-                Error::caused_by(ErrorKind::Io, format!("{}: cannot be written", path.display()), e)
-            })
-        };
         for dir in ["lists/partial", "cache/archives/partial"] {
-            std::fs::create_dir_all(state.join(dir)).map_err(|e| {
-                Error::caused_by(ErrorKind::Io, format!("{}: cannot be made", state.display()), e)
-            })?;
+            std::fs::create_dir_all(state.join(dir))
+                .map_err(io(|| format!("{}: cannot be made", state.display())))?;
         }
         let list = state.join("sources.list");
         let kinds: &[&str] = if sources { &["deb", "deb-src"] } else { &["deb"] };
         let line = |kind| {
             format!("{kind} [signed-by={KEYRING}] http://deb.debian.org/debian {suite} main\n")
         };
-        write(&list, &kinds.iter().map(line).collect::<String>())?;
+        std::fs::write(&list, kinds.iter().map(line).collect::<String>())
+            .map_err(io(|| format!("{}: cannot be written", list.display())))?;
         let set = |key: &str, value: &str| ["-o".to_string(), format!("{key}={value}")];
         let path = |p: &str| state.join(p).display().to_string();
         let source = Self {
@@ -361,4 +339,9 @@ impl AptSource {
         }
         Ok(found)
     }
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(directory).map_err(io(|| directory.display().to_string()))?;
+    Ok(entries.flatten().map(|entry| entry.path()).collect())
 }

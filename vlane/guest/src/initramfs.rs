@@ -95,11 +95,7 @@ impl Initramfs {
         }))?;
         let mut archive = Archive::new(BufWriter::with_capacity(1 << 20, file));
         self.write(host, kernel, disk, &mut archive)?;
-        let full = || {
-            format!("{}: the guest's initramfs cannot be written", std::env::temp_dir().display())
-        };
-        let file = archive.finish().and_then(|out| out.into_inner().map_err(|e| e.into_error()));
-        Ok(file.map_err(io(full))?.into_temp_path())
+        finish(archive).map_err(unwritten)
     }
 
     fn write(
@@ -109,21 +105,13 @@ impl Initramfs {
         disk: &[&str],
         archive: &mut Archive<BufWriter<NamedTempFile>>,
     ) -> Result<()> {
-        let full = || {
-            io(|| {
-                format!(
-                    "{}: the guest's initramfs cannot be written",
-                    std::env::temp_dir().display()
-                )
-            })
-        };
         for directory in ["proc", "sys", "dev", "tmp", "mnt", "root", "run", "etc"] {
-            archive.directory(directory).map_err(full())?;
+            archive.directory(directory).map_err(unwritten)?;
         }
-        archive.character_device("dev/console", 5, 1).map_err(full())?;
-        archive.symlink("etc/mtab", "/proc/self/mounts").map_err(full())?;
-        archive.file("init", 0o755, INIT.as_bytes()).map_err(full())?;
-        archive.file("guest.sh", 0o755, self.script.as_bytes()).map_err(full())?;
+        archive.character_device("dev/console", 5, 1).map_err(unwritten)?;
+        archive.symlink("etc/mtab", "/proc/self/mounts").map_err(unwritten)?;
+        archive.file("init", 0o755, INIT.as_bytes()).map_err(unwritten)?;
+        archive.file("guest.sh", 0o755, self.script.as_bytes()).map_err(unwritten)?;
 
         let mut wanted = disk.to_vec();
         wanted.push("ext4");
@@ -131,10 +119,10 @@ impl Initramfs {
         wanted.extend(CHECKSUMS.iter().filter(|m| kernel.has(m)));
         let mut order = String::new();
         for (name, content) in kernel.closure(&wanted)? {
-            archive.file(&format!("lib/modules/{name}.ko"), 0o644, &content).map_err(full())?;
+            archive.file(&format!("lib/modules/{name}.ko"), 0o644, &content).map_err(unwritten)?;
             order.push_str(&format!("{name}\n"));
         }
-        archive.file("lib/modules/order", 0o644, order.as_bytes()).map_err(full())?;
+        archive.file("lib/modules/order", 0o644, order.as_bytes()).map_err(unwritten)?;
 
         let mut libraries = BTreeSet::new();
         let busybox = host.program("busybox")?;
@@ -146,13 +134,13 @@ impl Initramfs {
         programs.extend(known.map(|(name, path)| (format!("usr/bin/{name}"), path.clone())));
         for (inside, outside) in &programs {
             libraries.extend(shared_libraries(host, outside)?);
-            archive.file(inside, 0o755, &read(outside)?).map_err(full())?;
+            archive.file(inside, 0o755, &read(outside)?).map_err(unwritten)?;
         }
         for library in &libraries {
-            archive.file(&library.to_string_lossy(), 0o755, &read(library)?).map_err(full())?;
+            archive.file(&library.to_string_lossy(), 0o755, &read(library)?).map_err(unwritten)?;
         }
         for (path, mode, content) in &self.files {
-            archive.file(path, *mode, content).map_err(full())?;
+            archive.file(path, *mode, content).map_err(unwritten)?;
         }
         Ok(())
     }
@@ -172,10 +160,16 @@ pub(crate) fn sign_of_life(host: &Host) -> Result<TempPath> {
     archive.file("bin/busybox", 0o755, &read(&busybox)?).map_err(context())?;
     archive.character_device("dev/console", 5, 1).map_err(context())?;
     archive.file("init", 0o755, SCRIPT.as_bytes()).map_err(context())?;
-    let file: NamedTempFile = archive
-        .finish()
-        .and_then(|out| out.into_inner().map_err(|e| e.into_error()))
-        .map_err(context())?;
+    finish(archive).map_err(context())
+}
+
+fn unwritten(error: std::io::Error) -> Error {
+    let place = std::env::temp_dir();
+    io(|| format!("{}: the guest's initramfs cannot be written", place.display()))(error)
+}
+
+fn finish(archive: Archive<BufWriter<NamedTempFile>>) -> std::io::Result<TempPath> {
+    let file = archive.finish()?.into_inner().map_err(|e| e.into_error())?;
     Ok(file.into_temp_path())
 }
 

@@ -72,14 +72,10 @@ impl Kernel {
                 "a kernel with sched_ext is only looked for on x86-64",
             ));
         }
-        if let Ok(kernel) = Self::unpacked(&host.cache().path(SCHED_EXT_ENTRY)) {
-            return Ok(kernel);
-        }
-        host.may_download(
-            "a kernel with sched_ext for the guest",
-            &format!("{} of Debian's {SCHED_EXT_SUITE} is one", SCHED_EXT_PACKAGES[0]),
-        )?;
-        Self::of_suite(host, SCHED_EXT_ENTRY, SCHED_EXT_SUITE, &SCHED_EXT_PACKAGES)
+        let what = "a kernel with sched_ext for the guest";
+        let instead = format!("{} of Debian's {SCHED_EXT_SUITE} is one", SCHED_EXT_PACKAGES[0]);
+        let asked = (what, &*instead);
+        Self::of_suite(host, SCHED_EXT_ENTRY, SCHED_EXT_SUITE, &SCHED_EXT_PACKAGES, asked)
     }
 
     /// A kernel whose KVM works on a CPU that QEMU emulates: that of [`Kernel::find`] if it
@@ -90,26 +86,32 @@ impl Kernel {
         {
             return Ok(kernel);
         }
-        if let Ok(kernel) = Self::unpacked(&host.cache().path(NESTED_KVM_ENTRY)) {
-            return Ok(kernel);
-        }
         let (major, minor) = NESTED_KVM_BEFORE;
-        host.may_download(
-            "a kernel with KVM for the guest",
-            &format!(
-                "{PACKAGE} of Debian's {NESTED_KVM_SUITE} is one, or any with kvm-amd before \
-                 Linux {major}.{minor}"
-            ),
-        )?;
-        Self::of_suite(host, NESTED_KVM_ENTRY, NESTED_KVM_SUITE, &[PACKAGE])
+        let instead = format!(
+            "{PACKAGE} of Debian's {NESTED_KVM_SUITE} is one, or any with kvm-amd before Linux \
+             {major}.{minor}"
+        );
+        let asked = ("a kernel with KVM for the guest", &*instead);
+        Self::of_suite(host, NESTED_KVM_ENTRY, NESTED_KVM_SUITE, &[PACKAGE], asked)
     }
 
     fn has_nested_kvm(&self) -> bool {
         self.modules.has("kvm_amd") && release(&self.version).is_some_and(|r| r < NESTED_KVM_BEFORE)
     }
 
-    /// The first of these packages that a suite of Debian's has, in the cache under this name.
-    fn of_suite(host: &Host, entry: &str, suite: &str, packages: &[&str]) -> Result<Self> {
+    /// The kernel that the cache has under this name, else the first of these packages that a suite
+    /// of Debian's has. A refusal to download names the object and an alternative.
+    fn of_suite(
+        host: &Host,
+        entry: &str,
+        suite: &str,
+        packages: &[&str],
+        (what, instead): (&str, &str),
+    ) -> Result<Self> {
+        if let Ok(kernel) = Self::unpacked(&host.cache().path(entry)) {
+            return Ok(kernel);
+        }
+        host.may_download(what, instead)?;
         let entry = host.cache().entry(entry, |directory| {
             let state =
                 tempfile::tempdir().map_err(io(|| "no temporary directory for package lists"))?;
@@ -186,14 +188,14 @@ impl Kernel {
 }
 
 /// Major and minor number of what `uname -r` says.
-fn release(version: &str) -> Option<(u32, u32)> {
+pub(crate) fn release(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 /// Fetches Debian's package into `directory` and takes the uncompressed kernel out.
 fn download(host: &Host, directory: &Path) -> Result<()> {
-    let apt = AptSource::system();
+    let apt = AptSource::default();
     let mut packages = kernel_packages(&apt)?;
     if packages.is_empty() {
         host.refresh_system_lists();
@@ -248,8 +250,8 @@ fn uncompress(vmlinuz: &Path, directory: &Path) -> Result<()> {
 }
 
 /// The one directory of modules in an unpacked package, and the kernel's version.
-pub(crate) fn modules_directory(unpacked: &Path) -> Result<(PathBuf, String)> {
-    for base in ["usr/lib/modules", "lib/modules", "usr/lib/uml/modules"] {
+fn modules_directory(unpacked: &Path) -> Result<(PathBuf, String)> {
+    for base in ["usr/lib/modules", "lib/modules"] {
         let Ok(mut versions) = std::fs::read_dir(unpacked.join(base)) else { continue };
         if let Some(Ok(version)) = versions.next() {
             return Ok((version.path(), version.file_name().to_string_lossy().into_owned()));

@@ -151,26 +151,18 @@ impl Spec {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        let program = self.program.clone();
-        on_the_spawner(move || command.spawn()).map_err(|e| {
-            Error::caused_by(
-                ErrorKind::Process,
-                format!("{} cannot be started", program.display()),
-                e,
-            )
-        })
+        self.spawn(command)
     }
 
     /// Starts it on our own terminal and in our process group: for consoles that people type at.
     pub fn spawn_here(&self) -> Result<Child> {
-        let mut command = self.command("KILL");
-        let program = self.program.clone();
+        self.spawn(self.command("KILL"))
+    }
+
+    fn spawn(&self, mut command: Command) -> Result<Child> {
         on_the_spawner(move || command.spawn()).map_err(|e| {
-            Error::caused_by(
-                ErrorKind::Process,
-                format!("{} cannot be started", program.display()),
-                e,
-            )
+            let context = format!("{} cannot be started", self.program.display());
+            Error::caused_by(ErrorKind::Process, context, e)
         })
     }
 }

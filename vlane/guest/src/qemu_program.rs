@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::host::Host;
+use crate::kernel::release;
 use crate::process::run_ok;
 
 /// An installed QEMU.
@@ -62,9 +63,7 @@ impl QemuProgram {
 const FIRMWARE: [&str; 4] = ["bios-256k.bin", "pvh.bin", "linuxboot_dma.bin", "kvmvapic.bin"];
 
 fn parse_version(text: &str) -> Option<(u32, u32)> {
-    let numbers = text.split("version ").nth(1)?;
-    let mut numbers = numbers.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    release(text.split("version ").nth(1)?)
 }
 
 /// QEMU reads `,,` in an option's value as a comma.

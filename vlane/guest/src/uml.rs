@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result, io};
 use crate::guest::{Guest, Keep};
 use crate::host::{AptSource, Host};
 use crate::initramfs::{Initramfs, sign_of_life};
-use crate::kernel::modules_directory;
+use crate::kernel::release;
 use crate::modules::Modules;
 use crate::process::{Spec, find_program, tail};
 
@@ -56,7 +56,8 @@ impl UmlProgram {
         }
         let unusable = match find_program("linux.uml") {
             Some(path) => {
-                match Self::installed(&path).and_then(|uml| uml.probe(host).map(|()| uml)) {
+                let installed = Self::new(path, None, Path::new("/usr/lib/uml/modules"));
+                match installed.and_then(|uml| uml.probe(host).map(|()| uml)) {
                     Ok(uml) => return Ok(uml),
                     Err(e) => e.to_string(),
                 }
@@ -74,27 +75,14 @@ impl UmlProgram {
         Ok(uml)
     }
 
-    fn installed(path: &Path) -> Result<Self> {
-        let (modules, version) = modules_directory(Path::new("/"))
-            .ok()
-            .filter(|(directory, _)| directory.starts_with("/usr/lib/uml"))
-            .map_or_else(|| newest("/usr/lib/uml/modules"), Ok)?;
-        Ok(Self {
-            version,
-            path: path.to_path_buf(),
-            libraries: None,
-            modules: Modules::at(modules)?,
-        })
+    fn unpacked(entry: &Path) -> Result<Self> {
+        let libraries = Some(entry.join(LIBRARIES));
+        Self::new(entry.join("linux.uml"), libraries, &entry.join("usr/lib/uml/modules"))
     }
 
-    fn unpacked(entry: &Path) -> Result<Self> {
-        let (modules, version) = newest(&entry.join("usr/lib/uml/modules").to_string_lossy())?;
-        Ok(Self {
-            version,
-            path: entry.join("linux.uml"),
-            libraries: Some(entry.join(LIBRARIES)),
-            modules: Modules::at(modules)?,
-        })
+    fn new(path: PathBuf, libraries: Option<PathBuf>, modules: &Path) -> Result<Self> {
+        let (modules, version) = newest(modules)?;
+        Ok(Self { version, path, libraries, modules: Modules::at(modules)? })
     }
 
     /// Boots the tiny guest once per boot of this machine: the CPU decides whether this kernel
@@ -143,11 +131,11 @@ fn reason(console: &str) -> String {
     format!("a test guest ended with \"{}\"", line.trim())
 }
 
-fn newest(directory: &str) -> Result<(PathBuf, String)> {
+fn newest(directory: &Path) -> Result<(PathBuf, String)> {
     let context = || {
         format!(
-            "{directory}: the modules of User-Mode Linux are not there; install user-mode-linux \
-             again"
+            "{}: the modules of User-Mode Linux are not there; install user-mode-linux again",
+            directory.display()
         )
     };
     let mut found: Vec<_> =
@@ -162,7 +150,7 @@ fn newest(directory: &str) -> Result<(PathBuf, String)> {
 /// is started.
 fn download(host: &Host, directory: &Path) -> Result<()> {
     let state = tempfile::tempdir().map_err(io(|| "no temporary directory"))?;
-    let apt = AptSource::debian_sid(host, state.path(), false)?;
+    let apt = AptSource::debian(host, state.path(), "sid", false)?;
     host.unpack_packages(&apt, &["user-mode-linux".into(), "libc6".into()], directory)?;
     let packaged = directory.join("usr/bin/linux.uml");
     let mut program = std::fs::read(&packaged)
@@ -241,7 +229,7 @@ impl Uml {
             "quiet".into(),
             "panic=-1".into(),
         ];
-        if parse_version(&self.program.version) >= SECCOMP_SINCE {
+        if release(&self.program.version) >= Some(SECCOMP_SINCE) {
             args.push("seccomp=on".into());
         }
         for disk in &self.disks {
@@ -261,11 +249,6 @@ impl Uml {
         args.extend(self.append.split_whitespace().map(str::to_string));
         Ok(args)
     }
-}
-
-fn parse_version(version: &str) -> (u32, u32) {
-    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 #[cfg(test)]
