@@ -2,57 +2,31 @@
 //! whole headers.
 
 /// A program that packs, the command that unpacks, and whether a file begins with its header.
-struct Archive {
-    name: &'static str,
-    unpack: &'static str,
-    begins: fn(&[u8]) -> bool,
-}
+type Archive = (&'static str, &'static str, fn(&[u8]) -> bool);
 
 const ARCHIVES: &[Archive] = &[
-    Archive { name: "xz", unpack: "xz -dk", begins: xz },
-    Archive { name: "gzip", unpack: "gzip -dk", begins: gzip },
-    Archive { name: "zstd", unpack: "zstd -d", begins: zstd },
-    Archive { name: "bzip2", unpack: "bzip2 -dk", begins: bzip2 },
-    Archive { name: "zip", unpack: "unzip", begins: zip },
-    Archive { name: "lz4", unpack: "lz4 -dk", begins: lz4 },
-    Archive { name: "lzip", unpack: "lzip -dk", begins: lzip },
-    Archive { name: "lzma", unpack: "xz -dk", begins: lzma },
-    Archive {
-        name: "lzop",
-        unpack: "lzop -d",
-        begins: |head| head.starts_with(b"\x89LZO\0\r\n\x1a\n"),
-    },
-    Archive { name: "7z", unpack: "7z x", begins: seven_zip },
-    Archive { name: "rar", unpack: "unrar x", begins: rar },
-    Archive { name: "tar", unpack: "tar -xf", begins: tar },
-    Archive {
-        name: "img2simg (an Android sparse image)",
-        unpack: "simg2img",
-        begins: android_sparse,
-    },
-    Archive {
-        name: "partclone",
-        unpack: "partclone.restore -C -s",
-        begins: |head| head.starts_with(b"partclone-image"),
-    },
-    Archive {
-        name: "wimlib",
-        unpack: "wimextract",
-        begins: |head| head.starts_with(b"MSWIM\0\0\0\xd0\0\0\0"),
-    },
-    Archive {
-        name: "EnCase (EWF)",
-        unpack: "ewfexport",
-        begins: |head| head.starts_with(b"EVF\x09\x0d\x0a\xff\0"),
-    },
+    ("xz", "xz -dk", xz),
+    ("gzip", "gzip -dk", gzip),
+    ("zstd", "zstd -d", zstd),
+    ("bzip2", "bzip2 -dk", bzip2),
+    ("zip", "unzip", zip),
+    ("lz4", "lz4 -dk", lz4),
+    ("lzip", "lzip -dk", lzip),
+    ("lzma", "xz -dk", lzma),
+    ("lzop", "lzop -d", |head| head.starts_with(b"\x89LZO\0\r\n\x1a\n")),
+    ("7z", "7z x", seven_zip),
+    ("rar", "unrar x", rar),
+    ("tar", "tar -xf", tar),
+    ("img2simg (an Android sparse image)", "simg2img", android_sparse),
+    ("partclone", "partclone.restore -C -s", |head| head.starts_with(b"partclone-image")),
+    ("wimlib", "wimextract", |head| head.starts_with(b"MSWIM\0\0\0\xd0\0\0\0")),
+    ("EnCase (EWF)", "ewfexport", |head| head.starts_with(b"EVF\x09\x0d\x0a\xff\0")),
 ];
 
 /// The program that packed a file with this beginning, and the command that unpacks it.
 pub(super) fn packed_by(head: &[u8]) -> Option<(&'static str, &'static str)> {
-    ARCHIVES
-        .iter()
-        .find(|archive| (archive.begins)(head))
-        .map(|archive| (archive.name, archive.unpack))
+    let archive = ARCHIVES.iter().find(|(.., begins)| begins(head));
+    archive.map(|(name, unpack, _)| (*name, *unpack))
 }
 
 fn byte(head: &[u8], at: usize) -> u8 {
