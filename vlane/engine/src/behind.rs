@@ -76,7 +76,7 @@ impl Engine for Behind {
 #[derive(Debug)]
 struct Delayed {
     inner: Box<dyn Channel>,
-    port: Port,
+    port: Box<dyn Port>,
     /// By slot: the engine has not been given the request yet.
     is_in_model: Box<[bool]>,
 }

@@ -8,6 +8,7 @@ mod queues;
 mod round_robin;
 mod servers;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,10 +45,26 @@ pub(crate) enum Model {
 }
 
 /// One lane's way into it. Each request is given to it once, and named by [`Port::poll`] once.
-#[derive(Debug)]
-pub(crate) enum Port {
-    Shared(servers::Port),
-    RoundRobin(queues::Port),
+pub(crate) trait Port: Send + fmt::Debug {
+    /// The device gets a request.
+    fn submit(&mut self, slot: Slot, decisions: Decisions);
+
+    /// Switches express requests to the shortest queue on or off.
+    fn set_shortest(&mut self, _on: bool) {}
+
+    /// Names the requests that the device has served.
+    fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>);
+
+    /// When to ask again: no request of this lane is served before.
+    fn deadline(&self) -> Option<Instant>;
+
+    /// A request is not to be named any more.
+    fn forget(&mut self, slot: Slot);
+
+    /// Requests that went to the queue of another thread.
+    fn handed_over(&self) -> u64 {
+        0
+    }
 }
 
 impl Model {
@@ -59,61 +76,10 @@ impl Model {
     }
 
     /// A way in for a lane that submits from the present thread.
-    pub(crate) fn port(&self, slots: u16) -> Port {
+    pub(crate) fn port(&self, slots: u16) -> Box<dyn Port> {
         match self {
-            Model::Shared(servers) => Port::Shared(servers::Port::new(Arc::clone(servers), slots)),
-            Model::RoundRobin(queues) => {
-                Port::RoundRobin(queues::Port::new(Arc::clone(queues), slots))
-            }
-        }
-    }
-}
-
-impl Port {
-    /// The device gets a request.
-    pub(crate) fn submit(&mut self, slot: Slot, decisions: Decisions) {
-        match self {
-            Port::Shared(port) => port.submit(slot),
-            Port::RoundRobin(port) => port.submit(slot, decisions.class.is_foreground()),
-        }
-    }
-
-    /// Switches express requests to the shortest queue on or off.
-    pub(crate) fn set_shortest(&mut self, on: bool) {
-        if let Port::RoundRobin(port) = self {
-            port.set_shortest(on);
-        }
-    }
-
-    /// Names the requests that the device has served.
-    pub(crate) fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
-        match self {
-            Port::Shared(port) => port.poll(now, ready),
-            Port::RoundRobin(port) => port.poll(now, ready),
-        }
-    }
-
-    /// When to ask again: no request of this lane is served before.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        match self {
-            Port::Shared(port) => port.deadline(),
-            Port::RoundRobin(port) => port.deadline(),
-        }
-    }
-
-    /// A request is not to be named any more.
-    pub(crate) fn forget(&mut self, slot: Slot) {
-        match self {
-            Port::Shared(port) => port.forget(slot),
-            Port::RoundRobin(port) => port.forget(slot),
-        }
-    }
-
-    /// Requests that went to the queue of another thread.
-    pub(crate) fn handed_over(&self) -> u64 {
-        match self {
-            Port::Shared(_) => 0,
-            Port::RoundRobin(port) => port.handed_over(),
+            Model::Shared(servers) => Box::new(servers::Port::new(Arc::clone(servers), slots)),
+            Model::RoundRobin(queues) => Box::new(queues::Port::new(Arc::clone(queues), slots)),
         }
     }
 }

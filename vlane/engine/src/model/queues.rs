@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::round_robin::RoundRobin;
-use super::{ModelConfig, nanoseconds};
-use crate::{Instant, Slot};
+use super::{self as model, ModelConfig, nanoseconds};
+use crate::{Decisions, Instant, Slot};
 
 /// The device, shared by all lanes.
 #[derive(Debug)]
@@ -202,14 +202,6 @@ impl Port {
         self.deadline = next.map(|next| queues.start + Duration::from_nanos(next));
     }
 
-    pub(super) fn submit(&mut self, slot: Slot, is_express: bool) {
-        self.submit_from(present_thread(), slot, is_express && self.shortest);
-    }
-
-    pub(super) fn set_shortest(&mut self, on: bool) {
-        self.shortest = on;
-    }
-
     fn submit_from(&mut self, thread: u64, slot: Slot, shortest: bool) {
         let job = Job { port: self.number, generation: self.generation, slot: slot.0 };
         self.with(thread, None, |port, state| {
@@ -219,19 +211,30 @@ impl Port {
             state.device.push(queue, job);
         });
     }
+}
 
-    pub(super) fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
+impl model::Port for Port {
+    fn submit(&mut self, slot: Slot, decisions: Decisions) {
+        let shortest = decisions.class.is_foreground() && self.shortest;
+        self.submit_from(present_thread(), slot, shortest);
+    }
+
+    fn set_shortest(&mut self, on: bool) {
+        self.shortest = on;
+    }
+
+    fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
         self.with(present_thread(), Some(now), |port, state| {
             ready.append(&mut state.ports[port.number].served)
         });
     }
 
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
     /// Requests that have begun are served to the end, without a report.
-    pub(super) fn forget(&mut self, slot: Slot) {
+    fn forget(&mut self, slot: Slot) {
         let job = Job { port: self.number, generation: self.generation, slot: slot.0 };
         self.with(self.thread, None, |port, state| {
             let removed =
@@ -242,7 +245,7 @@ impl Port {
         });
     }
 
-    pub(super) fn handed_over(&self) -> u64 {
+    fn handed_over(&self) -> u64 {
         self.handed_over
     }
 }
@@ -260,6 +263,7 @@ impl Drop for Port {
 mod tests {
     use super::*;
     use crate::model::DeviceQueues;
+    use crate::model::Port as _;
 
     const LATENCY: Duration = Duration::from_secs(3600);
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{ModelConfig, nanoseconds};
-use crate::{Instant, Slot};
+use super::{self as model, ModelConfig, nanoseconds};
+use crate::{Decisions, Instant, Slot};
 
 /// The device's servers, shared by all lanes without a lock.
 #[derive(Debug)]
@@ -52,13 +52,15 @@ impl Port {
     pub(super) fn new(servers: Arc<Servers>, slots: u16) -> Port {
         Port { servers, waiting: BinaryHeap::with_capacity(usize::from(slots)) }
     }
+}
 
+impl model::Port for Port {
     // off the data path: the model device replaces storage in experiments only.
-    pub(super) fn submit(&mut self, slot: Slot) {
+    fn submit(&mut self, slot: Slot, _: Decisions) {
         self.waiting.push(Reverse((self.servers.enqueue(Instant::now()), slot.0)));
     }
 
-    pub(super) fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
+    fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {
         while let Some(&Reverse((due, slot))) = self.waiting.peek() {
             if due > now {
                 return;
@@ -68,11 +70,11 @@ impl Port {
         }
     }
 
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    fn deadline(&self) -> Option<Instant> {
         self.waiting.peek().map(|Reverse((due, _))| *due)
     }
 
-    pub(super) fn forget(&mut self, slot: Slot) {
+    fn forget(&mut self, slot: Slot) {
         self.waiting.retain(|Reverse((_, waiting))| *waiting != slot.0);
     }
 }

@@ -110,7 +110,7 @@ impl Channel for Instantly {
 }
 
 #[derive(Debug)]
-struct Modelled(Port);
+struct Modelled(Box<dyn Port>);
 
 impl Channel for Modelled {
     fn begin(&mut self, taken: Taken<'_>, _: &mut Vec<Operation>) -> Outcome {
