@@ -50,17 +50,14 @@ pub(super) fn acquire(
     patience: &mut Patience<'_>,
 ) -> Result<(), EngineError> {
     let mut wait = Wait::new(patience);
-    loop {
-        match try_acquire(path, file, read_only)? {
-            Attempt::Locked => {}
-            Attempt::Done => return Ok(()),
-        }
+    while !try_acquire(path, file, read_only)? {
         // Releases it for another process that does the same at the same moment.
-        lock_byte(file, libc::F_OFD_SETLK, libc::F_UNLCK, 0).map_err(|error| {
+        lock(file, libc::F_OFD_SETLK, libc::F_UNLCK, ALL).map_err(|error| {
             EngineError::caused_at(path, ErrorKind::Io, "cannot unlock it", error)
         })?;
         wait.a_moment(file).map_err(|reason| reason.into_error(path, read_only))?;
     }
+    Ok(())
 }
 
 /// Waits for an image that is locked.
@@ -158,28 +155,17 @@ fn announce(file: &File, read_only: bool) -> io::Result<bool> {
     let ours =
         does(read_only).iter().map(|p| DOES + p).chain([WRITE, RESIZE].iter().map(|p| FORBIDS + p));
     for byte in ours {
-        match lock_byte(file, libc::F_OFD_SETLK, libc::F_RDLCK, byte) {
-            Ok(_) => {}
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL)
-                ) =>
-            {
-                return Ok(false);
-            }
-            Err(error) => return Err(error),
+        if let Err(error) = lock(file, libc::F_OFD_SETLK, libc::F_RDLCK, (byte, 1)) {
+            let errno = error.raw_os_error();
+            let has_none = matches!(errno, Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL));
+            return if has_none { Ok(false) } else { Err(error) };
         }
     }
     Ok(true)
 }
 
-enum Attempt {
-    Done,
-    Locked,
-}
-
-fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, EngineError> {
+/// Sets our own locks and looks for those of others; false if one of them is in the way.
+fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<bool, EngineError> {
     // First announce, then look: of two that come at the same moment at least one sees the other.
     match announce(file, read_only) {
         Ok(true) => {}
@@ -189,10 +175,10 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
                  image",
                 path.display()
             );
-            return Ok(Attempt::Done);
+            return Ok(true);
         }
         Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => {
-            return Ok(Attempt::Locked);
+            return Ok(false);
         }
         Err(error) => {
             return Err(EngineError::caused_at(path, ErrorKind::Io, "cannot lock it", error));
@@ -202,25 +188,27 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<Attempt, Eng
         does(read_only).iter().map(|p| FORBIDS + p).chain([WRITE, RESIZE].iter().map(|p| DOES + p));
     // Our own locks are not in the way of our own test.
     for byte in theirs {
-        let found = lock_byte(file, libc::F_OFD_GETLK, libc::F_WRLCK, byte).map_err(|error| {
+        let is_locked = is_locked_at(file, (byte, 1)).map_err(|error| {
             EngineError::caused_at(path, ErrorKind::Io, "cannot look at its locks", error)
         })?;
-        if i32::from(found.l_type) != libc::F_UNLCK {
-            return Ok(Attempt::Locked);
+        if is_locked {
+            return Ok(false);
         }
     }
-    Ok(Attempt::Done)
+    Ok(true)
 }
 
-/// One byte's lock; all of them, to unlock.
-fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc::flock> {
+/// The first byte and the number of all bytes, whatever the file's size.
+const ALL: (i64, i64) = (0, 0);
+
+/// Sets, removes or looks for a lock on bytes, which are given by their first and their number.
+fn lock(file: &File, command: i32, kind: i32, (start, len): (i64, i64)) -> io::Result<libc::flock> {
     // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero
     // pid).
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = i16::try_from(kind).unwrap_or_default();
     lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
-    lock.l_start = byte;
-    lock.l_len = if kind == libc::F_UNLCK { 0 } else { 1 };
+    (lock.l_start, lock.l_len) = (start, len);
     // SAFETY: an open descriptor and a valid `flock`, which the commands used here read and write.
     if unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) } < 0 {
         return Err(io::Error::last_os_error());
@@ -228,17 +216,27 @@ fn lock_byte(file: &File, command: i32, kind: i32, byte: i64) -> io::Result<libc
     Ok(lock)
 }
 
+fn is_locked_at(file: &File, bytes: (i64, i64)) -> io::Result<bool> {
+    let found = lock(file, libc::F_OFD_GETLK, libc::F_WRLCK, bytes)?;
+    Ok(i32::from(found.l_type) != libc::F_UNLCK)
+}
+
 /// Returns true if any byte of the file is locked, in QEMU's way or another. A lock that cannot be
 /// asked for counts as none.
 pub(super) fn is_locked(file: &File) -> bool {
-    // SAFETY: `flock` is plain data for which all zeroes is valid (and OFD locks demand a zero
-    // pid).
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = i16::try_from(libc::F_WRLCK).unwrap_or_default();
-    lock.l_whence = i16::try_from(libc::SEEK_SET).unwrap_or_default();
-    // SAFETY: an open descriptor and a valid `flock`, which the command reads and writes.
-    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-    asked == 0 && i32::from(lock.l_type) != libc::F_UNLCK
+    is_locked_at(file, ALL).unwrap_or(false)
+}
+
+/// Says whether the file is locked and stays so: a lock outlives its process until its last request
+/// has ended.
+pub(super) fn stays_locked(file: &File, patience: &mut Patience<'_>) -> bool {
+    let mut wait = Wait::new(patience);
+    while is_locked(file) {
+        if wait.a_moment(file).is_err() {
+            return true;
+        }
+    }
+    false
 }
 
 /// Names the process that has locked the file, after the file's name.
@@ -246,11 +244,7 @@ pub(super) fn user_in_words(file: &File) -> String {
     let openers = Openers::of(file);
     match openers.locking() {
         Some(opener) if opener.pid == std::process::id() => "is locked by this process".to_owned(),
-        Some(opener) => format!(
-            "is locked by another process (pid {}, {})",
-            opener.pid,
-            vlane_socket::printable(&opener.name)
-        ),
+        Some(opener) => format!("is locked by {}", named(opener)),
         None => "is locked by another process".to_owned(),
     }
 }

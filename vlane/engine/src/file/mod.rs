@@ -149,11 +149,8 @@ pub fn user_of(path: &std::path::Path) -> std::io::Result<Option<String>> {
     // Not to wait for the other end of what is a pipe after all.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     let mut patience = |leftover: &Leftover| leftover.waited <= lock::PATIENCE;
-    let mut wait = lock::Wait::new(&mut patience);
-    while lock::is_locked(&file) {
-        if wait.a_moment(&file).is_err() {
-            return Ok(Some(lock::user_in_words(&file)));
-        }
+    if lock::stays_locked(&file, &mut patience) {
+        return Ok(Some(lock::user_in_words(&file)));
     }
     Ok(attached::loop_on(&file).map(|device| format!("is attached to /dev/{device}")))
 }

@@ -19,7 +19,7 @@ pub(super) fn check(
     for (backing, opened) in attached::files_below(file) {
         let name = backing.display();
         match opened {
-            Ok(below) if stays_locked(&below, patience) => {
+            Ok(below) if lock::stays_locked(&below, patience) => {
                 let user = lock::user_in_words(&below);
                 return in_use(format!(
                     "lies on {name}, which {user}; stop that one, or serve this with --read-only"
@@ -40,18 +40,6 @@ pub(super) fn check(
         }
     }
     Ok(())
-}
-
-/// Says whether the file is locked and stays so: a lock outlives its process until its last request
-/// has ended.
-fn stays_locked(file: &File, patience: &mut lock::Patience<'_>) -> bool {
-    let mut wait = lock::Wait::new(patience);
-    while lock::is_locked(file) {
-        if wait.a_moment(file).is_err() {
-            return true;
-        }
-    }
-    false
 }
 
 /// The devices on the same bytes, once none of them is in use, or some are for more than a moment.
