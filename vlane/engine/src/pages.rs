@@ -39,14 +39,6 @@ impl Pages {
     }
 }
 
-impl std::ops::AddAssign for Pages {
-    fn add_assign(&mut self, other: Pages) {
-        self.cached += other.cached;
-        self.dirty += other.dirty;
-        self.writeback += other.writeback;
-    }
-}
-
 /// Pages of a range that are in the page cache; none where the system does not report it (before
 /// Linux 6.5, or forbidden).
 pub fn cached(file: &File, range: &Range<u64>) -> Option<u64> {

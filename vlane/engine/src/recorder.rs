@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use vlane_ring::{Request, RequestKind};
-use vlane_trace::storage::{Action, Clear, Data, Entry, Header, Purpose, Writer};
+use vlane_trace::storage::{Action, Data, Entry, Header, Purpose, Writer};
 
 use crate::Status;
 
@@ -145,6 +145,15 @@ pub(crate) fn data(request: &Request, from: u64, len: u64) -> Data {
 pub(crate) struct RecordedCall<'a>(Option<(&'a StorageRecorder, u64)>);
 
 impl<'a> RecordedCall<'a> {
+    /// A call is about to begin. Its operation is asked for only if it is recorded.
+    #[inline]
+    pub(crate) fn new(
+        recorder: Option<&'a Arc<StorageRecorder>>,
+        what: impl FnOnce() -> Action,
+    ) -> RecordedCall<'a> {
+        RecordedCall(recorder.map(|recorder| (&**recorder, recorder.submitted(what()))))
+    }
+
     /// A call is about to write `len` bytes of a request's data, from byte `from` on, which is not
     /// durable then.
     #[inline]
@@ -154,29 +163,10 @@ impl<'a> RecordedCall<'a> {
         from: u64,
         (file, offset, len): (u8, u64, u64),
     ) -> RecordedCall<'a> {
-        RecordedCall(recorder.map(|recorder| {
+        RecordedCall::new(recorder, || {
             let data = data(request, from, len);
-            (&**recorder, recorder.submitted(Action::Write { file, offset, durable: false, data }))
-        }))
-    }
-
-    /// A call is about to clear a range.
-    pub(crate) fn clear(
-        recorder: Option<&'a Arc<StorageRecorder>>,
-        how: Clear,
-        offset: u64,
-        len: u64,
-    ) -> RecordedCall<'a> {
-        RecordedCall(
-            recorder.map(|recorder| {
-                (&**recorder, recorder.submitted(Action::Clear { how, offset, len }))
-            }),
-        )
-    }
-
-    /// A call is about to make the written data durable.
-    pub(crate) fn sync(recorder: Option<&'a Arc<StorageRecorder>>) -> RecordedCall<'a> {
-        RecordedCall(recorder.map(|recorder| (&**recorder, recorder.submitted(Action::Sync))))
+            Action::Write { file, offset, durable: false, data }
+        })
     }
 
     /// The call has ended: a count of bytes or 0, or a negative error number.

@@ -675,8 +675,7 @@ impl Channel for FileChannel {
 /// Makes the eventfd that wakes a channel.
 fn doorbell(path: &std::path::Path) -> Result<Waker, EngineError> {
     use rustix::event::EventfdFlags;
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
-        let error = std::io::Error::from(errno);
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|error| {
         let text = "no eventfd for a queue's wake-ups; raise the limit of open files (ulimit -n)";
         EngineError::caused_at(path, crate::ErrorKind::Limit, text, error)
     })

@@ -36,14 +36,9 @@ struct Job {
     told: Option<u64>,
 }
 
-/// The way to the threads.
+/// The jobs, and the threads that do them.
 #[derive(Debug, Default)]
 pub(super) struct Discarder {
-    pool: Arc<Pool>,
-}
-
-#[derive(Debug, Default)]
-struct Pool {
     // Taken once per DISCARD on a block device, and by its thread.
     state: Mutex<State>,
     has_job: Condvar,
@@ -87,15 +82,15 @@ impl Discarder {
     /// Begins a discard, `len` bytes at `offset`. Its result comes to `results`.
     // off the data path: a discard is a call for another thread.
     pub(super) fn begin(
-        &self,
+        self: &Arc<Self>,
         shared: &Arc<Shared>,
         slot: Slot,
         (offset, len): (u64, u64),
         results: &Results,
     ) -> io::Result<()> {
-        let mut state = self.pool.lock();
+        let mut state = self.lock();
         if state.idle <= state.jobs.len() && state.threads < THREADS {
-            let pool = Arc::clone(&self.pool);
+            let pool = Arc::clone(self);
             let builder = std::thread::Builder::new().name("discard".to_owned()).stack_size(STACK);
             match threads::start(builder, move || pool.work()) {
                 Ok(_) => state.threads += 1,
@@ -114,12 +109,10 @@ impl Discarder {
             doorbell: Arc::clone(&results.doorbell),
         });
         drop(state);
-        self.pool.has_job.notify_one();
+        self.has_job.notify_one();
         Ok(())
     }
-}
 
-impl Pool {
     fn lock(&self) -> MutexGuard<'_, State> {
         // This code never panics while it holds the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

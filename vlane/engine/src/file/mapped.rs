@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use rustix::fs::FallocateFlags;
 use vlane_ring::{RequestKind, SECTOR};
-use vlane_trace::storage::Clear;
+use vlane_trace::storage::{Action, Clear};
 
 use super::{Discard, Shared, span};
 use crate::recorder::RecordedCall;
@@ -204,8 +204,9 @@ impl MappedChannel {
         if let Some(map) = &self.shared.map {
             map.clear_present(offset, len);
         }
+        let clear = Action::Clear { how: Clear::Punch, offset, len };
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let told = RecordedCall::clear(self.shared.recorder.as_ref(), Clear::Punch, offset, len);
+        let told = RecordedCall::new(self.shared.recorder.as_ref(), || clear);
         let mut result = self.fallocate(punch, offset, len);
         told.end_with(&result);
         if result.is_ok() && !frees {

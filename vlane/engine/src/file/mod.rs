@@ -55,7 +55,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use vlane_ring::SECTOR;
-use vlane_trace::storage::Header;
+use vlane_trace::storage::{Action, Header};
 
 pub use self::astray::Astray;
 pub use self::identity::Identity;
@@ -183,7 +183,7 @@ struct Shared {
     has_warned: AtomicBool,
     /// Ways to zero a range that the storage does not know, one bit each.
     unknown_ways: AtomicU8,
-    discarder: discard::Discarder,
+    discarder: Arc<discard::Discarder>,
     pieces: ranges::Pieces,
     /// For the simulator: how many of each kind a channel has under way (`turns.rs`).
     turns: Option<[usize; 2]>,
@@ -360,7 +360,7 @@ impl Engine for FileEngine {
         }
         let durability = &self.shared.durability;
         // Also after a loss: what can be written is better written.
-        let told = RecordedCall::sync(self.shared.recorder.as_ref());
+        let told = RecordedCall::new(self.shared.recorder.as_ref(), || Action::Sync);
         self.shared.kernel_lock.begin();
         let synced = self.shared.file().sync_data();
         self.shared.kernel_lock.end();

@@ -19,8 +19,8 @@ use super::inline::Pace;
 use super::kernel_lock::KernelLock;
 use super::transfer::Align;
 use super::{
-    Cache, Discard, FileOptions, JournalWay, Shared, attached, device, discard, durability, format,
-    lock, map, ranges, rereads,
+    Cache, Discard, FileOptions, JournalWay, Shared, attached, device, durability, format, lock,
+    map, ranges, rereads,
 };
 use crate::{EngineError, ErrorKind, Piece, pages};
 use vlane_io::StorageFile;
@@ -213,7 +213,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         } else {
             ranges::ClearMethod::Punch.bit() | ranges::ClearMethod::Zero.bit()
         }),
-        discarder: discard::Discarder::default(),
+        discarder: Arc::default(),
         pieces: ranges::Pieces::USUAL,
         turns: None,
         durability,

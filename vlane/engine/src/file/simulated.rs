@@ -14,9 +14,7 @@ use super::exclusion::Exclusion;
 use super::flushes::{Flushes, Syncer};
 use super::inline::Pace;
 use super::transfer::Align;
-use super::{
-    Cache, FileEngine, Shared, discard, durability, kernel_lock, ranges, sync_thread, transfer,
-};
+use super::{Cache, FileEngine, Shared, durability, kernel_lock, ranges, sync_thread, transfer};
 use crate::Writeback;
 use vlane_io::StorageFile;
 use vlane_io::system;
@@ -59,7 +57,7 @@ impl FileEngine {
             exclusion: (align.block > SECTOR).then(|| Exclusion::new(align.block)),
             has_warned: AtomicBool::new(false),
             unknown_ways: AtomicU8::new(0),
-            discarder: discard::Discarder::default(),
+            discarder: Arc::default(),
             pieces: ranges::Pieces { punched, zeroed, written },
             turns: Some(of.turns),
             durability: Arc::new(durability::Durability::new(Some(witness))),

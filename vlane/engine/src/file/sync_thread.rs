@@ -19,6 +19,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use vlane_policy::journal::{LogKind, Map};
+use vlane_trace::storage::Action;
 
 use super::flushes::{End, Flushes, Syncer};
 use super::{Shared, transfer};
@@ -107,7 +108,7 @@ fn sync(shared: &Shared) -> i32 {
     if let Some(pieces) = journal.and_then(|journal| pieces(&journal.map())) {
         return errno(&write_back(shared, &pieces));
     }
-    let told = RecordedCall::sync(shared.recorder.as_ref());
+    let told = RecordedCall::new(shared.recorder.as_ref(), || Action::Sync);
     let mut synced = shared.file().sync_data();
     for _ in 0..transfer::MAX_RETRIES {
         if !transfer::is_momentary(errno(&synced)) {

@@ -223,7 +223,7 @@ impl Direct {
             let Some(before) = pages::count(file, range).filter(|pages| !pages.are_none()) else {
                 return false;
             };
-            if before.dirty == 0 && before.writeback == 0 {
+            if before.are_clean() {
                 pages::drop(file, range);
             }
             pages::count(file, range).is_some_and(|pages| !pages.are_none())
@@ -307,7 +307,7 @@ impl Drop for Direct {
 
 /// Empties the page cache of unused ranges; or returns the reason why it could not.
 fn empty(file: &File, ranges: &Regions, durability: &Durability) -> Result<(), String> {
-    let mut left = Pages::default();
+    let (mut cached, mut dirty) = (0, 0);
     for attempt in 0..ATTEMPTS {
         if attempt > 0 {
             std::thread::sleep(PAUSE);
@@ -318,20 +318,17 @@ fn empty(file: &File, ranges: &Regions, durability: &Durability) -> Result<(), S
         if durability.ask(Writeback::Sync) {
             return Err("a write was lost".to_owned());
         }
-        left = Pages::default();
+        (cached, dirty) = (0, 0);
         for range in ranges.ranges() {
             pages::drop(file, range);
             // Where the system does not report it, there are no regions.
-            left +=
-                pages::count(file, range).unwrap_or(Pages { cached: 1, dirty: 0, writeback: 0 });
+            let left = pages::count(file, range).unwrap_or(Pages { cached: 1, ..Pages::default() });
+            cached += left.cached;
+            dirty += left.dirty + left.writeback;
         }
-        if left.are_none() {
+        if (cached, dirty) == (0, 0) {
             return Ok(());
         }
     }
-    Err(format!(
-        "of their pages, {} stay, {} of them dirty",
-        left.cached,
-        left.dirty + left.writeback
-    ))
+    Err(format!("of their pages, {cached} stay, {dirty} of them dirty"))
 }
