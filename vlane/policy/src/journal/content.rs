@@ -95,7 +95,7 @@ pub fn scan(
 }
 
 /// Finds journals by the written data. See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Content {
     size: u64,
     /// Writes so far.
@@ -111,15 +111,7 @@ pub struct Content {
 impl Content {
     /// For a volume of `size` bytes.
     pub fn new(size: u64) -> Content {
-        Content {
-            size,
-            clock: 0,
-            runs: Runs::default(),
-            jbd2: Vec::new(),
-            superblocks: Vec::new(),
-            xfs: Vec::new(),
-            is_changed: false,
-        }
+        Content { size, ..Content::default() }
     }
 
     /// The volume has another size.

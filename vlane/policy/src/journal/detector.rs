@@ -17,7 +17,7 @@ use super::{Head, Journal, Map};
 ///
 /// The time of each call depends neither on earlier writes nor on the volume's size: [`Content`]
 /// and [`Pattern`] state their time and memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Detector {
     layout: JournalLayout,
     needs_layout: bool,
@@ -30,14 +30,8 @@ pub struct Detector {
 impl Detector {
     /// For a volume of `size` bytes, without any knowledge of it.
     pub fn new(size: u64) -> Detector {
-        Detector {
-            layout: JournalLayout::default(),
-            needs_layout: true,
-            content: Content::new(size),
-            pattern: Pattern::new(size),
-            journals: Vec::new(),
-            map: Arc::new(Map::default()),
-        }
+        let (content, pattern) = (Content::new(size), Pattern::new(size));
+        Detector { needs_layout: true, content, pattern, ..Detector::default() }
     }
 
     /// The volume has another size.

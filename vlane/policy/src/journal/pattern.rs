@@ -80,7 +80,7 @@ const TAIL: u64 = 64 << 10;
 const HEAD: u64 = 64 << 10;
 
 /// Finds cyclic logs by the order of the writes. See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Pattern {
     size: u64,
     groups: Vec<Option<Box<Group>>>,
@@ -112,17 +112,7 @@ struct Run {
 impl Pattern {
     /// For a volume of `size` bytes.
     pub fn new(size: u64) -> Pattern {
-        Pattern {
-            size,
-            groups: Vec::new(),
-            tracks: Vec::new(),
-            next: 0,
-            written: 0,
-            flushes: 0,
-            end: 0,
-            is_unflushed: true,
-            is_changed: false,
-        }
+        Pattern { size, is_unflushed: true, ..Pattern::default() }
     }
 
     /// The volume has another size.

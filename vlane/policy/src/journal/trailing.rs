@@ -19,7 +19,7 @@ const MOST: usize = 1 << 16;
 const AHEAD: u64 = 2 << 20;
 
 /// Which journal bytes were written, and not dropped.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Trailing {
     page: u64,
     folio: u64,
@@ -46,15 +46,7 @@ impl Trailing {
     /// For a system with pages of `page` bytes: a power of two.
     pub fn new(page: u64) -> Trailing {
         let page = page.clamp(512, 1 << 20).next_power_of_two();
-        Trailing {
-            page,
-            folio: largest_folio(page),
-            fresh: BTreeSet::new(),
-            fresh_bytes: 0,
-            due: BTreeSet::new(),
-            due_bytes: 0,
-            tail: None,
-        }
+        Trailing { page, folio: largest_folio(page), ..Trailing::default() }
     }
 
     /// Bytes of the largest folio that there can be. Ranges are widened to its borders.

@@ -107,7 +107,7 @@ pub struct Totals {
 }
 
 /// A loan: its amount, the spent part, the redeemed part.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loan {
     /// How much may be owed at once.
     pub line_ns: u64,
@@ -133,19 +133,8 @@ pub struct Loan {
 }
 
 impl Loan {
-    const fn new(line_ns: u64) -> Self {
-        Self {
-            line_ns,
-            spent_ns: 0,
-            carried_ns: 0,
-            redeemed_ns: 0,
-            boosts: 0,
-            since: None,
-            redeeming: false,
-            cm_ppm: 0,
-            cb_ns: 0,
-            next_line_ns: line_ns,
-        }
+    fn new(line_ns: u64) -> Self {
+        Self { line_ns, next_line_ns: line_ns, ..Self::default() }
     }
 
     /// Returns the debt.
@@ -207,7 +196,7 @@ pub struct Account {
 
 impl Account {
     /// An account without credits; the next accounting gives some.
-    pub const fn new(params: &Params) -> Self {
+    pub fn new(params: &Params) -> Self {
         Self {
             credit_ns: 0,
             loan: Loan::new(params.line_ns),
@@ -217,22 +206,7 @@ impl Account {
             boosted: None,
             last_boosted: None,
             boost_used_ns: 0,
-            totals: Totals {
-                allotted_ns: 0,
-                used_ns: 0,
-                boosted_ns: 0,
-                uncharged_ns: 0,
-                expired_ns: 0,
-                forgiven_ns: 0,
-                lent_ns: 0,
-                clamped_ns: 0,
-                redeemed_ns: 0,
-                events: 0,
-                wake_boosts: 0,
-                boosts: 0,
-                denied: 0,
-                spent: 0,
-            },
+            totals: Totals::default(),
         }
     }
 

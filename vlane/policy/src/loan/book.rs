@@ -76,8 +76,8 @@ pub struct Book {
 
 impl Book {
     /// A book without accounts. `goal` counts with [`Policy::Adaptive`] only.
-    pub const fn new(params: Params, goal: Goal) -> Self {
-        Self { params, goal, vcpus: Vec::new(), plan: Plan::new() }
+    pub fn new(params: Params, goal: Goal) -> Self {
+        Self { params, goal, vcpus: Vec::new(), plan: Plan::default() }
     }
 
     /// Returns the parameters that it was made with.
@@ -143,39 +143,34 @@ impl Book {
 
     /// A vCPU has used CPU time; whether the boost that it may have had is over now.
     pub fn ran(&mut self, id: VcpuId, now: u64, ns: u64) -> bool {
-        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            return false;
-        };
-        let before = vcpu.account.boosted.is_some();
-        vcpu.account.ran(now, ns, &self.params);
-        vcpu.watch.ran(ns);
-        vcpu.watch_end(before)
+        self.used(id, ns, |account, params| account.ran(now, ns, params))
     }
 
     /// A vCPU has used CPU time before the others, for a boost that may have had its time before:
     /// timers are late.
     pub fn ran_boosted(&mut self, id: VcpuId, now: u64, ns: u64) {
-        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
-        let before = vcpu.account.boosted.is_some();
-        vcpu.account.ran_boosted(now, ns, &self.params);
-        vcpu.watch.ran(ns);
-        vcpu.watch_end(before);
+        self.used(id, ns, |account, params| account.ran_boosted(now, ns, params));
     }
 
     /// A vCPU has used CPU time in its turn. A boost may be on by now.
     pub fn ran_plain(&mut self, id: VcpuId, ns: u64) {
-        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
-        vcpu.account.ran_plain(ns, &self.params);
-        vcpu.watch.ran(ns);
+        self.used(id, ns, |account, params| account.ran_plain(ns, params));
     }
 
     /// A vCPU has used CPU time before the others, for earlier boosts than the present one.
     pub fn ran_before(&mut self, id: VcpuId, now: u64, ns: u64) {
-        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        self.used(id, ns, |account, params| account.ran_before(now, ns, params));
+    }
+
+    /// Charges and watches CPU time; returns true if a boost is over now.
+    fn used(&mut self, id: VcpuId, ns: u64, charge: impl FnOnce(&mut Account, &Params)) -> bool {
+        let Some(vcpu) = self.vcpus.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return false;
+        };
         let before = vcpu.account.boosted.is_some();
-        vcpu.account.ran_before(now, ns, &self.params);
+        charge(&mut vcpu.account, &self.params);
         vcpu.watch.ran(ns);
-        vcpu.watch_end(before);
+        vcpu.watch_end(before)
     }
 
     /// As [`Account::foresees`].
@@ -258,7 +253,7 @@ impl Book {
 }
 
 /// Plans the allotments of an accounting.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Plan {
     /// The allotment of each if no credits expired, by place; of a machine with inactive vCPUs,
     /// with their part.
@@ -274,17 +269,6 @@ struct Plan {
 }
 
 impl Plan {
-    const fn new() -> Self {
-        Self {
-            due: Vec::new(),
-            allotments: Vec::new(),
-            room: Vec::new(),
-            order: Vec::new(),
-            machines: Vec::new(),
-            members: Vec::new(),
-        }
-    }
-
     fn make(&mut self, vcpus: &[Option<Vcpu>], pool_ns: u64, params: &Params) {
         self.order.clear();
         self.order.extend((0..vcpus.len()).filter(|&place| vcpus[place].is_some()));

@@ -26,7 +26,7 @@ struct Group {
 }
 
 /// One probe.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Probe {
     began: Nanos,
     /// Requests that the lane may have at the device.
@@ -43,15 +43,7 @@ pub(super) struct Probe {
 
 impl Probe {
     pub(super) fn new(now: Nanos, size: u32) -> Probe {
-        Probe {
-            began: now,
-            size,
-            groups: Default::default(),
-            open: 0,
-            measures: None,
-            closed: 0,
-            is_done: false,
-        }
+        Probe { began: now, size, ..Probe::default() }
     }
 
     /// True if it has its result.

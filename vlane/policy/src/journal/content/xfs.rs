@@ -23,7 +23,7 @@ const LARGEST: u64 = 256 << 10;
 const BLOCK: u64 = 512;
 
 /// A log, or a candidate.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Xfs {
     /// Where it begins.
     start: u64,
@@ -76,24 +76,17 @@ fn record(content: &mut Content, head: &Head) -> bool {
     let behind = block + len.div_ceil(BLOCK);
     let clock = content.clock;
     let Some(log) = content.xfs.iter_mut().find(|log| log.start == start) else {
-        begin(
-            content,
-            Xfs {
-                start,
-                cycle,
-                block,
-                behind,
-                header: 0,
-                records: 1,
-                is_sure: false,
-                end: behind,
-                is_whole: false,
-                ahead: 0,
-                at: 0,
-                last: clock,
-                strange: 0,
-            },
-        );
+        let log = Xfs {
+            start,
+            cycle,
+            block,
+            behind,
+            records: 1,
+            end: behind,
+            last: clock,
+            ..Xfs::default()
+        };
+        begin(content, log);
         return true;
     };
     let gap = block.wrapping_sub(log.behind);

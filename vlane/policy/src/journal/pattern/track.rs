@@ -22,7 +22,7 @@ const MOST_WRITES: u32 = 1024;
 const MOST_REPLAYED: u64 = 4 << 20;
 
 /// A long run, or several in turn, and whether it goes round.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Track {
     /// Its slot in the others' [`Counts::joined`].
     pub(super) slot: usize,
@@ -143,16 +143,10 @@ impl Track {
             after,
             at: range.end,
             pieces: vec![range],
-            piece: 0,
             born: times.0,
             last: times.1,
-            idle: 0,
-            loops: 0,
-            replayed: 0,
-            counts: Counts::default(),
             flushes,
-            verdict: None,
-            strange: 0,
+            ..Track::default()
         }
     }
 
