@@ -74,12 +74,6 @@ impl Header {
     /// Makes sense of the fixed part; returns the header without its name, the bytes of the whole
     /// header, and those of the name.
     pub(crate) fn decode(bytes: &[u8; FIXED]) -> Result<(Header, usize, usize), Error> {
-        let short = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let long = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
         if bytes[..8] != MAGIC {
             return Err(Error::new(
                 ErrorKind::NotATrace,
@@ -87,7 +81,7 @@ impl Header {
                 "not a vlane trace: it does not begin with VLANETRC",
             ));
         }
-        let version = short(8);
+        let version = short(bytes, 8);
         if !(OLDEST..=VERSION).contains(&version) {
             let context = format!(
                 "the trace has version {version} of the format, this program reads {OLDEST} to \
@@ -98,8 +92,8 @@ impl Header {
         let corrupt = |at: u64, what: String| {
             Err(Error::new(ErrorKind::Corrupt, at, format!("the header is damaged: {what}")))
         };
-        let (len, entry, flags, name) =
-            (usize::from(short(10)), usize::from(short(12)), short(14), usize::from(short(38)));
+        let size = |at: usize| usize::from(short(bytes, at));
+        let (len, entry, flags, name) = (size(10), size(12), short(bytes, 14), size(38));
         if !(FIXED..=MAX_HEADER).contains(&len) || FIXED + name > len {
             return corrupt(
                 10,
@@ -110,10 +104,10 @@ impl Header {
             return corrupt(14, format!("unknown flags {flags:#x}"));
         }
         let header = Header {
-            started: long(16),
-            sectors: long(24),
-            block_size: u32::from_le_bytes([bytes[32], bytes[33], bytes[34], bytes[35]]),
-            lanes: short(36),
+            started: long(bytes, 16),
+            sectors: long(bytes, 24),
+            block_size: int(bytes, 32),
+            lanes: short(bytes, 36),
             hashes: flags & HASHES != 0,
             name: String::new(),
         };
@@ -125,4 +119,22 @@ impl Header {
         }
         Ok((header, len, name))
     }
+}
+
+fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
+}
+
+pub(crate) fn short(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(field(bytes, at))
+}
+
+pub(crate) fn int(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(field(bytes, at))
+}
+
+pub(crate) fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(field(bytes, at))
 }

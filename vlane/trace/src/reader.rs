@@ -32,13 +32,10 @@ impl<R: Read> Reader<R> {
             Error::new(ErrorKind::Truncated, got as u64, "it ends in the middle of the header")
         };
         let mut fixed = [0; FIXED];
-        match fill(&mut from, &mut fixed).map_err(|e| Error::io(0, "cannot read the header", e))? {
-            FIXED => {}
-            got if got < 8 || fixed[..8] != crate::MAGIC => {
-                let context = "not a vlane trace: it does not begin with VLANETRC";
-                return Err(Error::new(ErrorKind::NotATrace, 0, context));
-            }
-            got => return Err(short(got)),
+        let got =
+            fill(&mut from, &mut fixed).map_err(|e| Error::io(0, "cannot read the header", e))?;
+        if got < FIXED && fixed.starts_with(&crate::MAGIC) {
+            return Err(short(got));
         }
         let (mut header, len, name) = Header::decode(&fixed)?;
         let mut rest = vec![0; len - FIXED];

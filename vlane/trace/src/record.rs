@@ -1,7 +1,7 @@
 //! The entries of a trace.
 
 use crate::error::{Error, ErrorKind};
-use crate::header::{Header, RECORD_WITH_HASH};
+use crate::header::{Header, RECORD_WITH_HASH, int, long, short};
 
 const LAYOUT: u8 = 0xfb;
 const HEAD: u8 = 0xfc;
@@ -255,17 +255,6 @@ pub enum Entry {
     },
 }
 
-/// A word of an entry's bytes.
-fn long(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
-fn int(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
 /// The Internet checksum (RFC 1071) of an entry whose checksum field is zero: little-endian 16-bit
 /// words, added with the carry brought round, complemented.
 fn checksum(bytes: &[u8]) -> u16 {
@@ -380,7 +369,7 @@ impl Entry {
         if checksum(bytes) != 0 {
             return corrupt("its checksum is wrong".to_owned());
         }
-        let lane = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let lane = short(bytes, 2);
         if header.lanes > 0 && lane >= header.lanes {
             return corrupt(format!("lane {lane}, where the volume had {}", header.lanes));
         }

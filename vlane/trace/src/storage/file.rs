@@ -7,6 +7,7 @@ use twox_hash::XxHash3_64;
 use super::entry::Entry;
 use crate::error::{Error, ErrorKind};
 use crate::fill;
+use crate::header::{int, long, short};
 
 /// The first eight bytes.
 pub const MAGIC: [u8; 8] = *b"VLANESTO";
@@ -48,21 +49,19 @@ impl Header {
             let context = "not a record of the storage's writes: it does not begin with VLANESTO";
             return fail(ErrorKind::NotATrace, context.to_owned());
         }
-        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-        let number =
-            |at: usize| bytes[at..at + 8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
-        if word(8) != VERSION {
+        let version = short(bytes, 8);
+        if version != VERSION {
             let context =
-                format!("a record of version {}; this program knows version {VERSION}", word(8));
+                format!("a record of version {version}; this program knows version {VERSION}");
             return fail(ErrorKind::Version, context);
         }
-        if number(HEADER - 8) != XxHash3_64::oneshot(&bytes[..HEADER - 8]) {
+        if long(bytes, HEADER - 8) != XxHash3_64::oneshot(&bytes[..HEADER - 8]) {
             return fail(
                 ErrorKind::Corrupt,
                 "the record's header is damaged: its checksum is wrong".to_owned(),
             );
         }
-        Ok(Header { size: number(16), in_memory: word(10) & IN_MEMORY != 0 })
+        Ok(Header { size: long(bytes, 16), in_memory: short(bytes, 10) & IN_MEMORY != 0 })
     }
 }
 
@@ -177,9 +176,7 @@ impl<R: Read> Reader<R> {
         if fill(&mut self.from, &mut frame).map_err(io)? < FRAME {
             return Err(cut(self.entries));
         }
-        let (len, sum) = frame.split_at(4);
-        let len = u32::from_le_bytes(len.try_into().unwrap_or_default());
-        let sum = u64::from_le_bytes(sum.try_into().unwrap_or_default());
+        let (len, sum) = (int(&frame, 0), long(&frame, 4));
         if len > MAX_ENTRY {
             let context = format!("the record is damaged: an entry of {len} bytes");
             return Err(Error::new(ErrorKind::Corrupt, at, context));

@@ -74,7 +74,9 @@ impl History {
         let mut answered: Vec<(usize, usize)> = Vec::new();
         for (index, operation) in self.operations.iter().enumerate() {
             let request = operation.request.map(|request| (request, self.requests[request]));
-            let Some((request, about)) = request.filter(|_| changed(operation)) else { continue };
+            let Some((request, about)) = request.filter(|_| operation.is_change()) else {
+                continue;
+            };
             let Some((at, 0)) = about.answer else { continue };
             answered.push((at, index));
             let must_be_durable = about.durable && about.kind != Purpose::Discard;
@@ -158,11 +160,6 @@ impl History {
         };
         format!("{promise} was answered OK, and {what} is not durable: {}", violation.reason)
     }
-}
-
-/// True if an operation has changed the storage.
-fn changed(operation: &Operation) -> bool {
-    operation.what != Action::Sync && operation.end.is_some_and(|(_, result)| result >= 0)
 }
 
 /// Why an operation that has ended is not durable at `by`.

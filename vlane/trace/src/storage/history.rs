@@ -73,7 +73,7 @@ impl Operation {
     }
 
     /// It changes the storage, and has ended well.
-    fn is_change(&self) -> bool {
+    pub(super) fn is_change(&self) -> bool {
         let has_ended_well = self.end.is_some_and(|(_, result)| result >= 0);
         has_ended_well && self.what != Action::Sync
     }
@@ -172,11 +172,11 @@ impl History {
         // Those that have ended and are not durable, by their end.
         let mut ended: Vec<(usize, usize)> = Vec::new();
         for (index, operation) in self.operations.iter_mut().enumerate() {
-            let Some((end, result)) = operation.end.filter(|_| operation.is_change()) else {
+            let Some((end, _)) = operation.end.filter(|_| operation.is_change()) else {
                 continue;
             };
             match operation.what {
-                Action::Write { durable: true, .. } if result >= 0 => operation.durable = Some(end),
+                Action::Write { durable: true, .. } => operation.durable = Some(end),
                 _ => ended.push((end, index)),
             }
         }
