@@ -94,7 +94,7 @@ pub struct Topology {
 }
 
 /// Answer of `/v1/limits`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Requests per second; none: as many as there are.
     pub iops: Option<u64>,
@@ -105,8 +105,10 @@ pub struct Limits {
     /// True if express requests are limited, too.
     pub express: ExpressBudget,
     /// Times that a lane had to wait, since the limits were set.
+    #[serde(skip_serializing)]
     pub waits: u64,
     /// For how long, all lanes together, in microseconds.
+    #[serde(skip_serializing)]
     pub waited_us: u64,
 }
 
@@ -166,14 +168,6 @@ pub struct LaneWindow {
     pub at_device: u64,
 }
 
-#[derive(Serialize)]
-struct NewLimits {
-    iops: Option<u64>,
-    bandwidth: Option<u64>,
-    burst_us: u64,
-    express: ExpressBudget,
-}
-
 #[derive(Deserialize)]
 struct Problem {
     what: String,
@@ -229,9 +223,7 @@ impl Control {
     /// # Errors
     /// As [`Control::get`].
     pub fn set_limits(&self, limits: &Limits) -> Result<Limits> {
-        let Limits { iops, bandwidth, burst_us, express, .. } = *limits;
-        let new = NewLimits { iops, bandwidth, burst_us, express };
-        let body = serde_json::to_string(&new)
+        let body = serde_json::to_string(limits)
             .context(ErrorKind::Format, || self.cannot("write", "/v1/limits"))?;
         self.read("/v1/limits", self.ask("PUT", "/v1/limits", &body)?)
     }
@@ -354,13 +346,12 @@ impl Control {
         })?;
         // The listener at another socket would take our words for a front end's, or let us wait
         // behind one.
-        match sniff::listener(&stream, &self.path) {
-            Found::VhostUserSocket(_) => match mistaken() {
-                Some(words) => Err(Error::new(ErrorKind::Format, words)),
-                None => Ok(stream),
-            },
-            _ => Ok(stream),
+        if let Found::VhostUserSocket(_) = sniff::listener(&stream, &self.path)
+            && let Some(words) = mistaken()
+        {
+            return Err(Error::new(ErrorKind::Format, words));
         }
+        Ok(stream)
     }
 }
 

@@ -267,11 +267,9 @@ fn parent(path: &Path) -> &Path {
 
 /// The user has opened it already, and knows what it is.
 fn is_opened_by_the_shell(path: &Path) -> bool {
-    let names = ["/dev/stdout", "/dev/stderr"].iter().any(|name| path == Path::new(name));
-    names
-        || path
-            .parent()
-            .is_some_and(|dir| dir == Path::new("/dev/fd") || dir == Path::new("/proc/self/fd"))
+    let names = ["/dev/stdout", "/dev/stderr"].map(Path::new);
+    let directories = ["/dev/fd", "/proc/self/fd"].map(Path::new);
+    names.contains(&path) || path.parent().is_some_and(|parent| directories.contains(&parent))
 }
 
 #[cfg(test)]

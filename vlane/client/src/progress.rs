@@ -35,6 +35,7 @@ pub struct Progress {
 }
 
 /// Where it is shown.
+#[derive(Debug)]
 enum Out {
     /// A terminal: its width is asked for each time, since people resize.
     Terminal,
@@ -45,12 +46,6 @@ enum Out {
     /// A test looks at it.
     #[cfg(test)]
     Test { text: String, width: Option<usize> },
-}
-
-impl std::fmt::Debug for Out {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.in_place() { "Terminal" } else { "Lines" })
-    }
 }
 
 impl Out {

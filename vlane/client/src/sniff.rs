@@ -210,11 +210,11 @@ fn file(path: &Path, bytes: u64) -> Found {
             Some(format) => Found::Image(format),
             None if text().contains(REPORT) => Found::Report,
             None if text().contains(SAVED) => Found::SavedRun,
-            None if foreign_trace(&head).is_some() => {
-                Found::ForeignTrace(foreign_trace(&head).unwrap_or_default())
-            }
-            None if ["raw", "img"].contains(&extension.as_str()) => Found::Image("raw"),
-            None => Found::Unknown,
+            None => match foreign_trace(&head) {
+                Some(format) => Found::ForeignTrace(format),
+                None if ["raw", "img"].contains(&extension.as_str()) => Found::Image("raw"),
+                None => Found::Unknown,
+            },
         },
     }
 }
