@@ -92,8 +92,7 @@ impl Appear {
 }
 
 fn is_absent(error: &std::io::Error) -> bool {
-    let absent = [Errno::NOENT, Errno::NOTDIR].map(Errno::raw_os_error);
-    error.raw_os_error().is_some_and(|errno| absent.contains(&errno))
+    matches!(Errno::from_io_error(error), Some(Errno::NOENT | Errno::NOTDIR))
 }
 
 #[cfg(test)]

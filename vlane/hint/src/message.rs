@@ -192,12 +192,13 @@ fn cut(text: &str) -> &str {
     &text[..end.unwrap_or(0)]
 }
 
+const TOO_SHORT: HintError = HintError::Protocol("a message that is too short");
+
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], HintError> {
-        let (first, rest) =
-            self.0.split_first_chunk().ok_or(HintError::Protocol("a message that is too short"))?;
+        let (first, rest) = self.0.split_first_chunk().ok_or(TOO_SHORT)?;
         self.0 = rest;
         Ok(*first)
     }
@@ -206,10 +207,7 @@ impl Reader<'_> {
         if len > MAX_TEXT {
             return Err(HintError::Protocol("a text that is too long"));
         }
-        let (text, rest) = self
-            .0
-            .split_at_checked(len)
-            .ok_or(HintError::Protocol("a message that is too short"))?;
+        let (text, rest) = self.0.split_at_checked(len).ok_or(TOO_SHORT)?;
         self.0 = rest;
         String::from_utf8(text.to_vec())
             .map_err(|_| HintError::Protocol("a text that is not UTF-8"))

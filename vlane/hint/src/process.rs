@@ -1,5 +1,7 @@
 //! Which process is meant, also after its number was given to another.
 
+use rustix::io::Errno;
+
 use crate::error::HintError;
 
 /// A process: its number and when it started. A number is used again when its process is gone, a
@@ -46,11 +48,9 @@ impl ProcessId {
 /// Only these two say that a process is not there. Others, as "too many open files", are no sign of
 /// it.
 fn unread(pid: u32, error: std::io::Error) -> HintError {
-    let gone =
-        [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH].map(|errno| Some(errno.raw_os_error()));
-    match gone.contains(&error.raw_os_error()) {
-        true => HintError::Gone { pid },
-        false => HintError::Io(error),
+    match Errno::from_io_error(&error) {
+        Some(Errno::NOENT | Errno::SRCH) => HintError::Gone { pid },
+        _ => HintError::Io(error),
     }
 }
 

@@ -616,48 +616,44 @@ impl Drop for Uring {
 fn setup_error(error: io::Error) -> Error {
     let disabled = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
     let disabled = disabled.as_deref().map(str::trim).unwrap_or("0");
-    let (kind, context) = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) if disabled != "0" => (
-            ErrorKind::NoIoUring,
-            format!(
-                "io_uring is switched off on this system (kernel.io_uring_disabled is \
-                 {disabled}); allow it with `sysctl kernel.io_uring_disabled=0`, or with 1 and \
-                 this process in the group kernel.io_uring_group"
-            ),
-        ),
+    let errno = error.raw_os_error();
+    if matches!(errno, Some(libc::EPERM | libc::EACCES)) && disabled != "0" {
+        let context = format!(
+            "io_uring is switched off on this system (kernel.io_uring_disabled is {disabled}); \
+             allow it with `sysctl kernel.io_uring_disabled=0`, or with 1 and this process in the \
+             group kernel.io_uring_group"
+        );
+        return Error::caused_by(ErrorKind::NoIoUring, context, error);
+    }
+    let (kind, context) = match errno {
         Some(libc::EPERM | libc::EACCES) => (
             ErrorKind::NoIoUring,
             "io_uring is forbidden here, probably by a sandbox (seccomp filter, container \
              profile, SELinux); allow the system calls io_uring_setup, io_uring_enter and \
-             io_uring_register for vlane"
-                .to_owned(),
+             io_uring_register for vlane",
         ),
         Some(libc::ENOSYS) => (
             ErrorKind::NoIoUring,
             "io_uring is not there: the kernel was built without it, or a sandbox hides it; vlane \
              needs Linux 6.1 or later with CONFIG_IO_URING, and a sandbox that allows \
-             io_uring_setup, io_uring_enter, io_uring_register"
-                .to_owned(),
+             io_uring_setup, io_uring_enter, io_uring_register",
         ),
         Some(libc::EINVAL) => (
             ErrorKind::NoIoUring,
             "this kernel's io_uring is too old (no deferred task work); vlane needs Linux 6.1 or \
-             later"
-                .to_owned(),
+             later",
         ),
         Some(libc::ENOMEM) => (
             ErrorKind::Limit,
             "no memory for an io_uring: the limit of locked memory (ulimit -l) or of the memory \
-             cgroup is too low; raise it, or use fewer threads with --threads"
-                .to_owned(),
+             cgroup is too low; raise it, or use fewer threads with --threads",
         ),
         Some(libc::EMFILE | libc::ENFILE) => (
             ErrorKind::Limit,
             "no file descriptor left for an io_uring; raise the limit (ulimit -n), or use fewer \
-             threads with --threads"
-                .to_owned(),
+             threads with --threads",
         ),
-        _ => (ErrorKind::Io, "cannot set up an io_uring".to_owned()),
+        _ => (ErrorKind::Io, "cannot set up an io_uring"),
     };
     Error::caused_by(kind, context, error)
 }
