@@ -135,7 +135,6 @@ impl Classes {
     ///
     /// # Errors
     /// [`ClassesError`].
-    // off the data path: options are read before the first request.
     pub fn put(&mut self, list: &str, to: Class) -> Result<(), ClassesError> {
         for word in list.split(',').map(str::trim).filter(|word| !word.is_empty()) {
             let wrong = || ClassesError { word: word.to_owned() };
