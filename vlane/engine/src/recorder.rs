@@ -145,7 +145,7 @@ pub(crate) fn data(request: &Request, from: u64, len: u64) -> Data {
 pub(crate) struct RecordedCall<'a>(Option<(&'a StorageRecorder, u64)>);
 
 impl<'a> RecordedCall<'a> {
-    /// A call is about to begin. Its operation is asked for only if it is recorded.
+    /// A call is about to begin. Only a recorder asks for the operation.
     #[inline]
     pub(crate) fn new(
         recorder: Option<&'a Arc<StorageRecorder>>,

@@ -36,7 +36,7 @@ struct Job {
     told: Option<u64>,
 }
 
-/// The jobs, and the threads that do them.
+/// Waiting discards and their threads.
 #[derive(Debug, Default)]
 pub(super) struct Discarder {
     // Taken once per DISCARD on a block device, and by its thread.

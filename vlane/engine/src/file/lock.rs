@@ -164,7 +164,7 @@ fn announce(file: &File, read_only: bool) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Sets our own locks and looks for those of others; false if one of them is in the way.
+/// Sets our own locks; returns false if another process has a conflicting lock.
 fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<bool, EngineError> {
     // First announce, then look: of two that come at the same moment at least one sees the other.
     match announce(file, read_only) {
@@ -198,7 +198,7 @@ fn try_acquire(path: &Path, file: &File, read_only: bool) -> Result<bool, Engine
     Ok(true)
 }
 
-/// The first byte and the number of all bytes, whatever the file's size.
+/// All bytes of a file of any size: fcntl(2) takes a number of 0 so.
 const ALL: (i64, i64) = (0, 0);
 
 /// Sets, removes or looks for a lock on bytes, which are given by their first and their number.
