@@ -1,7 +1,6 @@
 //! How a command ends: its exit status, and the one line that says why.
 
 use std::error::Error;
-use std::fmt;
 
 /// It failed.
 const FAILED: u8 = 1;
@@ -19,38 +18,19 @@ pub fn help() -> String {
 }
 
 /// A mistake in the command line.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct Usage(pub String);
 
 /// A result was given, of less than what was asked for.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct Partial(pub String);
 
 /// A result was given, and is worse than what was demanded.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct Missed(pub String);
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for Partial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for Missed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl Error for Missed {}
-impl Error for Usage {}
-impl Error for Partial {}
 
 /// Ends the function with a [`Usage`].
 #[macro_export]
