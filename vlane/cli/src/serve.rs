@@ -600,7 +600,7 @@ fn sockets(
     let listener = Listener::take_over(&args.socket, handed.server, &mut from, volume)?;
     // The rings run.
     let waited =
-        Duration::from_nanos(handed::now().saturating_sub(handed.begun)).as_secs_f64() * 1e3;
+        Duration::from_nanos(vlane_sched::now().saturating_sub(handed.begun)).as_secs_f64() * 1e3;
     let whom = if is_connected {
         "requests waited"
     } else {

@@ -71,13 +71,6 @@ pub(super) struct Handed {
     standard_input: usize,
 }
 
-/// CLOCK_MONOTONIC, in nanoseconds.
-pub(super) fn now() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let part = |number: i64| u64::try_from(number).unwrap_or(0);
-    part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
-}
-
 impl HandedImage {
     pub(super) fn give(files: HandedFiles, to: &mut Descriptors) -> std::io::Result<HandedImage> {
         let HandedFiles { image, cached, witness, sectors } = files;

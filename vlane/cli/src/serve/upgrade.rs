@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use vlane_engine::file::FileEngine;
 use vlane_server::{Descriptors, HandedServer, Successor, Volume};
 
-use super::handed::{self, FORMAT, Handed, HandedImage, VARIABLE, VERSION};
+use super::handed::{FORMAT, Handed, HandedImage, VARIABLE, VERSION};
 use crate::{logging, notify};
 
 /// How long the new program may take to answer.
@@ -322,7 +322,7 @@ impl Upgrade {
         give: &mut dyn FnMut(&mut Descriptors) -> Result<HandedServer, String>,
     ) -> Result<std::convert::Infallible> {
         let Belongings { volume, image, control, .. } = &self.belongings;
-        let (begun, mut descriptors) = (handed::now(), Descriptors::default());
+        let (begun, mut descriptors) = (vlane_sched::now(), Descriptors::default());
         let mut server = give(&mut descriptors).map_err(anyhow::Error::msg)?;
         // No request is in flight: writes intact by now stay intact until the next program looks.
         ensure!(

@@ -15,6 +15,8 @@ mod take;
 mod trusted;
 
 pub use self::payers::Shares;
+/// The system's time in which all times here are counted, ns.
+pub use vlane_hint::now as monotonic_ns;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,12 +60,6 @@ const RECENT_NS: u64 = 40_000_000;
 /// CPU time that this thread has used, ns.
 pub(crate) fn own_cpu_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
-}
-
-/// The system's time in which all times here are counted, ns.
-pub fn monotonic_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 

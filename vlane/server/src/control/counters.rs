@@ -74,14 +74,12 @@ pub(super) async fn get(State(context): State<Context>) -> Result<Json<CountersI
             "this should not happen; report it",
         )
     })?;
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let monotonic_ns = vlane_hint::now();
     let lanes: Vec<_> = context.volume.counters.iter().map(|lane| lane.snapshot()).collect();
     let sum = lanes.iter().fold(Snapshot::default(), |mut sum, lane| {
         sum.add(lane);
         sum
     });
-    let monotonic_ns = u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000
-        + u64::try_from(now.tv_nsec).unwrap_or(0);
     Ok(Json(CountersInfo {
         monotonic_ns,
         process: ProcessInfo {
