@@ -460,7 +460,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     let (engine, recorder) = engine(args, &opened);
     let config = config(args, topology, express, handed.is_none());
     let volume = volume(args, engine, config)?;
-    let limits = handed.as_ref().map_or(limits, |(handed, _)| (&handed.limits).into());
+    let limits = handed.as_ref().map_or(limits, |(handed, _)| handed.limits);
     volume.set_limits(limits).map_err(exit::as_usage)?;
     let volume = Arc::new(volume);
     let (listener, control) = sockets(args, &volume, &opened, handed)?;

@@ -9,9 +9,7 @@
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Seek, Write};
 use std::mem::MaybeUninit;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::{
@@ -20,7 +18,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 use vlane_engine::file::HandedFiles;
-use vlane_policy::throttle::{ExpressBudget, Limits};
+use vlane_policy::throttle::Limits;
 use vlane_server::{Arrived, Descriptors, HANDOVER_FORMAT, HandedServer};
 
 /// Set to the process's own number for the program that takes over. A process that finds another
@@ -48,15 +46,6 @@ pub(super) struct HandedImage {
     sectors: u64,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct HandedLimits {
-    iops: Option<NonZeroU64>,
-    bandwidth: Option<NonZeroU64>,
-    burst: Duration,
-    express: ExpressBudget,
-}
-
 /// Everything.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,7 +55,7 @@ pub(super) struct Handed {
     /// When requests began to wait: nanoseconds of CLOCK_MONOTONIC.
     pub(super) begun: u64,
     pub(super) image: Option<HandedImage>,
-    pub(super) limits: HandedLimits,
+    pub(super) limits: Limits,
     pub(super) server: HandedServer,
     standard_input: usize,
 }
@@ -93,20 +82,6 @@ impl HandedImage {
     }
 }
 
-impl From<Limits> for HandedLimits {
-    fn from(limits: Limits) -> HandedLimits {
-        let Limits { iops, bandwidth, burst, express } = limits;
-        HandedLimits { iops, bandwidth, burst, express }
-    }
-}
-
-impl From<&HandedLimits> for Limits {
-    fn from(handed: &HandedLimits) -> Limits {
-        let HandedLimits { iops, bandwidth, burst, express } = *handed;
-        Limits { iops, bandwidth, burst, express }
-    }
-}
-
 impl Handed {
     pub(super) fn new(
         begun: u64,
@@ -117,7 +92,7 @@ impl Handed {
     ) -> std::io::Result<Handed> {
         let standard_input = to.put(rustix::stdio::stdin())?;
         let (format, version) = (FORMAT, VERSION.to_owned());
-        Ok(Handed { format, version, begun, image, limits: limits.into(), server, standard_input })
+        Ok(Handed { format, version, begun, image, limits, server, standard_input })
     }
 
     /// The end of a socket pair at which all of it waits.

@@ -48,8 +48,9 @@ pub const MIN_BANDWIDTH: u64 = 512;
 /// The most bytes per second.
 pub const MAX_BANDWIDTH: u64 = 1 << 50;
 
-/// The limits of a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The limits of a volume. A server hands them to its successor in this form.
+#[derive(serde::Serialize, serde::Deserialize, Debug, Clone, Copy, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Requests per second; none: as many as there are.
     pub iops: Option<NonZeroU64>,
