@@ -345,12 +345,10 @@ fn parse_schedulers(text: &str) -> Result<Schedulers, String> {
 pub fn run(args: &ServeArgs) -> Result<()> {
     serve(args).map_err(|error| {
         // The missing descriptor can be of any kind.
-        let is_short =
-            error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>()).any(|cause| {
-                [Errno::MFILE, Errno::NFILE]
-                    .iter()
-                    .any(|errno| cause.raw_os_error() == Some(errno.raw_os_error()))
-            });
+        let is_short = error
+            .chain()
+            .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+            .any(|cause| matches!(Errno::from_io_error(cause), Some(Errno::MFILE | Errno::NFILE)));
         match is_short && !format!("{error:#}").contains("ulimit -n") {
             true => error.context(
                 "too few file descriptors; raise the limit (ulimit -n, or LimitNOFILE= of the \
@@ -458,8 +456,9 @@ fn serve(args: &ServeArgs) -> Result<()> {
         return Ok(());
     };
     let (engine, recorder) = engine(args, &opened);
-    let config = config(args, topology, express, handed.is_none());
-    let volume = volume(args, engine, config)?;
+    let volume = Volume::new(engine, config(args, topology, express, handed.is_none()))?
+        .with_schedulers(args.sched.clone())
+        .for_any_guest(args.danger_other_image);
     let limits = handed.as_ref().map_or(limits, |(handed, _)| handed.limits);
     volume.set_limits(limits).map_err(exit::as_usage)?;
     let volume = Arc::new(volume);
@@ -471,7 +470,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
         std::iter::once(&*args.socket).chain(args.doors.control_paths()),
     ));
     let image = opened.file();
-    let _watch = astray::ImageWatch::begin(&volume_name(args), image.as_ref());
+    let _watch = astray::watch(&volume_name(args), image.as_ref());
 
     let ending = stop::Ending::new(args.stop_timeout);
     let remains = stop::Remains {
@@ -490,7 +489,7 @@ fn serve(args: &ServeArgs) -> Result<()> {
     signals::thread(signals, signals::Means { ending: ending.clone(), resize, upgrade, status })?;
     let result = listener.serve(&volume).context("can no longer accept connections");
     sockets.end();
-    ending.answered();
+    ending.enter(stop::Stage::Closing);
     // A trace that is being recorded gets its end, after the last request.
     drop(control);
     leave(args, &volume, image.as_ref(), &ending, &listener, recorder, result)
@@ -506,14 +505,14 @@ fn leave(
     recorder: Option<Arc<vlane_engine::StorageRecorder>>,
     served: Result<()>,
 ) -> Result<()> {
-    ending.writes_back();
+    ending.enter(stop::Stage::WritingBack);
     // The session was drained when it ended. Data in the page cache or in the device's write cache
     // were never promised to a guest that did not flush. But ending in order means to leave none of
     // them behind.
     let synced = volume.sync();
     // When the process has ended, the image and the guest's memory are free at once.
     volume.end();
-    ending.done();
+    ending.enter(stop::Stage::Done);
     listener.close();
     // After the last thing that is in it.
     let recorded = recorder.map_or(Ok(()), |recorder| recorder.finish());
@@ -566,18 +565,13 @@ fn all_of<const N: usize>(results: [Result<()>; N]) -> Result<()> {
     last.map_or(Ok(()), Err)
 }
 
-fn volume(args: &ServeArgs, engine: Arc<dyn Engine>, config: VolumeConfig) -> Result<Volume> {
-    let volume = Volume::new(engine, config).map_err(with_sources)?;
-    Ok(volume.with_schedulers(args.sched.clone()).for_any_guest(args.danger_other_image))
-}
-
 /// Has the session end when the end is asked for, and a lost write ask for it if that is wanted.
 fn guard(args: &ServeArgs, ending: &stop::Ending, remains: stop::Remains) -> Result<()> {
     let (stopper, volume) = (remains.listener.stopper(), Arc::clone(&remains.volume));
     ending.guard(remains, move || stopper.stop())?;
     if args.on_lost_write == OnLostWrite::Stop {
         let ending = ending.clone();
-        volume.on_lost_write(move || ending.begin());
+        volume.on_lost_write(move || ending.enter(stop::Stage::Draining));
     }
     Ok(())
 }
@@ -662,11 +656,6 @@ fn volume_name(args: &ServeArgs) -> String {
     args.image.as_deref().map_or_else(|| "null".to_owned(), |path| path.display().to_string())
 }
 
-/// Errors of several layers in one line: anyhow's `{:#}` does the rest.
-fn with_sources(error: impl std::error::Error + Send + Sync + 'static) -> anyhow::Error {
-    anyhow::Error::new(error)
-}
-
 /// The same image has the same serial number every time, and two images have different ones.
 fn default_serial(image: Option<&Path>) -> String {
     let Some(image) = image else { return "vlane-null".to_owned() };
@@ -703,14 +692,12 @@ fn announce(args: &ServeArgs, volume: &Volume, opened: &Opened) {
     };
     let model = match (args.experiments.latency, args.experiments.device_queues) {
         (None, _) => String::new(),
-        (Some(us), experiments::DeviceQueuesArg::Shared) => {
-            format!(", modelled: {us} us, {} at a time", args.experiments.parallel)
-        }
-        (Some(us), experiments::DeviceQueuesArg::RoundRobin) => {
-            format!(
-                ", modelled: {us} us, {} at a time, a queue for each thread",
-                args.experiments.parallel
-            )
+        (Some(us), queues) => {
+            let own = match queues {
+                experiments::DeviceQueuesArg::Shared => "",
+                experiments::DeviceQueuesArg::RoundRobin => ", a queue for each thread",
+            };
+            format!(", modelled: {us} us, {} at a time{own}", args.experiments.parallel)
         }
     };
     let read_only = if geometry.read_only { ", read-only" } else { "" };

@@ -13,38 +13,31 @@ use vlane_socket::Changes;
 /// How long the storage may take, at the end, to say where the image is.
 const MOMENT: Duration = Duration::from_secs(1);
 
-/// Watches a volume's image until this is dropped. `None` without inotify: then only the end
+/// Watches a volume's image until the result is dropped. `None` without inotify: then only the end
 /// reports it.
-#[derive(Debug)]
-pub(super) struct ImageWatch {
-    _changes: Option<Changes>,
-}
-
-impl ImageWatch {
-    pub(super) fn begin(name: &str, image: Option<&Arc<FileEngine>>) -> ImageWatch {
-        let Some(image) = image else { return ImageWatch { _changes: None } };
-        let (name, watched) = (name.to_owned(), Arc::downgrade(image));
-        let told = Mutex::new(None);
-        let look = Arc::new(move || {
-            let Some(image) = watched.upgrade() else { return };
-            let now = image.astray();
-            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-            match &now {
-                Some(astray) if *told != now => tracing::warn!("{name}: {}", astray.in_words()),
-                None if told.is_some() => tracing::info!("{name}: the image is at its path again"),
-                _ => {}
-            }
-            *told = now;
-        });
-        // The file itself, and not its directory. ATTRIB: the number of its names changed.
-        let events = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF;
-        let watch = |changes: &Changes| changes.watch(&image.own_path(), events).is_ok();
-        let first = Arc::clone(&look);
-        let changes = Changes::tell(move |_: Option<&std::ffi::OsStr>| look()).ok().filter(watch);
-        // For events since the image was opened.
-        first();
-        ImageWatch { _changes: changes }
-    }
+pub(super) fn watch(name: &str, image: Option<&Arc<FileEngine>>) -> Option<Changes> {
+    let image = image?;
+    let (name, watched) = (name.to_owned(), Arc::downgrade(image));
+    let told = Mutex::new(None);
+    let look = Arc::new(move || {
+        let Some(image) = watched.upgrade() else { return };
+        let now = image.astray();
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        match &now {
+            Some(astray) if *told != now => tracing::warn!("{name}: {}", astray.in_words()),
+            None if told.is_some() => tracing::info!("{name}: the image is at its path again"),
+            _ => {}
+        }
+        *told = now;
+    });
+    // The file itself, and not its directory. ATTRIB: the number of its names changed.
+    let events = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF;
+    let watch = |changes: &Changes| changes.watch(&image.own_path(), events).is_ok();
+    let first = Arc::clone(&look);
+    let changes = Changes::tell(move |_: Option<&std::ffi::OsStr>| look()).ok().filter(watch);
+    // For events since the image was opened.
+    first();
+    changes
 }
 
 /// Reports an image that is not at its path at the end. Storage that does not say in time where the

@@ -11,7 +11,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{PollFd, PollFlags};
 
-use super::stop::Ending;
+use super::stop::{Ending, Stage};
 use super::upgrade::Upgrade;
 use crate::notify;
 
@@ -64,7 +64,7 @@ pub(super) fn thread(signals: SignalFd, means: Means) -> std::io::Result<()> {
                 }
                 _ => {
                     turn.is_ending = true;
-                    ending.begin();
+                    ending.enter(Stage::Draining);
                 }
             }
         }

@@ -18,16 +18,17 @@ const NAMED: usize = 20;
 
 /// How far the end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
+pub(super) enum Stage {
     /// No end was requested.
     Serving,
-    /// Requests in flight are waited for.
+    /// The end was requested: requests in flight are waited for.
     Draining,
-    /// Everything is answered; those at the control socket get the rest of what they read.
+    /// Everything is answered; those at the control socket get the rest of what they read. The
+    /// storage has no part in it.
     Closing,
     /// Everything is answered and is being written to the device.
     WritingBack,
-    /// The end is complete.
+    /// The end is complete: no further step can hang.
     Done,
 }
 
@@ -57,7 +58,8 @@ impl Ending {
         Self { stage, limit }
     }
 
-    fn enter(&self, next: Stage) {
+    /// The end has come this far; from now on the time of the stage counts.
+    pub(super) fn enter(&self, next: Stage) {
         let (stage, changed) = &*self.stage;
         let mut stage = stage.lock().unwrap_or_else(PoisonError::into_inner);
         // The end may come from two sides, and only goes forward.
@@ -65,26 +67,6 @@ impl Ending {
             *stage = (next, Instant::now());
             changed.notify_all();
         }
-    }
-
-    /// The end was asked for. From now on the time counts.
-    pub(super) fn begin(&self) {
-        self.enter(Stage::Draining);
-    }
-
-    /// Everything is answered. The storage has no time to lose until [`Ending::writes_back`].
-    pub(super) fn answered(&self) {
-        self.enter(Stage::Closing);
-    }
-
-    /// Only the write-back to the device is left.
-    pub(super) fn writes_back(&self) {
-        self.enter(Stage::WritingBack);
-    }
-
-    /// No further step can hang.
-    pub(super) fn done(&self) {
-        self.enter(Stage::Done);
     }
 
     /// When the end is asked for, `stop` asks the session for it, which may take for ever; the

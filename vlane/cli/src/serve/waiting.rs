@@ -36,10 +36,7 @@ impl<'a> Waiting<'a> {
         while let Ok(Some(signal)) = self.signals.read_signal() {
             self.was_ended |= ends.contains(&signal.ssi_signo);
         }
-        if self.was_ended {
-            return false;
-        }
-        if self.limit.is_some_and(|limit| leftover.waited >= limit) {
+        if self.was_ended || self.limit.is_some_and(|limit| leftover.waited >= limit) {
             return false;
         }
         let is_due = self.told.map_or(leftover.waited >= UNTOLD, |told| told.elapsed() >= AGAIN);
