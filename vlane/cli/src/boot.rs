@@ -169,7 +169,7 @@ fn interactive(args: &BootArgs, host: &Host, image: &Path, ended: &AtomicBool) -
     let scratch = Scratch::new()?;
     let socket = scratch.path("disk.sock");
     let backend = serve(args, image, &socket)?;
-    let qemu = machine(args, program, &accel, &socket);
+    let qemu = machine(args, program, accel.accel, &socket);
     eprintln!("QEMU runs by {accel}. Ctrl-A X ends it.");
     let child = qemu.start_here()?;
     let result = watch(child, backend, ended);
@@ -184,15 +184,8 @@ fn watch(mut child: Child, mut backend: Backend, ended: &AtomicBool) -> Result<(
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if let Some(status) = backend.ended()? {
-            trouble = Some(format!(
-                "vlane serve ended ({status}) under the running guest; it said:\n{}",
-                backend.log()
-            ));
-            break end(&mut child)?;
-        }
-        if ended.load(Ordering::Relaxed) {
-            trouble = Some("ended by a signal".into());
+        trouble = premature(&mut backend, ended)?;
+        if trouble.is_some() {
             break end(&mut child)?;
         }
         std::thread::sleep(TICK);
@@ -208,6 +201,17 @@ fn watch(mut child: Child, mut backend: Backend, ended: &AtomicBool) -> Result<(
         bail!("QEMU ended with {status}; its output is above");
     }
     Ok(())
+}
+
+/// Reason to end the guest, if the back end has ended or a signal came.
+fn premature(backend: &mut Backend, ended: &AtomicBool) -> Result<Option<String>> {
+    if let Some(status) = backend.ended()? {
+        let log = backend.log();
+        return Ok(Some(format!(
+            "vlane serve ended ({status}) under the running guest; it said:\n{log}"
+        )));
+    }
+    Ok(ended.load(Ordering::Relaxed).then(|| "ended by a signal".to_owned()))
 }
 
 /// Ends QEMU so that it can put the terminal back in order, by force if it does not.
@@ -269,7 +273,7 @@ fn demonstration(
         println!("        booted compressed, which takes longer: {why}");
     }
     let backend = serve(args, &image, &socket)?;
-    let qemu = demo_machine(args, program, &accel, &socket);
+    let qemu = demo_machine(args, program, accel.accel, &socket);
     let guest = demo::start(host, qemu, &kernel, Some(tell))?;
     let report = follow(guest, backend, ended)?;
     let shown = demo::judge(host, &report, &image)?;
@@ -284,15 +288,9 @@ fn follow(
     ended: &AtomicBool,
 ) -> Result<vlane_guest::Report> {
     while guest.poll(TICK)?.is_none() && !guest.is_overdue() {
-        if let Some(status) = backend.ended()? {
-            bail!(
-                "vlane serve ended ({status}) under the running guest; it said:\n{}",
-                backend.log()
-            );
-        }
-        if ended.load(Ordering::Relaxed) {
+        if let Some(trouble) = premature(&mut backend, ended)? {
             guest.kill();
-            bail!("ended by a signal");
+            bail!(trouble);
         }
     }
     let report = guest.wait()?;
@@ -342,16 +340,13 @@ fn dry_run(args: &BootArgs, host: &Host) -> Result<Outcome> {
     let program = QemuProgram::find(host)
         .unwrap_or(QemuProgram { path: "qemu-system-x86_64".into(), version: (7, 2) });
     let directory = std::env::temp_dir().join("vlane-boot");
-    let accel = match args.accel {
-        AccelArg::Auto => Choice::kept(host).unwrap_or_else(Choice::untried),
-        AccelArg::Kvm => Choice { accel: Accel::Kvm, why: "--accel kvm".into() },
-        AccelArg::Tcg => Choice { accel: Accel::Tcg, why: "--accel tcg".into() },
-    };
+    let kept = || Choice::kept(host).unwrap_or_else(Choice::untried).accel;
+    let accel = args.accel.forced().unwrap_or_else(kept);
     let (image, socket, mut qemu);
     if let Some(given) = &args.image {
         image = given.clone();
         socket = directory.join("disk.sock");
-        qemu = machine(args, program, &accel, &socket);
+        qemu = machine(args, program, accel, &socket);
     } else {
         image = directory.join("demo.raw");
         socket = directory.join("demo.sock");
@@ -360,7 +355,7 @@ fn dry_run(args: &BootArgs, host: &Host) -> Result<Outcome> {
             demo::VOLUME_BYTES,
             vlane_guest::quote(&image.to_string_lossy())
         );
-        qemu = demo_machine(args, program, &accel, &socket);
+        qemu = demo_machine(args, program, accel, &socket);
         qemu.boot = Boot::Kernel {
             kernel: Kernel::cached(host).map_or_else(|| "VMLINUX".into(), |k| k.image),
             initramfs: Some("INITRAMFS".into()),
@@ -390,33 +385,27 @@ fn accelerator(args: &BootArgs, host: &Host, program: &QemuProgram) -> Result<Ch
 }
 
 /// The machine for a volume of the caller's.
-fn machine(args: &BootArgs, program: QemuProgram, accel: &Choice, socket: &Path) -> Qemu {
-    let boot = match &args.kernel {
-        None => Boot::Disk,
-        Some(kernel) => Boot::Kernel {
+fn machine(args: &BootArgs, program: QemuProgram, accel: Accel, socket: &Path) -> Qemu {
+    let mut qemu = demo_machine(args, program, accel, socket);
+    if let Some(kernel) = &args.kernel {
+        qemu.boot = Boot::Kernel {
             kernel: kernel.clone(),
             initramfs: args.initramfs.clone(),
             append: args.append.clone().unwrap_or_default(),
-        },
-    };
-    let mut qemu = Qemu::new(program, accel.accel, boot, disk(args, socket));
-    qemu.vcpus = args.cpus;
-    qemu.memory_mib = args.memory;
+        };
+    }
     qemu.interactive = true;
     qemu.may_reboot = true;
     qemu
 }
 
 /// The demonstration's machine: its kernel and its initramfs come when it is started.
-fn demo_machine(args: &BootArgs, program: QemuProgram, accel: &Choice, socket: &Path) -> Qemu {
-    let mut qemu = Qemu::new(program, accel.accel, Boot::Disk, disk(args, socket));
+fn demo_machine(args: &BootArgs, program: QemuProgram, accel: Accel, socket: &Path) -> Qemu {
+    let disk = Disk { queues: args.queues, packed: args.packed, ..Disk::at(socket) };
+    let mut qemu = Qemu::new(program, accel, Boot::Disk, disk);
     qemu.vcpus = args.cpus;
     qemu.memory_mib = args.memory;
     qemu
-}
-
-fn disk(args: &BootArgs, socket: &Path) -> Disk {
-    Disk { queues: args.queues, packed: args.packed, ..Disk::at(socket) }
 }
 
 /// Starts `vlane serve` and waits until it listens.
