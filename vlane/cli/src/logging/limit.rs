@@ -159,16 +159,12 @@ impl Limit {
         let is_all_told =
             |places: &mut HashMap<_, Place>| places.values().all(|place| place.left_out.is_none());
         let places = self.places();
-        match limit {
-            None => drop(self.leaves_out.wait_while(places, is_all_told)),
-            Some(limit) => {
-                return match self.leaves_out.wait_timeout_while(places, limit, is_all_told) {
-                    Ok((_, waited)) => !waited.timed_out(),
-                    Err(_) => true,
-                };
-            }
-        }
-        true
+        let Some(limit) = limit else {
+            drop(self.leaves_out.wait_while(places, is_all_told));
+            return true;
+        };
+        let waited = self.leaves_out.wait_timeout_while(places, limit, is_all_told);
+        waited.map_or(true, |(_, waited)| !waited.timed_out())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Settings of `vlane sched run` and `prove`, from a TOML file and the command line.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use serde::Deserialize;
@@ -69,24 +69,16 @@ impl From<CompletionsArg> for Completions {
 }
 
 impl Config {
-    /// Reads a file; an unknown name in it is an error.
+    /// Reads the file, if there is one; an unknown name in it is an error.
     ///
     /// # Errors
     ///
     /// It cannot be read or understood.
-    pub fn read(path: &Path) -> anyhow::Result<Self> {
+    pub fn of(path: Option<&PathBuf>) -> anyhow::Result<Self> {
+        let Some(path) = path else { return Ok(Self::default()) };
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
         toml::from_str(&text).with_context(|| format!("cannot understand {}", path.display()))
-    }
-
-    /// The file's, or none.
-    ///
-    /// # Errors
-    ///
-    /// As [`Config::read`].
-    pub fn of(path: Option<&PathBuf>) -> anyhow::Result<Self> {
-        path.map_or_else(|| Ok(Self::default()), |path| Self::read(path))
     }
 
     /// The settings for a policy.
@@ -143,15 +135,11 @@ impl Config {
 /// Volumes have other directories: a service manager gives a directory to one user, with everything
 /// in it.
 pub fn runtime_dir() -> PathBuf {
-    runtime_parent().join("vlane-sched")
-}
-
-fn runtime_parent() -> PathBuf {
     if rustix::process::geteuid().is_root() {
-        return "/run".into();
+        return "/run/vlane-sched".into();
     }
     let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
-    own.map_or_else(std::env::temp_dir, PathBuf::from)
+    own.map_or_else(std::env::temp_dir, PathBuf::from).join("vlane-sched")
 }
 
 #[cfg(test)]

@@ -209,8 +209,8 @@ fn ask_all(places: &[PathBuf]) -> (PathBuf, vlane_sched::Result<Option<DaemonSta
 pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
     let places = args.socket.clone().map_or_else(usual_places, |path| vec![path]);
     let (path, asked) = ask_all(&places);
-    let (status, running, why) = match &asked {
-        Ok(Some(_)) => (0, Some(true), None),
+    let (status, running, why, state) = match asked {
+        Ok(Some(state)) => (0, Some(true), None, Some(state)),
         Ok(None) => {
             let places: Vec<String> =
                 places.iter().map(|path| path.display().to_string()).collect();
@@ -219,13 +219,9 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
                  --socket",
                 places.join(" or ")
             );
-            (NOT_RUNNING, Some(false), Some(why))
+            (NOT_RUNNING, Some(false), Some(why), None)
         }
-        Err(_) => (UNKNOWN, None, None),
-    };
-    let (state, why) = match asked {
-        Ok(state) => (state, why),
-        Err(error) => (None, Some(format!("{:#}", anyhow::Error::from(error)))),
+        Err(error) => (UNKNOWN, None, Some(format!("{:#}", anyhow::Error::from(error))), None),
     };
     let machines = state.as_ref().map(machines).unwrap_or_default();
     // A caller that does not read it has the exit status.
@@ -241,13 +237,11 @@ pub fn run(args: &StatusArgs) -> anyhow::Result<()> {
             Answer { schema: "vlane-sched-status/1", running, socket, why, machines, state };
         output::give_json(file, &serde_json::to_string(&answer)?, args.overwrite)?;
     }
-    match status {
-        0 => Ok(()),
-        status => {
-            crate::print::finish()?;
-            std::process::exit(status)
-        }
+    if status == 0 {
+        return Ok(());
     }
+    crate::print::finish()?;
+    std::process::exit(status)
 }
 
 #[cfg(test)]
