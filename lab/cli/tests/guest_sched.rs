@@ -246,7 +246,7 @@ read -r go
 #[test]
 fn served_guest_is_scheduled_and_restored() {
     let _turn = one_at_a_time();
-    if let Err(error) = vlane_sched::live::probe::real_time() {
+    if let Err(error) = vlane_sched::realtime::check() {
         return vlane_testing::skip(error);
     }
     let Some(bed) = UmlBed::find() else { return };

@@ -17,9 +17,9 @@ use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
 use vlane_sched::live::socket::Hub;
 use vlane_sched::live::source::{Mailbox, Mark, Poster};
-use vlane_sched::live::{Daemon, Ending, probe};
+use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{RealTime, Settings, describe, monotonic_ns};
+use vlane_sched::realtime::{self, RealTime, Settings, describe, monotonic_ns};
 use vlane_sched::sys::{self, Attr, Class};
 use vlane_sched::{ErrorKind, VcpuThreads, Vehicle};
 use vlane_testing::skip;
@@ -88,7 +88,7 @@ fn vcpu(tids: &[u32]) -> VcpuThreads {
 
 /// A vehicle whose guard is a process that only waits: no process is killed here.
 fn vehicle(dir: &Path) -> Option<RealTime> {
-    if let Err(error) = probe::real_time() {
+    if let Err(error) = realtime::check() {
         skip(error);
         return None;
     }
@@ -331,7 +331,7 @@ fn later_thread_stays_with_other_scheduler() {
 #[test]
 fn large_machine_pays_for_its_own_boosts() {
     let dir = tempfile::tempdir().unwrap();
-    if let Err(error) = probe::real_time() {
+    if let Err(error) = realtime::check() {
         return skip(error);
     }
     Daemon::raise().unwrap();
@@ -386,7 +386,7 @@ fn large_machine_pays_for_its_own_boosts() {
 #[test]
 fn accounting_time_is_charged_to_machine() {
     let dir = tempfile::tempdir().unwrap();
-    if let Err(error) = probe::real_time() {
+    if let Err(error) = realtime::check() {
         return skip(error);
     }
     let settings = Settings::new(Params::sound(Policy::AlwaysBoost), Goal::default());

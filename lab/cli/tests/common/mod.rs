@@ -468,7 +468,7 @@ pub struct Scheduler {
 impl Scheduler {
     /// Starts it; `None`, said loudly, where this test may not schedule.
     pub fn start(options: &[&str]) -> Option<Self> {
-        if let Err(error) = vlane_sched::live::probe::real_time() {
+        if let Err(error) = vlane_sched::realtime::check() {
             vlane_testing::skip(error);
             return None;
         }

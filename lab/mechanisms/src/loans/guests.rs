@@ -185,7 +185,7 @@ pub fn run(options: &Options, machines: Machines, call: &Call<'_>) -> Result<Rep
     if options.time < Duration::from_secs(1) {
         return usage("measure at least once, for a second");
     }
-    vlane_sched::live::probe::real_time().map_err(sched)?;
+    vlane_sched::realtime::check().map_err(sched)?;
     let Call { vlane, begun, interrupt } = call;
     let gaps = options.gaps(&[20, 5]);
     let load = |gap: &Duration| {

@@ -308,7 +308,7 @@ pub fn run(
         return usage(format!("there is no {name:?} to measure; change --only"));
     }
     arms.retain(|(name, _)| options.has(name));
-    vlane_sched::live::probe::real_time().map_err(sched)?;
+    vlane_sched::realtime::check().map_err(sched)?;
     let (gaps, guests) = (options.gaps(&[20, 5, 2]), options.guests());
     let last = options.weights.last().copied().unwrap_or(vlane_policy::loan::units::DEFAULT_WEIGHT);
     let weights = options.weights.iter().copied().chain(std::iter::repeat(last)).take(guests);

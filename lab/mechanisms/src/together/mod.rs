@@ -184,7 +184,7 @@ struct Sample {
 pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let Call { vlane, begun, interrupt } = call;
     let (fg, host) = (options.fg.find(vlane)?, &options.installs.host()?);
-    let impossible = vlane_sched::live::probe::real_time().err().map(|error| error.to_string());
+    let impossible = vlane_sched::realtime::check().err().map(|error| error.to_string());
     let conditions: Vec<Condition> =
         Condition::ALL.into_iter().filter(|one| !one.loans || impossible.is_none()).collect();
     let names: Vec<String> = conditions.iter().map(|one| one.name.to_owned()).collect();

@@ -14,15 +14,15 @@ use vlane_error::counted;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
 use vlane_policy::loan::{Claim, Policy};
 use vlane_sched::discover::{Machine, pid_of_domain};
+use vlane_sched::ext::{self, Presence};
 use vlane_sched::link::{Adoption, Link};
 use vlane_sched::live::backends::Backends;
-use vlane_sched::live::probe::{self, Ext, Wanted};
 use vlane_sched::live::socket::Socket;
 use vlane_sched::live::source::Mailbox;
 use vlane_sched::live::state::Completions;
 use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{RealTime, Settings, repair};
+use vlane_sched::realtime::{self, RealTime, Settings, repair};
 use vlane_sched::thread::Thread;
 use vlane_sched::{ErrorKind, ProcessId, VcpuThreads, Vehicle};
 use vlane_socket::Access;
@@ -306,26 +306,23 @@ impl RunArgs {
         settings: Settings,
         state_dir: &std::path::Path,
     ) -> anyhow::Result<Box<dyn Vehicle>> {
-        let wanted = match self.vehicle {
-            VehicleArg::Auto => Wanted::Auto,
-            VehicleArg::Realtime => Wanted::RealTime,
-            VehicleArg::SchedExt => Wanted::SchedExt,
-        };
-        let ext = probe::sched_ext();
-        match (wanted, ext) {
-            (Wanted::RealTime, _) => tracing::info!("vehicle realtime: asked for"),
-            (Wanted::SchedExt | Wanted::Auto, Ext::Free) if cfg!(feature = "sched-ext") => {
-                let options = vlane_sched::ext::Options {
+        let ext = ext::state();
+        match (self.vehicle, &ext) {
+            (VehicleArg::Realtime, _) => tracing::info!("vehicle realtime: asked for"),
+            (VehicleArg::SchedExt | VehicleArg::Auto, Presence::Disabled)
+                if cfg!(feature = "sched-ext") =>
+            {
+                let options = ext::Options {
                     params: settings.params.clone(),
                     goal: settings.goal,
                     ..Default::default()
                 };
-                match vlane_sched::ext::open(options) {
+                match ext::open(options) {
                     Ok(vehicle) => {
                         tracing::info!("vehicle sched_ext: {}", ext.words());
                         return Ok(vehicle);
                     }
-                    Err(error) if wanted == Wanted::SchedExt => return Err(error.into()),
+                    Err(error) if self.vehicle == VehicleArg::SchedExt => return Err(error.into()),
                     Err(error) => tracing::warn!(
                         "vehicle realtime: {}, but it cannot be used: {:#}",
                         ext.words(),
@@ -333,22 +330,21 @@ impl RunArgs {
                     ),
                 }
             }
-            (Wanted::SchedExt, Ext::Free) => {
+            (VehicleArg::SchedExt, Presence::Disabled) => {
                 anyhow::bail!("{}, but this vlane was built without it", ext.words())
             }
-            (Wanted::SchedExt, _) => {
+            (VehicleArg::SchedExt, _) => {
                 anyhow::bail!("{}; --vehicle realtime works on any kernel", ext.words())
             }
-            (Wanted::Auto, Ext::Free) => {
+            (VehicleArg::Auto, Presence::Disabled) => {
                 tracing::info!(
                     "vehicle realtime: {}, but this vlane was built without it (cargo feature \
                      sched-ext)",
                     ext.words()
                 );
             }
-            (Wanted::Auto, _) => tracing::info!("vehicle realtime: {}", ext.words()),
+            (VehicleArg::Auto, _) => tracing::info!("vehicle realtime: {}", ext.words()),
         }
-        probe::real_time()?;
         Ok(Box::new(RealTime::new(settings, state_dir, GuardCommand::own()?)?))
     }
 }
@@ -433,10 +429,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let (settings, completions) = args.settings()?;
     // Before anything is made or bound. The other vehicle has its own needs, and says them.
     if args.vehicle == VehicleArg::Realtime
-        || probe::sched_ext() != Ext::Free
+        || ext::state() != Presence::Disabled
         || !cfg!(feature = "sched-ext")
     {
-        probe::real_time()?;
+        realtime::check()?;
     }
     let watch =
         args.watch_io.then(|| vlane_watch::open(settings.params.boost_max_ns)).transpose()?;
@@ -484,7 +480,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<()> {
         completions.name()
     );
     let ending = daemon.run(stop.as_fd())?;
-    let last = daemon.state(vlane_sched::realtime::monotonic_ns());
+    let last = daemon.state(vlane_sched::now());
     drop(daemon);
     match ending {
         Ending::Stopped => tracing::info!("ended; all threads are as they were"),

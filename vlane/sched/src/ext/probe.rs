@@ -30,6 +30,23 @@ pub enum Presence {
     },
 }
 
+impl Presence {
+    /// In words, for people.
+    pub const fn words(&self) -> &'static str {
+        match self {
+            Self::Missing => {
+                "this kernel has no sched_ext (/sys/kernel/sched_ext is not there; Linux 6.12 with \
+                 CONFIG_SCHED_CLASS_EXT has it)"
+            }
+            Self::Disabled => "this kernel has sched_ext, and it is unused",
+            Self::Busy { .. } => {
+                "another sched_ext scheduler is loaded (/sys/kernel/sched_ext/state); it is left \
+                 alone"
+            }
+        }
+    }
+}
+
 /// The state of sched_ext on this machine.
 pub fn state() -> Presence {
     state_in(Path::new("/"))
@@ -140,6 +157,15 @@ mod tests {
     fn told(files: &[(&str, &str)]) -> (ErrorKind, String) {
         let error = probe_in(machine(files).path()).unwrap_err();
         (error.kind(), error.to_string())
+    }
+
+    #[test]
+    fn kernel_state_is_parsed() {
+        let state = |text| ("sys/kernel/sched_ext/state", text);
+        assert_eq!(state_in(machine(&[]).path()), Presence::Missing);
+        assert_eq!(state_in(machine(&[state("disabled\n")]).path()), Presence::Disabled);
+        let busy = Presence::Busy { state: "enabled".into(), ops: String::new() };
+        assert_eq!(state_in(machine(&[state("enabled\n")]).path()), busy);
     }
 
     #[test]

@@ -9,7 +9,6 @@ pub mod backends;
 mod entitled;
 mod foreground;
 mod joins;
-pub mod probe;
 mod retries;
 pub mod socket;
 pub mod source;
