@@ -132,8 +132,7 @@ impl RealTime {
     /// Returns true if others were boosted before the vCPU on its CPU: the time of its boost has
     /// not begun.
     fn has_waited(&self, id: VcpuId, boost: &Boost) -> bool {
-        let managed = self.vcpus.get(id.into_index()).and_then(Option::as_ref);
-        let Some((managed, before)) = managed.zip(boost.ran_before) else { return false };
+        let Some((managed, before)) = self.known(id).zip(boost.ran_before) else { return false };
         managed.charged_ns.saturating_sub(before) < boost.ns / 2
             && self.book.account(id).is_some_and(|account| account.boosted.is_some())
             && boost.prolonged < PROLONGED

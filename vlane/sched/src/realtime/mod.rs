@@ -142,6 +142,11 @@ struct Managed {
     uneven: bool,
 }
 
+/// CPU time of threads, as far as it can be read.
+fn ran_ns(members: &[Member]) -> u64 {
+    members.iter().filter_map(|member| member.thread.clock().ok()).map(|clock| clock.ran_ns).sum()
+}
+
 /// Numbers for people.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -284,6 +289,16 @@ impl RealTime {
         found.ok_or_else(|| Error::new(ErrorKind::Gone, format!("no vCPU has the number {}", id.0)))
     }
 
+    /// The vCPU, if there is one of this number.
+    fn known(&self, id: VcpuId) -> Option<&Managed> {
+        self.vcpus.get(id.into_index()).and_then(Option::as_ref)
+    }
+
+    /// The numbers of all places for vCPUs.
+    fn places(&self) -> impl Iterator<Item = VcpuId> + use<> {
+        (0..self.vcpus.len()).map(|place| VcpuId(u32::try_from(place).unwrap_or(u32::MAX)))
+    }
+
     /// Charges what the vCPU has used since this was last done. Threads that are gone are let go;
     /// whether any is left.
     fn charge(&mut self, id: VcpuId, now: u64) -> bool {
@@ -306,12 +321,7 @@ impl RealTime {
                 .extract_if(.., |member| member.thread.has_ended())
                 .map(|member| member.slot)
                 .collect();
-            let left: u64 = managed
-                .members
-                .iter()
-                .filter_map(|m| m.thread.clock().ok())
-                .map(|c| c.ran_ns)
-                .sum();
+            let left = ran_ns(&managed.members);
             managed.ended_ns = managed.charged_ns.saturating_sub(left);
             sum = managed.ended_ns + left;
             for slot in slots {
@@ -375,9 +385,7 @@ impl RealTime {
     /// be seen without interrupting it (26 us). A boost then costs it its own credits, and keeps it
     /// on its CPU until it has served.
     fn doing(&self, id: VcpuId) -> Doing {
-        let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else {
-            return Doing::Blocked;
-        };
+        let Some(managed) = self.known(id) else { return Doing::Blocked };
         let runnable =
             managed.members.iter().any(|member| member.thread.is_runnable().unwrap_or(false));
         if runnable { Doing::Waiting } else { Doing::Blocked }
@@ -395,9 +403,7 @@ impl RealTime {
     /// Sets all threads of a vCPU to its present attributes: also those after one that the system
     /// refuses to change.
     fn apply(&mut self, id: VcpuId) -> Result<()> {
-        let Some(managed) = self.vcpus.get(id.into_index()).and_then(Option::as_ref) else {
-            return Ok(());
-        };
+        let Some(managed) = self.known(id) else { return Ok(()) };
         let boosted = managed.boost.is_some();
         let (mut refusal, mut changes) = (None, 0);
         let is_recent = monotonic_ns().saturating_sub(managed.seen) < RECENT_NS;
@@ -434,8 +440,7 @@ impl RealTime {
 
     /// Tries again what the system has refused.
     fn even_out(&mut self) {
-        for place in 0..self.vcpus.len() {
-            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+        for id in self.places() {
             if self.managed(id).is_ok_and(|managed| managed.uneven) {
                 let applied = self.apply(id);
                 self.complain(id, "not restored yet", applied);
@@ -467,8 +472,7 @@ impl RealTime {
     fn restore_all(&mut self) -> Result<()> {
         let mut result = Ok(());
         self.boosted.clear();
-        for place in 0..self.vcpus.len() {
-            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+        for id in self.places() {
             let Ok(managed) = self.managed(id) else { continue };
             if managed.boost.take().is_none() && !managed.held_back {
                 continue;
@@ -520,9 +524,8 @@ impl RealTime {
 
     fn account_all(&mut self, now: u64) {
         self.even_out();
-        for place in 0..self.vcpus.len() {
-            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
-            if self.vcpus[place].is_some() {
+        for id in self.places() {
+            if self.known(id).is_some() {
                 self.for_vcpu(id, |this| this.charge(id, now));
             }
         }
@@ -534,8 +537,7 @@ impl RealTime {
         }
         let owes = i64::try_from(self.settings.owes_ns).unwrap_or(i64::MAX);
         let paid = i64::try_from(self.settings.paid_ns).unwrap_or(i64::MAX);
-        for place in 0..self.vcpus.len() {
-            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+        for id in self.places() {
             let Some(credit) = self.book.account(id).map(|account| account.credit_ns) else {
                 continue;
             };
@@ -587,8 +589,7 @@ impl Vehicle for RealTime {
             }
             error
         })?;
-        let charged_ns =
-            members.iter().filter_map(|member| member.thread.clock().ok()).map(|c| c.ran_ns).sum();
+        let charged_ns = ran_ns(&members);
         let user = members.first().map_or(0, |member| member.thread.user());
         let id = self.book.open(claim);
         if self.vcpus.len() <= id.into_index() {
@@ -642,13 +643,7 @@ impl Vehicle for RealTime {
         }
         let managed = self.managed(id)?;
         managed.seen = now;
-        let ran = managed
-            .members
-            .iter()
-            .filter_map(|m| m.thread.clock().ok())
-            .map(|c| c.ran_ns)
-            .sum::<u64>();
-        managed.charged_ns = ran;
+        managed.charged_ns = ran_ns(&managed.members);
         managed.ended_ns = 0;
         result.and(self.apply(id))
     }
@@ -683,8 +678,7 @@ impl Vehicle for RealTime {
             .iter()
             .copied()
             .filter(|id| {
-                let boost =
-                    self.vcpus.get(id.into_index()).and_then(Option::as_ref).and_then(|m| m.boost);
+                let boost = self.known(*id).and_then(|managed| managed.boost);
                 boost.is_none_or(|boost| boost.deadline <= now)
             })
             .collect();
@@ -701,10 +695,7 @@ impl Vehicle for RealTime {
             self.account_all(now);
         }
         let next = self.accounted.unwrap_or(now) + period;
-        let deadlines = self
-            .boosted
-            .iter()
-            .filter_map(|id| Some(self.vcpus.get(id.into_index())?.as_ref()?.boost?.deadline));
+        let deadlines = self.boosted.iter().filter_map(|&id| Some(self.known(id)?.boost?.deadline));
         Ok(deadlines.fold(next, u64::min))
     }
 
@@ -713,7 +704,7 @@ impl Vehicle for RealTime {
     }
 
     fn denied_until(&self, id: VcpuId) -> Option<u64> {
-        let managed = self.vcpus.get(id.into_index())?.as_ref().filter(|m| m.boost.is_none())?;
+        let managed = self.known(id).filter(|managed| managed.boost.is_none())?;
         let is_denied = self.book.foresees(id, managed.unsettled_ns) == Some(false);
         is_denied.then_some(self.accounted? + self.settings.params.period_ns)
     }
@@ -727,17 +718,13 @@ impl Vehicle for RealTime {
     }
 
     fn is_held_back(&self, id: VcpuId) -> bool {
-        self.vcpus
-            .get(id.into_index())
-            .and_then(Option::as_ref)
-            .is_some_and(|managed| managed.held_back)
+        self.known(id).is_some_and(|managed| managed.held_back)
     }
 
     fn is_gone(&self, id: VcpuId) -> bool {
-        let managed = self.vcpus.get(id.into_index()).and_then(Option::as_ref);
         let has_ended =
             |member: &Member| member.thread.is_runnable().is_err_and(|error| is_gone(&error));
-        managed.is_none_or(|managed| managed.members.iter().all(has_ended))
+        self.known(id).is_none_or(|managed| managed.members.iter().all(has_ended))
     }
 
     fn spend(&mut self, ns: u64) {
@@ -765,8 +752,7 @@ impl Vehicle for RealTime {
 
 impl Drop for RealTime {
     fn drop(&mut self) {
-        for place in 0..self.vcpus.len() {
-            let id = VcpuId(u32::try_from(place).unwrap_or(u32::MAX));
+        for id in self.places() {
             if let Err(error) = self.remove(id) {
                 tracing::error!("{}", describe(&error));
             }
