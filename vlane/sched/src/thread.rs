@@ -10,7 +10,6 @@
 //! of policy. For a running thread it is as old as the last tick (1 to 10 ms). It is a sum, so such
 //! errors never add up.
 
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -215,12 +214,8 @@ impl Thread {
             std::fs::read_to_string(format!("/proc/{}/{name}", self.tid)).unwrap_or_default()
         };
         let groups = read("cgroup");
-        let path = groups.lines().find_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            controllers.split(',').any(|name| name == "cpu").then_some(path)
-        });
         // Without a controller of version 1 it is the only hierarchy of version 2.
-        let path = path
+        let path = cpu_group(&groups)
             .or_else(|| groups.lines().find_map(|line| line.strip_prefix("0::")))
             .unwrap_or("/");
         let enabled =
@@ -237,20 +232,19 @@ impl Thread {
 
     /// The group whose real-time budget counts for it, as a message for people; empty if unknown.
     pub fn describe_group(&self) -> String {
-        let Ok(groups) = std::fs::read_to_string(format!("/proc/{}/cgroup", self.tid)) else {
-            return String::new();
-        };
-        let cpu = groups.lines().find_map(|line| {
-            let (_, rest) = line.split_once(':')?;
-            let (controllers, path) = rest.split_once(':')?;
-            controllers.split(',').any(|name| name == "cpu").then_some(path)
-        });
-        let mut text = String::new();
-        if let Some(path) = cpu.filter(|path| *path != "/") {
-            let _ = write!(text, "/sys/fs/cgroup/cpu{path}/cpu.rt_runtime_us");
-        }
-        text
+        let groups =
+            std::fs::read_to_string(format!("/proc/{}/cgroup", self.tid)).unwrap_or_default();
+        let path = cpu_group(&groups).filter(|path| *path != "/");
+        path.map(|path| format!("/sys/fs/cgroup/cpu{path}/cpu.rt_runtime_us")).unwrap_or_default()
     }
+}
+
+/// The group under the controller `cpu` of version 1, out of `/proc/PID/cgroup`.
+fn cpu_group(groups: &str) -> Option<&str> {
+    groups.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|name| name == "cpu").then_some(path)
+    })
 }
 
 fn is_same_file_there(tid: u32) -> bool {

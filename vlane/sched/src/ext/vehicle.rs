@@ -138,15 +138,7 @@ impl SchedExt {
     }
 
     /// Charges all vCPUs for their use until `now`: [`Vehicle::account`] is as of the last time
-    /// that this, an event or the accounting did.
-    ///
-    /// # Errors
-    ///
-    /// The kernel refuses.
-    pub fn settle_all(&mut self, now: u64) -> Result<()> {
-        self.settle_each(now).map(drop)
-    }
-
+    /// that this or an event did.
     fn settle_each(&mut self, now: u64) -> Result<Vec<(VcpuId, Seen)>> {
         self.program.count(u32::try_from(self.members.len()).unwrap_or(MAX_VCPUS))?;
         let ids: Vec<VcpuId> = self.book.vcpus().map(|(id, _)| id).collect();

@@ -173,10 +173,7 @@ impl Backends {
         let registrar =
             self.registrar.deadline().map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = look.into_iter().chain(registrar).min();
-        let timeout = timeout.map(|left| Timespec {
-            tv_sec: left.as_secs().cast_signed(),
-            tv_nsec: left.subsec_nanos().into(),
-        });
+        let timeout = timeout.and_then(|left| Timespec::try_from(left).ok());
         let registrar = self.registrar.fd();
         let mut fds =
             [PollFd::from_borrowed_fd(registrar, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
