@@ -52,11 +52,6 @@ impl Recording {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if a recording runs.
-    pub(crate) fn is_active(&self) -> bool {
-        self.lock().active.as_ref().is_some_and(Active::is_alive)
-    }
-
     /// Ends the present one in order, and lets no other begin.
     pub(crate) fn end(&self) {
         let mut state = self.lock();

@@ -779,9 +779,7 @@ impl State {
     fn report(&self) -> Report {
         Report(self.totals.clone())
     }
-}
 
-impl State {
     fn update_log(&mut self, index: u16) -> Result<()> {
         let log_addr = self.vrings[usize::from(index)].log_addr;
         let set = self.volume.pool.set_log(index, self.active_log(), log_addr, &self.calls());

@@ -214,10 +214,7 @@ impl Shared {
     /// Waits for the alarm.
     fn wait(&self, limit: Option<Duration>) {
         let fd: BorrowedFd<'_> = self.alarm.wake_fd();
-        let limit = limit.map(|limit| Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: limit.subsec_nanos().into(),
-        });
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         // An error is an early return, and loses no report.
         let _ =
             rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], limit.as_ref());

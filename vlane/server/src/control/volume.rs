@@ -168,7 +168,7 @@ pub(super) async fn get(State(context): State<Context>) -> Json<VolumeInfo> {
         },
         sessions: volume.sessions(),
         session,
-        recording: volume.recording.is_active(),
+        recording: volume.recording.is_running(),
         lost_write: volume.lost_write().map(|lost| LostWriteInfo {
             errno: lost.errno,
             error: lost.error().to_string(),

@@ -337,10 +337,6 @@ impl VhostUserBackendReqHandlerMut for State {
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let file =
             arriving::closing(file).map_err(Error::ReqHandlerError).map_err(refuse_for_good)?;
-        self.use_log(file, log.mmap_offset, log.mmap_size).map_err(refuse_for_good)?;
-        self.running()
-            .into_iter()
-            .try_for_each(|index| self.update_log(index))
-            .map_err(refuse_for_good)
+        self.use_log(file, log.mmap_offset, log.mmap_size).map_err(refuse_for_good)
     }
 }
