@@ -44,12 +44,14 @@ impl CellResult {
     fn judge(&self, base: &Measured<Sample>, arm: &Measured<Sample>) -> Vec<Verdict> {
         let mut verdicts = Vec::new();
         if self.expected == Expected::Helps {
-            let void = match middle(base, |s| s.misses) < FEW_MISSES {
-                true => "the base misses next to nothing",
-                false => "",
+            let void = match middle(base, |s| s.misses) {
+                misses if misses.is_some_and(|misses| misses < FEW_MISSES) => {
+                    "the base misses next to nothing"
+                }
+                _ => Self::moving(&[base, arm]),
             };
             let over = |goal, wanted, of: fn(&Sample) -> f64| {
-                let of = |s: &Sample| Some(of(s));
+                let of = |s: &Sample| steady(s, of);
                 let verdict = self.arms.verdict(&self.cell.id(), &arm.arm, goal, wanted, of)?;
                 Some(Verdict { void, ..verdict })
             };
@@ -82,13 +84,14 @@ impl CellResult {
         let rivals = self.arms.0.iter().enumerate().filter(|(place, rival)| {
             (*place == 0 || rival.arm == BASE || rival.arm == DIRECT) && rival.arm != arm.arm
         });
-        let better =
-            rivals.map(|(_, rival)| rival).max_by(|a, b| middle(a, of).total_cmp(&middle(b, of)));
-        let noise = self.arms.noise(|s| Some(of(s)));
+        let better = rivals.filter_map(|(_, rival)| Some((middle(rival, of)?, rival)));
+        let better = better.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, rival)| rival);
+        let noise = self.arms.noise(|s| steady(s, of));
         let least = noise.map_or(NOT_WORSE, |noise| NOT_WORSE.max(noise.min.min(1.0)));
-        let figure = better.and_then(|better| arm.over(better, |s| Some(of(s))));
+        let figure = better.and_then(|better| arm.over(better, |s| steady(s, of)));
         let wanted = Bound::AtLeast(least);
         let is_missed = figure.is_some_and(|figure| !wanted.holds(figure.median));
+        let moving = Self::moving(&[better.unwrap_or(arm), arm]);
         Verdict {
             place: self.cell.id(),
             arm: arm.arm.clone(),
@@ -96,14 +99,29 @@ impl CellResult {
             figure,
             wanted,
             noise,
-            void: if noise.is_some() || is_missed { "" } else { "there is no A/A" },
+            void: match moving {
+                "" if noise.is_none() && !is_missed => "there is no A/A",
+                void => void,
+            },
         }
+    }
+
+    /// The reason why figures of these arms are inconclusive, if hits moved in a round.
+    fn moving(arms: &[&Measured<Sample>]) -> &'static str {
+        let mut rounds = arms.iter().flat_map(|arm| &arm.rounds);
+        if !rounds.all(Sample::is_steady) { "hits still moved in the windows" } else { "" }
     }
 }
 
-/// The middle of a figure over the rounds.
-fn middle(arm: &Measured<Sample>, of: impl Fn(&Sample) -> f64) -> f64 {
-    median(&arm.rounds.iter().map(of).collect::<Vec<_>>())
+/// A figure of a round, if hits did not move in it.
+pub(super) fn steady(sample: &Sample, of: impl Fn(&Sample) -> f64) -> Option<f64> {
+    sample.is_steady().then(|| of(sample))
+}
+
+/// The middle of a figure over the steady rounds; none without such a round.
+fn middle(arm: &Measured<Sample>, of: impl Fn(&Sample) -> f64) -> Option<f64> {
+    let figures: Vec<f64> = arm.rounds.iter().filter_map(|sample| steady(sample, &of)).collect();
+    (!figures.is_empty()).then(|| median(&figures))
 }
 
 #[cfg(test)]
@@ -185,6 +203,15 @@ mod tests {
         let result = result(Expected::Helps, None, arms);
         assert_eq!(met(&result, "pdc", "misses"), None);
         assert_eq!(met(&result, "pdc", "reads"), None);
+    }
+
+    #[test]
+    fn moving_hits_are_inconclusive() {
+        let mut arms = usual(arm("pdc", [94.0, 104.0, 99.0], 40e3, 0.07, 0));
+        arms[3].rounds[1].moved = 0.02;
+        for goal in ["misses", "reads", "operations"] {
+            assert_eq!(met(&result(Expected::Helps, None, arms.clone()), "pdc", goal), None);
+        }
     }
 
     #[test]

@@ -3,11 +3,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use vlane_driver::{Arrivals, Limit, Mix, Pattern, Rate, Report, SessionOptions, Workload};
+use vlane_driver::{
+    Arrivals, Limit, Mix, Pattern, Progress, Rate, Report, SessionOptions, Workload,
+};
 use vlane_error::counted;
 
 use super::bed::{Bed, bind, joined};
@@ -34,6 +36,15 @@ const THROUGH: u32 = 64 << 10;
 const PACED_DEPTH: u16 = 16;
 /// How long a back end may take to end.
 const STOP: Duration = Duration::from_secs(60);
+/// Shares of misses in the two halves of a window may differ by this much, or by [`MOVING`] of
+/// the misses.
+const MOVED: f64 = 0.01;
+/// Of the misses: see [`MOVED`].
+const MOVING: f64 = 0.1;
+/// A shorter window says nothing about a steady state: a journal takes seconds to go round.
+pub(super) const SETTLED: Duration = Duration::from_secs(30);
+/// Ramps that are tried until hits do not move in the window, each twice as long as the last.
+const RAMPS: u32 = 3;
 
 /// Results of one measurement.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -48,6 +59,10 @@ pub struct Sample {
     pub read_p99_us: f64,
     /// Bytes of the neighbour's reads that came from the storage, of all: 0 to 1.
     pub misses: f64,
+    /// Seconds before the window.
+    pub ramp: f64,
+    /// Misses of the window's second half less those of its first half: -1 to 1.
+    pub moved: f64,
     /// Bytes per second that the volume's back end made dirty or wrote; of a large folio all bytes,
     /// if a part of it becomes dirty.
     pub written: f64,
@@ -66,8 +81,36 @@ pub struct Sample {
 /// Writes to the volume for the window, or until it is to stop.
 type Work<'a> = Box<dyn FnOnce(Window, &AtomicBool) -> Result<Done> + Send + 'a>;
 
-/// A moment, and the bytes read for the neighbour, written for the volume, written to the disk.
-type Look = (Instant, u64, u64, Option<u64>);
+impl Sample {
+    /// True if hits were as frequent in the second half of the window as in the first half.
+    ///
+    /// A window in which they still move belongs to a transition: its figures depend on its length.
+    pub fn is_steady(&self) -> bool {
+        self.moved.abs() <= MOVED.max(MOVING * self.misses)
+    }
+}
+
+/// The counters at a moment of the window.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    at: Instant,
+    /// The neighbour's completed reads.
+    reads: u64,
+    /// Bytes that they had the storage read.
+    read: u64,
+    /// Bytes written for the volume.
+    written: u64,
+    /// Bytes written to the disk.
+    on_disk: Option<u64>,
+}
+
+impl Look {
+    /// The neighbour's misses from this moment to a later one.
+    fn misses(&self, later: &Self) -> f64 {
+        let reads = later.reads.saturating_sub(self.reads);
+        share(later.read.saturating_sub(self.read) as f64, reads as f64 * f64::from(READ))
+    }
+}
 
 /// From when to when it counts.
 type Window = (Instant, Instant);
@@ -93,12 +136,32 @@ fn written_to_disk(file: &Path) -> Option<u64> {
 }
 
 impl Bed<'_> {
-    /// Measures an arm on a cell and on its volume.
+    /// Measures an arm on a cell and on its volume. While hits move in a window of [`SETTLED`], the
+    /// ramp is doubled.
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`], and those of back ends, driver and guests.
     pub fn measure(
         &self,
+        cell: &Cell,
+        arm: &Arm,
+        volume: &mut Volume,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<Sample> {
+        let mut ramp = self.options.ramp;
+        for _ in 1..RAMPS {
+            let sample = self.measure_after(ramp, cell, arm, volume, say)?;
+            if sample.is_steady() || self.options.time < SETTLED {
+                return Ok(sample);
+            }
+            ramp *= 2;
+        }
+        self.measure_after(ramp, cell, arm, volume, say)
+    }
+
+    fn measure_after(
+        &self,
+        ramp: Duration,
         cell: &Cell,
         arm: &Arm,
         volume: &mut Volume,
@@ -118,9 +181,9 @@ impl Bed<'_> {
             words.extend(["--delay-flush".into(), format!("{}us", cell.delay.as_micros())]);
         }
         let server = self.serve(volume.image.path(), &words, self.writer_cpus)?;
-        let work = self.work(cell.job, volume, server.socket(), say);
+        let work = self.work(cell.job, ramp, volume, server.socket(), say);
         let sample =
-            work.and_then(|work| self.observe(cell, &mut neighbour, (volume, &server, work)));
+            work.and_then(|work| self.observe(cell, ramp, &mut neighbour, (volume, &server, work)));
         let sample = sample.map_err(|error| {
             let log = server.log();
             let text = format!("{}, {}; the back end said: {}", cell.id(), arm.name, log.trim());
@@ -134,6 +197,7 @@ impl Bed<'_> {
     fn work<'w>(
         &'w self,
         job: Job,
+        ramp: Duration,
         volume: &Volume,
         socket: &'w Path,
         say: &mut dyn FnMut(&str),
@@ -156,7 +220,7 @@ impl Bed<'_> {
                 }))
             }
             job => {
-                let times = (self.options.ramp, self.options.time);
+                let times = (ramp, self.options.time);
                 let mut guest = self.boot(job, socket, times, say)?;
                 guest.send("go\n")?;
                 Ok(Box::new(move |_, _| finish(guest, times.0 + times.1, self.interrupt)))
@@ -223,10 +287,11 @@ impl Bed<'_> {
     fn observe(
         &self,
         cell: &Cell,
+        ramp: Duration,
         neighbour: &mut Server,
         (volume, server, work): (&Volume, &Server, Work<'_>),
     ) -> Result<Sample> {
-        let from = Instant::now() + self.options.ramp;
+        let from = Instant::now() + ramp;
         let until = from + self.options.time;
         let depth = if cell.rate.is_some() { PACED_DEPTH } else { 1 };
         let session = SessionOptions { data: READ, depth, ..SessionOptions::default() };
@@ -238,35 +303,45 @@ impl Bed<'_> {
             rate: cell.rate.map(|per_second| Rate { per_second, arrivals: Arrivals::Poisson }),
             ..Workload::default()
         };
-        let (hot, pid) = (neighbour.pid(), server.pid());
+        let (hot, pid, reads) = (neighbour.pid(), server.pid(), AtomicU64::new(0));
         let mut roles = Role::program("neighbour", hot.cast_signed());
         roles.extend(Role::program("volume", pid.cast_signed()));
         let mut sampler = Sampler::new(roles);
         let look = |at: Instant| {
             pause(at, self.interrupt)?;
-            let (written, on_disk) = (transferred(pid)?.1, written_to_disk(self.hot.path()));
-            Ok::<_, Error>((Instant::now(), transferred(hot)?.0, written, on_disk))
+            Ok::<_, Error>(Look {
+                at: Instant::now(),
+                reads: reads.load(Ordering::Relaxed),
+                read: transferred(hot)?.0,
+                written: transferred(pid)?.1,
+                on_disk: written_to_disk(self.hot.path()),
+            })
         };
         let stop = AtomicBool::new(false);
-        let (report, done, before, after, used) = std::thread::scope(|scope| {
+        let (report, done, looks, used) = std::thread::scope(|scope| {
             let reading = scope.spawn(|| {
                 bind(self.neighbour_cpus)?;
-                Ok(vlane_driver::run(session, &workload, &mut |_| self.interrupt.going_on())?)
+                let mut progressed = |progress: Progress| {
+                    reads.store(progress.done, Ordering::Relaxed);
+                    self.interrupt.going_on()
+                };
+                Ok(vlane_driver::run(session, &workload, &mut progressed)?)
             });
             let stop = &stop;
             let writing = scope
                 .spawn(move || bind(self.writer_cpus).and_then(|()| work((from, until), stop)));
             let mut looks = || {
                 let (before, snapshot) = (look(from)?, sampler.take());
+                let halfway = look(from + self.options.time / 2)?;
                 let after = look(until)?;
-                Ok::<_, Error>((before, after, sampler.take().since(&snapshot)))
+                Ok::<_, Error>(([before, halfway, after], sampler.take().since(&snapshot)))
             };
             let looked = looks();
             stop.store(looked.is_err(), Ordering::Relaxed);
             let report = joined(reading.join());
             let done = joined(writing.join());
-            let (before, after, used) = looked?;
-            Ok::<_, Error>((report?, done?, before, after, used))
+            let (looks, used) = looked?;
+            Ok::<_, Error>((report?, done?, looks, used))
         })?;
         self.interrupt.check()?;
         if report.errors.total() > 0 {
@@ -274,22 +349,24 @@ impl Bed<'_> {
             return Err(Error::new(ErrorKind::Process, text));
         }
         let journal_pages = volume.cached_pages();
-        Ok(Sample { journal_pages, ..self.sample(&report, (before, after), &used, done) })
+        Ok(Sample {
+            journal_pages,
+            ramp: ramp.as_secs_f64(),
+            ..self.sample(&report, &looks, &used, done)
+        })
     }
 
     /// The figures of the neighbour's report, of two looks, and of the writer.
     fn sample(
         &self,
         report: &Report,
-        (before, after): (Look, Look),
+        [before, halfway, after]: &[Look; 3],
         used: &Used,
         done: Done,
     ) -> Sample {
         // On a busy machine the looks are late: what they see is divided by the time between them,
         // as requests are by the window's.
-        let ((then, read, written, on_disk), (now, read_now, written_now, on_disk_now)) =
-            (before, after);
-        let seconds = (now - then).as_secs_f64();
+        let seconds = (after.at - before.at).as_secs_f64();
         let per_second =
             |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds.max(1e-9);
         let reads = report.reads.map_or(0.0, |reads| reads.iops);
@@ -297,11 +374,16 @@ impl Bed<'_> {
         Sample {
             operations: done.per_second,
             p99_us: done.p99_us,
+            ramp: 0.0,
             reads,
             read_p99_us: report.open.as_ref().map_or(report.latency.p99, |open| open.response.p99),
-            misses: share(per_second(read, read_now), reads * f64::from(READ)),
-            written: per_second(written, written_now),
-            device_written: on_disk.zip(on_disk_now).map(|(then, now)| per_second(then, now)),
+            misses: share(per_second(before.read, after.read), reads * f64::from(READ)),
+            moved: halfway.misses(after) - before.misses(halfway),
+            written: per_second(before.written, after.written),
+            device_written: before
+                .on_disk
+                .zip(after.on_disk)
+                .map(|(then, now)| per_second(then, now)),
             journal_pages: None,
             cpu_us: cpu.as_secs_f64() * 1e6 / (done.per_second * seconds).max(1.0),
             cpus: used.cpu().as_secs_f64() / used.wall.as_secs_f64().max(1e-9),
@@ -318,6 +400,25 @@ fn share(part: f64, all: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn moving_hits_are_not_steady() {
+        let is_steady = |misses, moved| Sample { misses, moved, ..Sample::default() }.is_steady();
+        for (misses, moved) in [(0.0, 0.01), (0.05, -0.01), (0.5, 0.05), (1.0, -0.1)] {
+            assert!(is_steady(misses, moved), "{misses} {moved}");
+        }
+        for (misses, moved) in [(0.0, 0.011), (0.05, -0.011), (0.5, 0.051), (0.5, -0.2)] {
+            assert!(!is_steady(misses, moved), "{misses} {moved}");
+        }
+    }
+
+    #[test]
+    fn misses_are_those_between_two_looks() {
+        let look =
+            |reads, read| Look { at: Instant::now(), reads, read, written: 0, on_disk: None };
+        let (first, second, third) = (look(100, 0), look(200, 25 * 4096), look(200, 25 * 4096));
+        assert_eq!((first.misses(&second), second.misses(&third)), (0.25, 0.0));
+    }
 
     #[test]
     fn share_is_bounded_and_zero_of_zero() {

@@ -103,10 +103,10 @@ pub struct Options {
         value_parser = values::whole::<usize>(1..=1000))]
     rounds: usize,
     /// Warm-up time before each measurement
-    #[arg(long, value_name = "TIME", default_value = "4s", value_parser = values::time_or_none)]
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = values::time_or_none)]
     ramp: Duration,
     /// Duration of each measurement
-    #[arg(long, value_name = "TIME", default_value = "8s", value_parser = values::time)]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = values::time)]
     time: Duration,
     /// Directory on the measured disk [default: the current one or /var/tmp]
     #[arg(long, value_name = "DIR")]

@@ -1,14 +1,15 @@
 //! The report.
 
+use vlane_error::counted;
 use vlane_units::show_size;
 
 use super::Options;
-use super::judge::CellResult;
-use super::measure::Sample;
+use super::judge::{CellResult, steady};
+use super::measure::{SETTLED, Sample};
 use super::plan::Job;
 use vlane_report::build::{Begun, spread, table};
 use vlane_report::experiment::{self, Experiment, Figure, Place};
-use vlane_report::judge::Verdict;
+use vlane_report::judge::{Measured, Verdict};
 use vlane_report::{Note, Report, Section};
 
 /// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it
@@ -27,19 +28,28 @@ pub(super) struct Shown<'a> {
     pub(super) is_apart: bool,
 }
 
-/// Hits, reads, operations, their p99, what they write, their CPU time.
+/// Hits, reads, operations, their p99, what they write, their CPU time: of steady rounds.
 fn figures() -> [Figure<'static, Sample>; 6] {
     // By the disk's own counter, where there is one.
     let written =
         |s: &Sample| s.device_written.unwrap_or(s.written) / s.operations.max(1e-9) / 1024.0;
     [
-        Figure::new("Hits", "%", |s: &Sample| 100.0 - 100.0 * s.misses),
-        Figure::new("Reads", "/s", |s: &Sample| s.reads),
-        Figure::new("Operations", "/s", |s: &Sample| s.operations),
-        Figure::new("p99", "us", |s: &Sample| s.p99_us),
-        Figure::new("Written per operation", "KiB", written),
-        Figure::new("CPU per operation", "us", |s: &Sample| s.cpu_us),
+        of_steady("Hits", "%", |s: &Sample| 100.0 - 100.0 * s.misses),
+        of_steady("Reads", "/s", |s: &Sample| s.reads),
+        of_steady("Operations", "/s", |s: &Sample| s.operations),
+        of_steady("p99", "us", |s: &Sample| s.p99_us),
+        of_steady("Written per operation", "KiB", written),
+        of_steady("CPU per operation", "us", |s: &Sample| s.cpu_us),
     ]
+}
+
+/// A figure that only rounds without moving hits have.
+fn of_steady(
+    title: &str,
+    unit: &'static str,
+    of: impl Fn(&Sample) -> f64 + 'static,
+) -> Figure<'static, Sample> {
+    Figure::maybe(title, unit, move |sample| steady(sample, &of))
 }
 
 impl Shown<'_> {
@@ -61,6 +71,14 @@ impl Shown<'_> {
                         not show the modes' effect.";
             notes.push(Note::warning(text));
         }
+        if self.is_short() {
+            let text = format!(
+                "The windows last less than {} s: hits may still move, and no goal is judged.",
+                SETTLED.as_secs()
+            );
+            notes.push(Note::warning(text));
+        }
+        notes.extend(self.results.iter().flat_map(moving));
         if let Some(version) = &self.guests {
             let text = format!("Guests: User-Mode Linux {version}, ext4 with data=ordered.");
             notes.push(Note::info(text));
@@ -85,6 +103,11 @@ impl Shown<'_> {
         notes
     }
 
+    /// True if no goal can be judged.
+    fn is_short(&self) -> bool {
+        self.options.time < SETTLED
+    }
+
     /// Expected effect, and the result.
     fn crossover(&self) -> Section {
         let mut rows = Vec::new();
@@ -94,7 +117,7 @@ impl Shown<'_> {
                     result.cell.id().into(),
                     result.expected.says().into(),
                     arm.arm.as_str().into(),
-                    spread(&arm.rounds, |s| Some(100.0 - 100.0 * s.misses)).into(),
+                    spread(&arm.rounds, |s| steady(s, |s| 100.0 - 100.0 * s.misses)).into(),
                 ]);
             }
         }
@@ -110,6 +133,22 @@ impl Shown<'_> {
         let blocks = vec![table("The neighbour's hits", columns, rows)];
         Section::new("crossover", "Expected and measured", vec![text], blocks)
     }
+}
+
+/// Warnings of arms whose hits moved in some rounds.
+fn moving(result: &CellResult) -> Vec<Note> {
+    let of_arm = |arm: &Measured<Sample>| {
+        let moving = arm.rounds.iter().filter(|sample| !sample.is_steady()).count();
+        let text = format!(
+            "{}, {}: hits still moved in {moving} of {}, so this arm has no figures; a longer \
+             --ramp may help.",
+            result.cell.id(),
+            arm.arm,
+            counted(arm.rounds.len(), "round")
+        );
+        (moving > 0).then(|| Note::warning(text))
+    };
+    result.arms.0.iter().filter_map(of_arm).collect()
 }
 
 impl Experiment for Shown<'_> {
@@ -137,7 +176,11 @@ impl Experiment for Shown<'_> {
 
     fn judge(&self, place: &Place<'_, Sample>) -> Vec<Verdict> {
         let result = self.results.iter().find(|result| result.cell.id() == place.id);
-        result.map_or_else(Vec::new, CellResult::verdicts)
+        let mut verdicts = result.map_or_else(Vec::new, CellResult::verdicts);
+        if self.is_short() {
+            verdicts.iter_mut().for_each(|verdict| verdict.void = "the windows are too short");
+        }
+        verdicts
     }
 
     fn sections(&self, _places: &[Place<'_, Sample>]) -> Vec<Section> {
@@ -165,8 +208,10 @@ impl Experiment for Shown<'_> {
         let pages = |s: &Sample| Some(s.journal_pages? as f64);
         vec![
             hits,
+            Figure::new("Hits moved", "points", |s: &Sample| -100.0 * s.moved),
+            Figure::new("Ramp", "s", |s: &Sample| s.ramp),
             reads,
-            Figure::new("p99 of reads", "us", |s: &Sample| s.read_p99_us),
+            of_steady("p99 of reads", "us", |s: &Sample| s.read_p99_us),
             Figure::new("CPUs of both back ends", "", |s: &Sample| s.cpus),
             Figure::maybe("Written to the disk", "MB/s", on_disk),
             operations,
@@ -180,11 +225,12 @@ impl Experiment for Shown<'_> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::time::Duration;
 
-    use vlane_report::judge::{Arms, Measured};
-    use vlane_report::{Block, Cell};
+    use vlane_report::judge::Arms;
+    use vlane_report::{Block, Cell, Severity};
 
     use super::super::plan::{Cell as Where, Expected, Job};
     use super::super::tests::options;
@@ -256,7 +302,33 @@ mod tests {
             matches!(&writeback[3], Cell::Figure(hits) if hits.median == 75.0),
             "{writeback:?}"
         );
-        assert!(report.notes.iter().all(|note| note.severity == vlane_report::Severity::Info));
+        assert!(report.notes.iter().all(|note| note.severity == Severity::Info));
+    }
+
+    #[test]
+    fn moving_rounds_have_no_figures() {
+        let mut results = results();
+        results[1].arms.0[2].rounds[..3].iter_mut().for_each(|round| round.moved = 0.02);
+        let report = shown(&[], &results).report(&Begun::now(""));
+        let warnings = report.notes.iter().filter(|note| note.severity == Severity::Warning);
+        let texts: Vec<_> = warnings.map(|note| note.text.as_str()).collect();
+        assert_eq!(texts.len(), 1, "{texts:?}");
+        assert!(texts[0].starts_with("commits-256m-unbounded, pdc: hits still moved in 3 of 5"));
+        let goals = report.sections.iter().find(|section| section.id == "goals").unwrap();
+        let Block::Table(goals) = &goals.blocks[0] else { panic!("a table") };
+        for row in &goals.rows {
+            let is_moving = row[6] == Cell::from("inconclusive: hits still moved in the windows");
+            let is_of_moving_hits = row[0] == Cell::from("commits-256m-unbounded")
+                && row[2] != Cell::from("the journal's pages in the cache, the most");
+            assert_eq!(is_moving, is_of_moving_hits, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn short_windows_judge_no_goal() {
+        let results = results();
+        let report = shown(&["--time=29s"], &results).report(&Begun::now(""));
+        assert!(report.summary[0].contains(" 0 are met, 0 are not"), "{}", report.summary[0]);
     }
 
     #[test]
@@ -264,8 +336,7 @@ mod tests {
         let mut results = results();
         results.iter_mut().for_each(|result| result.arms.keep(1));
         let report = shown(&["--no-limit"], &results).report(&Begun::now(""));
-        let warnings =
-            report.notes.iter().filter(|note| note.severity == vlane_report::Severity::Warning);
+        let warnings = report.notes.iter().filter(|note| note.severity == Severity::Warning);
         assert_eq!(warnings.count(), 2);
     }
 }
