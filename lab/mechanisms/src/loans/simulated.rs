@@ -13,7 +13,8 @@ use vlane_simulate::{ABLATION, COMPARED, Load, Outcome, Scenario, Setup, Span};
 
 use vlane_client::progress::Progress;
 use vlane_error::counted;
-use vlane_report::{Note, Report, Section};
+use vlane_report::build::spread;
+use vlane_report::{Note, Report, Section, Spread};
 use vlane_testbed::error::{Context, ErrorKind, Result};
 use vlane_testbed::{Call, Interrupt};
 
@@ -38,7 +39,7 @@ pub struct Options {
     /// Seed of all random choices, instead of the scenario's
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
     seed: Option<u64>,
-    /// Number of seeds for the paper's scenario at other ping rates, from --seed on
+    /// Number of simulations of each scenario and scheduler, with seeds from --seed on
     #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = values::whole::<u32>(1..=1000))]
     seeds: u32,
@@ -91,21 +92,51 @@ const RATES: [f64; 5] = [1.0, 2.0, 5.0, 20.0, 100.0];
 #[derive(Debug, Default)]
 struct Runs(Vec<Run>);
 
+/// The runs of a scheduler in one part of a scenario, one for each seed.
+#[derive(Debug)]
+struct Arm<'a> {
+    setup: &'a str,
+    runs: Vec<&'a Run>,
+}
+
+impl Arm<'_> {
+    /// A figure over all seeds; none if a run lacks it.
+    fn of(&self, figure: impl Fn(&Outcome) -> Option<f64>) -> Option<Spread> {
+        let finite = |run: &&Run| figure(&run.outcome).filter(|figure| figure.is_finite());
+        spread(&self.runs, finite)
+    }
+
+    /// The run of the first seed, for what is the same in all.
+    fn first(&self) -> &Outcome {
+        &self.runs[0].outcome
+    }
+
+    /// Index of the machine that computes all the time and is farthest from its due, in the mean of
+    /// the runs.
+    fn farthest_off(&self) -> Option<usize> {
+        let off = |at: usize| self.runs.iter().map(|run| run.outcome.machines[at].off()).sum();
+        let hogs = self.first().machines.iter().enumerate().filter(|(_, machine)| machine.is_hog);
+        let offs = hogs.map(|(at, _)| (at, f64::abs(off(at))));
+        offs.max_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(at, _)| at)
+    }
+}
+
 impl Runs {
-    fn of(&self, scenario: &str, phase: &str) -> Vec<&Run> {
-        self.0.iter().filter(|run| run.scenario == scenario && run.phase == phase).collect()
+    /// The schedulers of a part, in the order in which they were simulated.
+    fn of(&self, scenario: &str, phase: &str) -> Vec<Arm<'_>> {
+        let mut arms: Vec<Arm<'_>> = Vec::new();
+        for run in self.0.iter().filter(|run| run.scenario == scenario && run.phase == phase) {
+            match arms.iter_mut().find(|arm| arm.setup == run.outcome.setup) {
+                Some(arm) => arm.runs.push(run),
+                None => arms.push(Arm { setup: &run.outcome.setup, runs: vec![run] }),
+            }
+        }
+        arms
     }
 
-    fn one(&self, scenario: &str, phase: &str, setup: &str) -> Option<&Outcome> {
-        let mut runs = self.of(scenario, phase).into_iter().map(|run| &run.outcome);
-        runs.find(|outcome| outcome.setup == setup)
-    }
-
-    /// Those of the scenarios themselves.
-    fn own(&self) -> impl Iterator<Item = &Run> {
-        let is_extra =
-            |run: &&Run| run.scenario == "ablation" || run.scenario.starts_with("rates ");
-        self.0.iter().filter(move |run| !is_extra(run))
+    /// One scheduler of a part.
+    fn arm(&self, scenario: &str, phase: &str, setup: &str) -> Option<Arm<'_>> {
+        self.of(scenario, phase).into_iter().find(|arm| arm.setup == setup)
     }
 }
 
@@ -142,35 +173,36 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
         interrupt.check()?;
     }
     let mut sections: Vec<Section> = Vec::new();
+    let mut parts = Vec::new();
     for scenario in scenarios {
         for (phase, part) in scenario.parts() {
             sections.push(sections::part(&runs, scenario, &phase, &part));
+            parts.push((scenario.name.as_str(), phase));
         }
     }
     if paper.is_some() {
         sections.push(extras::ablation(&runs));
         sections.push(extras::rates(&runs, setups));
     }
-    sections.push(extras::cost(&runs));
+    sections.push(extras::cost(&runs, &parts));
     let seeds: Vec<_> = scenarios.iter().map(|s| format!("{} {}", s.name, s.seed)).collect();
-    let rates = match paper {
-        Some(_) if options.seeds > 1 => {
-            format!("; rates of pings with {} seeds from there on", options.seeds)
-        }
-        _ => String::new(),
+    let more = match options.seeds {
+        1 => String::new(),
+        seeds => format!("; {seeds} from there on, of which tables have medians and ranges"),
     };
     let notes = vec![
         Note::warning(
             "Simulated: these figures are calculated from a model, the same on every machine; \
              they are not measured. The model's limits are in docs/src/loan-simulator.md.",
         ),
-        Note::info(format!("Seeds: {}{rates}.", seeds.join(", "))),
+        Note::info(format!("Seeds: {}{more}.", seeds.join(", "))),
     ];
     let names: Vec<_> = scenarios.iter().map(|scenario| scenario.name.as_str()).collect();
     let mut report = Report {
-        summary: extras::summary(&runs),
+        summary: extras::summary(&runs, &parts),
         notes,
         sections,
+        samples: vec![sections::samples(&runs)],
         ..begun.report("simulate", format!("Loans, simulated: {}", names.join(", ")), &[])
     };
     if runs.0.len() < jobs.len() {
@@ -182,8 +214,8 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     Ok(report)
 }
 
-/// All runs to simulate. `paper` is the paper's scenario, if it is to have extras. These are runs
-/// with one parameter changed at a time, and with other rates of events, each with so many seeds.
+/// All runs to simulate, each with so many seeds. `paper` is the paper's scenario, if it is to have
+/// extras. These are runs with one parameter changed at a time, and with other rates of events.
 fn jobs_of(
     scenarios: &[Scenario],
     setups: &[Setup],
@@ -191,30 +223,25 @@ fn jobs_of(
     seeds: u32,
 ) -> Result<Vec<Job>> {
     let mut jobs: Vec<Job> = Vec::new();
+    let mut add = |name: &str, phase: &str, part: &Scenario, setup: &Setup| {
+        let each = (part.seed..).take(seeds as usize);
+        let with = |seed| Scenario { seed, ..part.clone() };
+        jobs.extend(each.map(|seed| (name.into(), phase.into(), with(seed), setup.clone())));
+    };
     for scenario in scenarios {
         for (phase, part) in scenario.parts() {
-            for setup in setups {
-                jobs.push((scenario.name.clone(), phase.clone(), part.clone(), setup.clone()));
-            }
+            setups.iter().for_each(|setup| add(&scenario.name, &phase, &part, setup));
         }
     }
-    if let Some(paper) = paper {
-        for name in ABLATION {
-            let setup = Setup::named(name).context(ErrorKind::Invalid, || "the ablation")?;
-            for (phase, part) in paper.parts() {
-                jobs.push(("ablation".into(), phase, part, setup.clone()));
-            }
-        }
-        if let Some((phase, part)) = paper.parts().into_iter().next() {
-            for (per_second, setup) in
-                RATES.iter().flat_map(|&r| setups.iter().map(move |s| (r, s)))
-            {
-                let scenario = with_rate(&part, per_second);
-                for seed in (scenario.seed..).take(seeds as usize) {
-                    let scenario = Scenario { seed, ..scenario.clone() };
-                    jobs.push((rate(per_second), phase.clone(), scenario, setup.clone()));
-                }
-            }
+    let parts = paper.map(Scenario::parts).unwrap_or_default();
+    for name in ABLATION.iter().filter(|_| paper.is_some()) {
+        let setup = Setup::named(name).context(ErrorKind::Invalid, || "the ablation")?;
+        parts.iter().for_each(|(phase, part)| add("ablation", phase, part, &setup));
+    }
+    if let Some((phase, part)) = parts.first() {
+        for per_second in RATES {
+            let part = with_rate(part, per_second);
+            setups.iter().for_each(|setup| add(&rate(per_second), phase, &part, setup));
         }
     }
     Ok(jobs)

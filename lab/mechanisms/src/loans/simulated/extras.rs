@@ -5,8 +5,8 @@ use vlane_report::build::{spread, table};
 use vlane_simulate::{ABLATION, LoadOutcome, Outcome, Setup};
 
 use super::sections::{float, group, redemption, row};
-use super::{RATES, Run, Runs, rate};
-use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series};
+use super::{Arm, RATES, Runs, rate};
+use vlane_report::{Axis, Block, Chart, Point, Section, Series, Spread};
 
 /// Where the paper's loads are.
 const MEASURED: &str = "domain-1";
@@ -14,25 +14,26 @@ const MEASURED: &str = "domain-1";
 /// The paper's parameters, one change at a time.
 pub(super) fn ablation(runs: &Runs) -> Section {
     let row_of = |name: &str| {
-        let of = |ping: &Outcome| {
-            let load = ping.load(MEASURED, "hping")?;
-            let own = group(ping, load.group, MEASURED)?;
-            let traffic = runs.one("ablation", "iperf", name);
-            let figures = [
-                Some(load.mean_ms()),
-                Some(load.quantile_ms(0.5)),
-                Some(load.quantile_ms(0.99)),
-                Some(load.within(10.0) * 100.0),
-                own.denied(),
-                redemption(&own),
-                Some(float(own.loans.barred_ns) / float(ping.time_ns) * 100.0),
-                traffic.and_then(|run| Some(run.load(MEASURED, "iperf")?.mbit(run.time_ns))),
-                traffic.and_then(|run| Some(run.farthest_off()?.off() * 100.0)),
-            ];
-            let about = Setup::named(name).map_or(String::new(), |setup| setup.about().into());
-            Some(row([name, &about], figures))
+        let pings = runs.arm("ablation", "hping", name)?;
+        let traffic = runs.arm("ablation", "iperf", name);
+        let traffic = traffic.as_ref();
+        let of = |figure: fn(&LoadOutcome) -> f64| {
+            pings.of(|run| Some(figure(run.load(MEASURED, "hping")?)))
         };
-        runs.one("ablation", "hping", name).and_then(of)
+        let own = |run: &Outcome| group(run, run.load(MEASURED, "hping")?.group, MEASURED);
+        let figures = [
+            of(LoadOutcome::mean_ms),
+            of(|load| load.quantile_ms(0.5)),
+            of(|load| load.quantile_ms(0.99)),
+            of(|load| load.within(10.0) * 100.0),
+            pings.of(|run| own(run)?.denied()),
+            pings.of(|run| redemption(&own(run)?)),
+            pings.of(|run| Some(float(own(run)?.loans.barred_ns) / float(run.time_ns) * 100.0)),
+            traffic?.of(|run| Some(run.load(MEASURED, "iperf")?.mbit(run.time_ns))),
+            traffic?.of(|run| Some(run.machines[traffic?.farthest_off()?].off() * 100.0)),
+        ];
+        let about = Setup::named(name).map_or(String::new(), |setup| setup.about().into());
+        Some(row([name, &about], figures))
     };
     let table = table(
         "Simulated: hping's responses, iperf's bandwidth, and what that does to shares",
@@ -64,14 +65,14 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
     for setup in setups {
         let mut points = Vec::new();
         for per_second in RATES {
-            let mut all = runs.of(&rate(per_second), "hping");
-            all.retain(|run| run.outcome.setup == setup.name);
+            let Some(arm) = runs.arm(&rate(per_second), "hping", &setup.name) else { continue };
             let of = |figure: fn(&Outcome, &LoadOutcome) -> Option<f64>| {
-                spread(&all, |run| figure(&run.outcome, run.outcome.load(MEASURED, "hping")?))
+                arm.of(|run| figure(run, run.load(MEASURED, "hping")?))
             };
             let mean = of(|_, load| Some(load.mean_ms()));
             points.extend(mean.map(|y| Point { x: per_second, y }));
             let figures = [
+                Some(Spread::exact(per_second)),
                 mean,
                 of(|_, load| Some(load.quantile_ms(0.99))),
                 of(|_, load| Some(load.within(10.0) * 100.0)),
@@ -79,9 +80,7 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
                 of(|run, load| group(run, load.group, MEASURED)?.denied()),
                 of(|run, _| Some(run.machine(MEASURED)?.off() * 100.0)),
             ];
-            let mut row = row([&setup.name], [Some(per_second)]);
-            row.extend(figures.map(Cell::from));
-            rows.push(row);
+            rows.push(row([&setup.name], figures));
         }
         lines.push(Series::measured(&setup.name, points));
     }
@@ -110,17 +109,24 @@ pub(super) fn rates(runs: &Runs, setups: &[Setup]) -> Section {
 }
 
 /// Cost of the simulation itself.
-pub(super) fn cost(runs: &Runs) -> Section {
-    let of = |run: &Run| {
-        let (events, simulated) = (float(run.outcome.events), float(run.outcome.time_ns) / 1e9);
-        let name = format!("{} {}", run.scenario, run.phase);
-        let figures = [simulated, events, run.seconds, events / run.seconds];
-        row([name.trim(), &run.outcome.setup], figures.map(Some))
+pub(super) fn cost(runs: &Runs, parts: &[(&str, String)]) -> Section {
+    let of = |(scenario, phase): &(&str, String)| {
+        let name = format!("{scenario} {phase}");
+        let row_of = |arm: Arm<'_>| {
+            let figures = [
+                arm.of(|run| Some(float(run.time_ns) / 1e9)),
+                arm.of(|run| Some(float(run.events))),
+                spread(&arm.runs, |run| Some(run.seconds)),
+                spread(&arm.runs, |run| Some(float(run.outcome.events) / run.seconds)),
+            ];
+            row([name.trim(), arm.setup], figures)
+        };
+        runs.of(scenario, phase).into_iter().map(row_of).collect::<Vec<_>>()
     };
     let table = table(
         "Cost of the simulation (measured here)",
         "scenario | scheduler | simulated [s] | events | took [s] | events per second",
-        runs.own().map(of).collect(),
+        parts.iter().flat_map(of).collect(),
     );
     Section::new(
         "cost",
@@ -135,29 +141,41 @@ pub(super) fn cost(runs: &Runs) -> Section {
 }
 
 /// The conclusions.
-pub(super) fn summary(runs: &Runs) -> Vec<String> {
-    let of = |run: &Run| {
-        let outcome = &run.outcome;
-        let load = outcome.loads.first()?;
-        let off = outcome.farthest_off().map_or(String::new(), |machine| {
-            let off = machine.off() * 100.0;
-            format!("; {} is farthest off its due, by {off:+.2} %", machine.name)
+pub(super) fn summary(runs: &Runs, parts: &[(&str, String)]) -> Vec<String> {
+    let says = |figure: Option<Spread>, digits: usize| match figure {
+        Some(Spread { median, runs: 1, .. }) => format!("{median:.digits$}"),
+        Some(Spread { median, min, max, .. }) => {
+            format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
+        }
+        None => "an unknown time".into(),
+    };
+    let of = |(scenario, phase): &(&str, String), arm: &Arm<'_>| {
+        let load = arm.first().loads.first()?;
+        let of = |figure: fn(&LoadOutcome) -> f64| arm.of(|run| Some(figure(&run.loads[0])));
+        let off = arm.farthest_off().map_or(String::new(), |at| {
+            let off = arm.of(|run| Some(run.machines[at].off() * 100.0));
+            let name = &arm.first().machines[at].name;
+            format!("; {name} is farthest off its due, by {} %", says(off, 2))
         });
         let bandwidth = match load.bytes {
             0 => String::new(),
-            _ => format!(", {:.1} Mbit/s", load.mbit(outcome.time_ns)),
+            _ => {
+                let mbit = arm.of(|run| Some(run.loads[0].mbit(run.time_ns)));
+                format!(", {} Mbit/s", says(mbit, 1))
+            }
         };
         Some(format!(
-            "{} {} with {}: {} of {} answered after {:.3} ms in the mean, p99 {:.3} \
-             ms{bandwidth}{off}.",
-            run.scenario,
-            run.phase,
-            outcome.setup,
+            "{} with {}: {} of {} answered after {} ms in the mean, p99 {} ms{bandwidth}{off}.",
+            format!("{scenario} {phase}").trim(),
+            arm.setup,
             load.name,
             load.machine,
-            load.mean_ms(),
-            load.quantile_ms(0.99)
+            says(of(LoadOutcome::mean_ms), 3),
+            says(of(|load| load.quantile_ms(0.99)), 3),
         ))
     };
-    runs.own().filter_map(of).take(14).collect()
+    let each = parts
+        .iter()
+        .flat_map(|part| runs.of(part.0, &part.1).into_iter().map(move |arm| (part, arm)));
+    each.filter_map(|(part, arm)| of(part, &arm)).collect()
 }

@@ -1,11 +1,12 @@
 //! One part of a scenario: responses, shares and loans, with every scheduler.
 
+use serde::Serialize;
 use vlane_error::counted;
-use vlane_simulate::{LoadOutcome, MachineOutcome, Outcome, Scenario};
+use vlane_simulate::{Load, LoadOutcome, MachineOutcome, Outcome, Scenario};
 
-use super::{Run, Runs};
+use super::{Arm, Runs};
 use vlane_report::build::{bars, table};
-use vlane_report::{Axis, Block, Cell, Chart, Point, Section, Series, Spread};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Samples, Section, Series, Spread};
 
 /// More machines than these are grouped by their common parameters.
 const MOST_MACHINES: u64 = 20;
@@ -19,14 +20,69 @@ pub(super) fn float(value: u64) -> f64 {
 /// A row of a table: names, then figures.
 pub(super) fn row<const N: usize, const F: usize>(
     names: [&str; N],
-    figures: [Option<f64>; F],
+    figures: [Option<Spread>; F],
 ) -> Vec<Cell> {
     names.into_iter().map(Cell::from).chain(figures.map(Cell::from)).collect()
 }
 
+/// A load's figures in a run, and its machine's: a row of the samples.
+#[derive(Serialize)]
+struct Sample {
+    mean_ms: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+    within_10_ms: f64,
+    within_20_ms: f64,
+    mbit: f64,
+    cm: Option<f64>,
+    next_loan: Option<f64>,
+    denied: Option<f64>,
+    off: Option<f64>,
+}
+
+impl Sample {
+    fn of(outcome: &Outcome, load: &LoadOutcome) -> Self {
+        let own = group(outcome, load.group, "");
+        let own = own.as_ref();
+        Self {
+            mean_ms: load.mean_ms(),
+            p50_ms: load.quantile_ms(0.5),
+            p99_ms: load.quantile_ms(0.99),
+            within_10_ms: load.within(10.0),
+            within_20_ms: load.within(20.0),
+            mbit: load.mbit(outcome.time_ns),
+            cm: own.and_then(MachineOutcome::cm),
+            next_loan: own.and_then(MachineOutcome::next_loan),
+            denied: own.and_then(MachineOutcome::denied),
+            off: own.map(MachineOutcome::off),
+        }
+    }
+}
+
+/// Every load of every run. Runs of one seed have the same round.
+pub(super) fn samples(runs: &Runs) -> Samples {
+    let mut records = Vec::new();
+    for (place, run) in runs.0.iter().enumerate() {
+        let is_alike = |other: &&super::Run| {
+            (&other.scenario, &other.phase, &other.outcome.setup)
+                == (&run.scenario, &run.phase, &run.outcome.setup)
+        };
+        let round = 1 + runs.0[..place].iter().filter(is_alike).count();
+        for load in &run.outcome.loads {
+            let part = format!("{} {}", run.scenario, run.phase);
+            let load_name = format!("{}: {}", load.machine, load.name);
+            let labels = [part.trim(), &run.outcome.setup, &load_name].map(Cell::from);
+            let labels = labels.into_iter().chain([float(round as u64).into()]).collect();
+            records.push((labels, Sample::of(&run.outcome, load)));
+        }
+    }
+    let caption = "Every seed of every scheduler";
+    Samples::of_records("seeds", caption, "Scenario | Scheduler | Load | Round", records)
+}
+
 /// The section of one part.
 pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenario) -> Section {
-    let runs = runs.of(&scenario.name, phase);
+    let arms = runs.of(&scenario.name, phase);
     let (id, title) = match phase {
         "" => (scenario.name.clone(), format!("Scenario {}", scenario.name)),
         phase => {
@@ -43,54 +99,67 @@ pub(super) fn part(runs: &Runs, scenario: &Scenario, phase: &str, part: &Scenari
         part.warmup_seconds
     );
     let mut blocks = Vec::new();
-    let loads = runs.first().map_or(&[][..], |run| &run.outcome.loads);
+    let loads = arms.first().map_or(&[][..], |arm| &arm.first().loads);
     if loads.len() <= MOST_CHARTS {
-        blocks.extend((0..loads.len()).filter_map(|at| distribution(&runs, at)));
+        blocks.extend((0..loads.len()).filter_map(|at| distribution(&arms, at, part)));
     }
-    blocks.push(responses(&runs));
+    blocks.push(responses(&arms));
     if part.machines() <= MOST_MACHINES {
-        blocks.push(shares_chart(&runs));
+        blocks.push(shares_chart(&arms));
     }
-    blocks.push(shares(&runs));
-    blocks.extend(loans(&runs, scenario));
+    blocks.push(shares(&arms));
+    blocks.extend(loans(&arms, scenario));
     Section::new(id, title, vec![words], blocks)
 }
 
-fn distribution(runs: &[&Run], load: usize) -> Option<Block> {
-    let first = runs.first()?.outcome.loads.get(load)?;
+/// How often a load's events come, if it has a rate of its own: ` at 20 per second`.
+fn rate_of(part: &Scenario, load: &LoadOutcome) -> String {
+    let loads = part.vm.get(load.group).map_or(&[][..], |vm| &vm.load);
+    let every = loads.iter().find_map(|of| match of {
+        Load::Ping { name, every, .. } if *name == load.name => Some(every.us),
+        _ => None,
+    });
+    every.map_or(String::new(), |us| format!(" at {:.3} per second", 1e6 / us).replace(".000", ""))
+}
+
+fn distribution(arms: &[Arm<'_>], load: usize, part: &Scenario) -> Option<Block> {
+    let first = arms.first()?.first().loads.get(load)?;
     // Sixteen points per tenfold, from 10 us to 1 s.
     let times = || (0..=80).map(|n| 0.01 * 10_f64.powf(f64::from(n) / 16.0));
-    let points = |load: &LoadOutcome| -> Vec<Point> {
-        let points = times().map(|ms| Point::exact(ms, load.within(ms) * 100.0));
-        points.filter(|point| point.y.median.is_finite()).collect()
-    };
-    let of = |run: &&Run| {
-        Some(Series::measured(&run.outcome.setup, points(run.outcome.loads.get(load)?)))
+    let of = |arm: &Arm<'_>| {
+        let within = |ms| arm.of(|run| Some(run.loads.get(load)?.within(ms) * 100.0));
+        let points = times().filter_map(|x| Some(Point { x, y: within(x)? }));
+        Series::measured(arm.setup, points.collect())
     };
     Some(Block::Chart(Chart::steps(
-        format!("Simulated: responses of {} ({}), cumulative", first.name, first.machine),
+        format!(
+            "Simulated: responses of {} ({}){}, cumulative",
+            first.name,
+            first.machine,
+            rate_of(part, first)
+        ),
         Axis::log("response", "ms"),
         Axis::new("answered within", "%"),
-        runs.iter().filter_map(of).collect(),
+        arms.iter().map(of).collect(),
     )))
 }
 
-fn responses(runs: &[&Run]) -> Block {
-    let each = runs.iter().flat_map(|run| run.outcome.loads.iter().map(|load| (*run, load)));
-    let rows = each.map(|(run, load)| {
-        let time_ns = run.outcome.time_ns;
+fn responses(arms: &[Arm<'_>]) -> Block {
+    let loads = |arm: &Arm<'_>| 0..arm.first().loads.len();
+    let each = arms.iter().flat_map(|arm| loads(arm).map(move |at| (arm, at)));
+    let rows = each.map(|(arm, at)| {
+        let of = |figure: fn(&LoadOutcome) -> f64| arm.of(|run| Some(figure(&run.loads[at])));
+        let load = &arm.first().loads[at];
         let figures = [
-            float(load.served()) / (float(time_ns) / 1e9),
-            load.mean_ms(),
-            load.quantile_ms(0.5),
-            load.quantile_ms(0.99),
-            load.within(10.0) * 100.0,
-            load.within(20.0) * 100.0,
+            arm.of(|run| Some(float(run.loads[at].served()) / (float(run.time_ns) / 1e9))),
+            of(LoadOutcome::mean_ms),
+            of(|load| load.quantile_ms(0.5)),
+            of(|load| load.quantile_ms(0.99)),
+            of(|load| load.within(10.0) * 100.0),
+            of(|load| load.within(20.0) * 100.0),
+            arm.of(|run| Some(run.loads[at].mbit(run.time_ns))).filter(|_| load.bytes > 0),
         ];
-        let names = [run.outcome.setup.as_str(), &format!("{}: {}", load.machine, load.name)];
-        let mut row = row(names, figures.map(Some));
-        row.push((load.bytes > 0).then(|| load.mbit(time_ns)).into());
-        row
+        row([arm.setup, &format!("{}: {}", load.machine, load.name)], figures)
     });
     table(
         "Simulated: responses",
@@ -100,42 +169,46 @@ fn responses(runs: &[&Run]) -> Block {
     )
 }
 
-fn shares_chart(runs: &[&Run]) -> Block {
-    let machines = runs.first().map_or(&[][..], |run| &run.outcome.machines);
-    let of = |run: &&Run| {
-        let share = |machine| Some(Spread::exact(run.outcome.of_cpu(machine) * 100.0));
-        (run.outcome.setup.clone(), run.outcome.machines.iter().map(share).collect())
+fn shares_chart(arms: &[Arm<'_>]) -> Block {
+    let machines = arms.first().map_or(&[][..], |arm| &arm.first().machines);
+    let of = |arm: &Arm<'_>| {
+        let share = |at| arm.of(|run| Some(run.of_cpu(&run.machines[at]) * 100.0));
+        (arm.setup.to_owned(), (0..machines.len()).map(share).collect())
     };
     bars(
         "Simulated: CPU time of each machine (Figures 7 to 9)",
         ("of one CPU", "%"),
         machines.iter().map(|machine| machine.name.clone()).collect(),
-        runs.iter().map(of).collect(),
+        arms.iter().map(of).collect(),
     )
 }
 
-fn shares(runs: &[&Run]) -> Block {
-    let of = |run: &&Run| {
-        let outcome = &run.outcome;
-        let all = float(outcome.time_ns) * f64::from(outcome.cpus);
-        let farthest = outcome.farthest_off();
-        let hogs = || outcome.machines.iter().filter(|machine| machine.is_hog);
-        let mean =
-            hogs().map(|machine| machine.off().abs()).sum::<f64>() / float(hogs().count() as u64);
+fn shares(arms: &[Arm<'_>]) -> Block {
+    let of = |arm: &Arm<'_>| {
+        let farthest = arm.farthest_off();
+        let mean = |run: &Outcome| {
+            let hogs = || run.machines.iter().filter(|machine| machine.is_hog);
+            let all = hogs().map(|machine| machine.off().abs()).sum::<f64>();
+            Some(all / float(hogs().count() as u64) * 100.0)
+        };
+        let of_cpus = |run: &Outcome, ns| {
+            Some(float(ns) / (float(run.time_ns) * f64::from(run.cpus)) * 100.0)
+        };
         let figures = [
-            farthest.map(|machine| machine.off() * 100.0),
-            Some(mean * 100.0),
-            Some(float(outcome.idle_ns) / all * 100.0),
-            Some(float(outcome.overhead_ns) / all * 100.0),
-            Some(float(outcome.switches) / (float(outcome.time_ns) / 1e9)),
+            arm.of(|run| Some(run.machines[farthest?].off() * 100.0)),
+            arm.of(mean),
+            arm.of(|run| of_cpus(run, run.idle_ns)),
+            arm.of(|run| of_cpus(run, run.overhead_ns)),
+            arm.of(|run| Some(float(run.switches) / (float(run.time_ns) / 1e9))),
         ];
-        row([&outcome.setup, farthest.map_or("", |machine| &machine.name)], figures)
+        let name = farthest.map_or("", |at| &arm.first().machines[at].name);
+        row([arm.setup, name], figures)
     };
     table(
         "Simulated: CPU time against what is due by weight, of machines that compute all the time",
         "scheduler | farthest off | off [%] | all, mean off [%] | idle [%] | switching [%] | \
             switches [per s]",
-        runs.iter().map(of).collect(),
+        arms.iter().map(of).collect(),
     )
 }
 
@@ -160,25 +233,32 @@ pub(super) fn redemption(machine: &MachineOutcome) -> Option<f64> {
     (all > 0).then(|| float(machine.loans.redeeming_ns) / float(all) / 1e9)
 }
 
-fn loans(runs: &[&Run], scenario: &Scenario) -> Option<Block> {
+fn loans(arms: &[Arm<'_>], scenario: &Scenario) -> Option<Block> {
     let mut rows = Vec::new();
-    for run in runs {
-        let seconds = float(run.outcome.time_ns) / 1e9;
-        let has_load = |at: usize| run.outcome.loads.iter().any(|load| load.group == at);
+    for arm in arms {
+        let has_load = |at: usize| arm.first().loads.iter().any(|load| load.group == at);
         for (at, vm) in scenario.vm.iter().enumerate().filter(|(at, _)| has_load(*at)) {
-            let all = group(&run.outcome, at, &vm.name).filter(|all| all.loans.events > 0);
-            let Some(all) = all else { continue };
+            let own = |run: &Outcome| group(run, at, &vm.name);
+            if own(arm.first()).is_none_or(|all| all.loans.events == 0) {
+                continue;
+            }
+            let seconds = |run: &Outcome| float(run.time_ns) / 1e9;
+            let of = |figure: fn(&MachineOutcome) -> Option<f64>| arm.of(|run| figure(&own(run)?));
+            let barred = |run: &Outcome| {
+                let all = own(run)?;
+                Some(float(all.loans.barred_ns) / (seconds(run) * 1e7 * f64::from(all.vcpus)))
+            };
             let figures = [
-                Some(float(all.loans.boosts) / seconds),
-                Some(float(all.loans.wake_boosts) / seconds),
-                all.denied(),
-                all.cm(),
-                all.next_loan(),
-                redemption(&all),
-                Some(float(all.loans.barred_ns) / (seconds * 1e7 * f64::from(all.vcpus))),
-                Some(all.off() * 100.0),
+                arm.of(|run| Some(float(own(run)?.loans.boosts) / seconds(run))),
+                arm.of(|run| Some(float(own(run)?.loans.wake_boosts) / seconds(run))),
+                of(MachineOutcome::denied),
+                of(MachineOutcome::cm),
+                of(MachineOutcome::next_loan),
+                of(redemption),
+                arm.of(barred),
+                of(|all| Some(all.off() * 100.0)),
             ];
-            rows.push(row([run.outcome.setup.as_str(), &all.name], figures));
+            rows.push(row([arm.setup, &vm.name], figures));
         }
     }
     let columns = "scheduler | machines | boosts [per s] | boosts from sleep [per s] | \
