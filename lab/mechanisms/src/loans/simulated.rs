@@ -13,7 +13,6 @@ use vlane_simulate::{ABLATION, COMPARED, Load, Outcome, Scenario, Setup, Span};
 
 use vlane_client::progress::Progress;
 use vlane_error::counted;
-use vlane_report::build::spread;
 use vlane_report::{Note, Report, Section, Spread};
 use vlane_testbed::error::{Context, ErrorKind, Result};
 use vlane_testbed::{Call, Interrupt};
@@ -100,10 +99,10 @@ struct Arm<'a> {
 }
 
 impl Arm<'_> {
-    /// A figure over all seeds; none if a run lacks it.
+    /// A figure over the seeds whose run has it; none without one.
     fn of(&self, figure: impl Fn(&Outcome) -> Option<f64>) -> Option<Spread> {
-        let finite = |run: &&Run| figure(&run.outcome).filter(|figure| figure.is_finite());
-        spread(&self.runs, finite)
+        let figures = self.runs.iter().filter_map(|run| figure(&run.outcome));
+        Spread::of(&figures.filter(|figure| figure.is_finite()).collect::<Vec<_>>())
     }
 
     /// The run of the first seed, for what is the same in all.
