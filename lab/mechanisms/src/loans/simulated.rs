@@ -105,7 +105,7 @@ impl Arm<'_> {
         Spread::of(&figures.filter(|figure| figure.is_finite()).collect::<Vec<_>>())
     }
 
-    /// The run of the first seed, for what is the same in all.
+    /// The run of the first seed, for names and sizes, which all seeds share.
     fn first(&self) -> &Outcome {
         &self.runs[0].outcome
     }
