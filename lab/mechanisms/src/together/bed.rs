@@ -239,11 +239,16 @@ fn add_journal(host: &Host, image: &Path) -> Result<()> {
 /// The guest's script.
 fn script(options: &Options, disks: usize, readable: &Range<u64>) -> String {
     let ms = |time: Duration| format!("{}ms", time.as_millis());
-    let job = format!(
+    let mut job = format!(
         "--computed /tmp/computed --ramp {} --time {}",
         ms(options.ramp),
         ms(options.extent().1)
     );
+    for (name, every) in
+        [("launch-every", options.launch_every), ("mail-every", options.mail_every)]
+    {
+        job.extend(every.map(|every| format!(" --{name} {}", ms(every))));
+    }
     let part = format!("--offset={} --size={}", readable.start, readable.end - readable.start);
     with_parts(SCRIPT, options.readers, &part)
         .replace("@DEVICES@", &disk_names().take(disks).collect::<Vec<_>>().join(" "))
@@ -265,5 +270,13 @@ mod tests {
     #[test]
     fn guest_script_has_no_placeholders() {
         assert!(!script(&super::super::tests::options(&[]), 6, &(0..4096)).contains('@'));
+    }
+
+    #[test]
+    fn guest_script_has_the_foregrounds_pace() {
+        let of = |words: &[&str]| script(&super::super::tests::options(words), 6, &(0..4096));
+        assert!(!of(&[]).contains("-every"));
+        let paced = of(&["--launch-every", "12s", "--mail-every", "500ms"]);
+        assert!(paced.contains("--launch-every 12000ms --mail-every 500ms --dir"));
     }
 }

@@ -35,6 +35,12 @@ pub struct Job {
     /// Measured time
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Duration,
+    /// Time between the beginnings of two launches; without it one follows the other
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    launch_every: Option<Duration>,
+    /// The same of mails
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    mail_every: Option<Duration>,
     /// Number after each result's name
     #[arg(long, value_name = "N", value_parser = values::whole::<u64>(0..))]
     mark: u64,
@@ -53,7 +59,29 @@ pub struct Done {
     pub computed: f64,
 }
 
-type Repeated = io::Result<(u64, Vec<u64>)>;
+type Repeated = io::Result<Vec<u64>>;
+
+/// Repeats a step until it is time, and returns the waits that began in the window, in ns.
+///
+/// With `every` the steps are due at fixed moments (open loop). A step that begins late waits from
+/// the moment at which it was due.
+fn paced(
+    every: Option<Duration>,
+    from: Instant,
+    until: Instant,
+    mut step: impl FnMut(&mut Vec<u64>) -> io::Result<()>,
+) -> Repeated {
+    let Some(every) = every else { return Ok(repeat(from, until, step)?.1) };
+    let (mut due, mut all) = (from, Vec::new());
+    while due < until {
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let (late, first) = (ns_between(due, Instant::now()), all.len());
+        step(&mut all)?;
+        all[first..].iter_mut().take(1).for_each(|wait| *wait += late);
+        due += every;
+    }
+    Ok(all)
+}
 
 impl Job {
     /// Launches the program once, on a cold cache; how long it took, in ns.
@@ -94,9 +122,12 @@ impl Job {
         let from = Instant::now() + self.ramp;
         let until = from + self.time;
         let done = std::thread::scope(|scope| {
-            let mails = scope.spawn(move || repeat(from, until, |waits| mail.step(waits)));
+            let mails =
+                scope.spawn(move || paced(self.mail_every, from, until, |waits| mail.step(waits)));
             let launches = scope.spawn(move || {
-                repeat(from, until, |times| self.launch().map(|time| times.push(time)))
+                paced(self.launch_every, from, until, |times| {
+                    self.launch().map(|time| times.push(time))
+                })
             });
             let look = |moment, at: Instant| {
                 std::thread::sleep(at.saturating_duration_since(Instant::now()));
@@ -108,7 +139,7 @@ impl Job {
             let seconds = (end - begin).as_secs_f64();
             let joined = |thread: ScopedJoinHandle<'_, Repeated>, what| {
                 let ended = thread.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
-                let (_, times) = ended.context(ErrorKind::Io, failed(what))?;
+                let times = ended.context(ErrorKind::Io, failed(what))?;
                 Ok::<_, Error>(times.iter().map(|ns| ns / 1000).collect())
             };
             Ok::<_, Error>(Done {
@@ -122,5 +153,30 @@ impl Job {
             .context(ErrorKind::Format, || "the results cannot be written")?;
         println!("RESULT done.{}={done}", self.mark);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_step_waits_from_its_due_moment() {
+        let every = Duration::from_millis(20);
+        let from = Instant::now();
+        let mut steps = 0;
+        let waits = paced(Some(every), from, from + every * 5, |waits| {
+            steps += 1;
+            // The first one makes the second one late, and each has a second wait.
+            std::thread::sleep(if steps == 1 { every * 2 } else { Duration::ZERO });
+            waits.extend([1, 2]);
+            Ok(())
+        });
+        let waits = waits.unwrap();
+        assert_eq!((steps, waits.len()), (5, 10), "as many as are due");
+        let late = u64::try_from(every.as_nanos()).unwrap();
+        assert!(waits[2] >= late, "{waits:?}");
+        assert!(waits.iter().skip(1).step_by(2).all(|second| *second == 2), "{waits:?}");
     }
 }

@@ -77,6 +77,15 @@ pub struct Options {
     /// Duration of each measurement [default: 20s, with --quick 5s]
     #[arg(long, value_name = "TIME", value_parser = values::time_between(TIME.0, TIME.1))]
     time: Option<Duration>,
+    /// Begin a launch this often, instead of one after the other
+    ///
+    /// Waits count from the moment at which a launch was due. All variants have the same load then,
+    /// as long as they keep up.
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    launch_every: Option<Duration>,
+    /// Begin a mail with its two fsyncs this often, instead of one after the other
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
+    mail_every: Option<Duration>,
     /// Directory for the images, on a disk with some hundred MiB free
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     disk_dir: PathBuf,

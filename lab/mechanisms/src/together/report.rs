@@ -1,5 +1,7 @@
 //! The report of all together: one picture, and the figures below it.
 
+use std::time::Duration;
+
 use super::{JOURNAL, Options, PROGRAM, Sample, VCPUS};
 use crate::express::root::Root;
 use vlane_error::counted;
@@ -70,6 +72,11 @@ fn pays() -> Vec<Figure<'static, Sample>> {
     ]
 }
 
+/// When a step of the foreground begins.
+fn pace(every: Option<Duration>) -> String {
+    every.map_or("when the last one has ended".into(), |every| format!("every {every:?}"))
+}
+
 impl Experiment for Shown {
     type Sample = Sample;
 
@@ -132,8 +139,10 @@ impl Shown {
              are never idle, on {cpus}. The guest computes on each of its vCPUs; {readers} \
              (fio, libaio, random 4 KiB reads, one request out each) read its disk; the foreground \
              job of a bash in a pseudo-terminal writes mails (16 KiB on average, each with its \
-             fsync) and, beside that, launches `{program}` ({versions}) with a cold cache, both \
-             again and again."
+             fsync) and, beside that, launches `{program}` ({versions}) with a cold cache. A mail \
+             begins {}, a launch {}.",
+            pace(options.mail_every),
+            pace(options.launch_every)
         )));
         let (files, journal) = (show_size(self.root.bytes), show_size(JOURNAL));
         let model = options.model.describe();
