@@ -73,6 +73,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "METHOD")]
     journal: Option<JournalArg>,
 
+    /// Most bytes of the host's page cache that the volume may hold
+    ///
+    /// Above it, data that the guest wrote and has not read since leave the cache. Data that are
+    /// not on the storage yet count and stay. Needs --cache writeback, writethrough or pdc.
+    #[arg(long, value_name = "SIZE", value_parser = values::size, conflicts_with = "null")]
+    cache_budget: Option<u64>,
+
     /// Refuse all writes
     #[arg(long)]
     read_only: bool,

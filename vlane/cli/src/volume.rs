@@ -129,6 +129,19 @@ fn status(path: &Path) -> Result<()> {
         counted(count("others"), "other request")
     );
     println!("{}", limit::describe(&limits));
+    // A server of an earlier version does not know the question.
+    if let Ok(share) = control.cache()
+        && let Some(budget) = share.budget_bytes
+    {
+        let paused = if share.is_paused { "; dropping pauses" } else { "" };
+        println!(
+            "page cache: {} of {}, {} of it not written back; {} dropped{paused}",
+            show_size(share.cached_bytes),
+            show_size(budget),
+            show_size(share.dirty_bytes),
+            show_size(share.dropped_bytes)
+        );
+    }
     if volume.recording {
         println!("a trace is being recorded");
     }

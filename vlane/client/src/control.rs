@@ -93,6 +93,21 @@ pub struct Topology {
     pub cpus: Vec<usize>,
 }
 
+/// Answer of `/v1/cache`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub struct CacheShare {
+    /// Bytes that the volume may hold; none: its share is not bounded.
+    pub budget_bytes: Option<u64>,
+    /// Bytes that it held at the last look.
+    pub cached_bytes: u64,
+    /// Bytes of them that were not on the storage yet.
+    pub dirty_bytes: u64,
+    /// Bytes that were dropped above the budget.
+    pub dropped_bytes: u64,
+    /// True if no page is dropped for a while.
+    pub is_paused: bool,
+}
+
 /// Answer of `/v1/limits`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
@@ -200,6 +215,14 @@ impl Control {
     /// As [`Control::get`].
     pub fn counters(&self) -> Result<Counters> {
         self.get("/v1/counters")
+    }
+
+    /// The volume's share of the host's page cache.
+    ///
+    /// # Errors
+    /// As [`Control::get`]; also of a server that does not know the question.
+    pub fn cache(&self) -> Result<CacheShare> {
+        self.get("/v1/cache")
     }
 
     /// Limits of the volume per second.

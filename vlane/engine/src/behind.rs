@@ -60,6 +60,10 @@ impl Engine for Behind {
         self.inner.journal()
     }
 
+    fn cache_budget(&self) -> Option<file::CacheReport> {
+        self.inner.cache_budget()
+    }
+
     fn can_hang(&self) -> bool {
         self.inner.can_hang()
     }

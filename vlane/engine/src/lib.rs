@@ -121,6 +121,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Returns a report of the volume's share of the page cache, if that is bounded.
+    fn cache_budget(&self) -> Option<file::CacheReport> {
+        None
+    }
+
     /// True if a request can hang because of something outside this process; the lane then looks
     /// for hanging requests.
     fn can_hang(&self) -> bool {

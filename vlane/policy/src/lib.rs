@@ -11,6 +11,7 @@
     )
 )]
 
+pub mod cache_budget;
 pub mod express;
 pub mod journal;
 pub mod loan;

@@ -146,6 +146,7 @@ fn resources_answer_as_openapi_document_says() {
             seen,
             [
                 "/openapi.json",
+                "/v1/cache",
                 "/v1/classes",
                 "/v1/counters",
                 "/v1/journal",

@@ -32,6 +32,8 @@ const RECORD: usize = 116;
 const LOG: usize = 4 << 20;
 /// Logs that are kept.
 const LOGS: u64 = 4;
+/// Bytes of a backup's writes, and of its files.
+const BACKUP: (usize, usize) = (1 << 20, 64 << 20);
 
 /// Does something once; adds how long each wait for the storage took, in ns.
 pub(super) type Step = Box<dyn FnMut(&mut Vec<u64>) -> io::Result<()> + Send>;
@@ -83,7 +85,8 @@ impl GuestJob {
                 let step = |mut mail: Mail| -> Step { Box::new(move |waits| mail.step(waits)) };
                 return (0..MAIL_THREADS).map(|thread| Mail::new(dir, thread).map(step)).collect();
             }
-            Job::Fill => fill(dir.clone(), LOG)?,
+            Job::Fill => fill(dir.clone(), (RECORD, LOG), true)?,
+            Job::Backup => fill(dir.clone(), BACKUP, false)?,
             Job::KvCompact => kv::compact(dir.clone())?,
             Job::Plain => kv::plain(dir)?,
             Job::Commits | Job::MailReplay => {
@@ -246,9 +249,10 @@ impl Mail {
     }
 }
 
-/// A log of records, each of them durable before the next; one of so many bytes is closed, and
-/// another one begun.
-fn fill(directory: PathBuf, most: usize) -> io::Result<Step> {
+/// A log of records: of so many bytes each, and so many in all, after which another one begins.
+/// Each record is made durable before the next, or each log at its end.
+fn fill(directory: PathBuf, (record, most): (usize, usize), each: bool) -> io::Result<Step> {
+    let record = vec![0x6b; record];
     let path = move |log: u64| directory.join(format!("log-{log}"));
     let (mut log, mut number, mut bytes) = (File::create(path(0))?, 0, 0);
     Ok(Box::new(move |waits| {
@@ -259,9 +263,9 @@ fn fill(directory: PathBuf, most: usize) -> io::Result<Step> {
                 fs::remove_file(path(old))?;
             }
         }
-        log.write_all(&[0x6b; RECORD])?;
-        bytes += RECORD;
-        timed(waits, || log.sync_data())
+        log.write_all(&record)?;
+        bytes += record.len();
+        if each || bytes >= most { timed(waits, || log.sync_data()) } else { Ok(()) }
     }))
 }
 
@@ -491,7 +495,7 @@ mod tests {
     #[test]
     fn old_logs_are_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let mut fill = fill(dir.path().into(), RECORD).unwrap();
+        let mut fill = fill(dir.path().into(), (RECORD, RECORD), true).unwrap();
         for _ in 0..10 {
             fill(&mut Vec::new()).unwrap();
         }

@@ -66,7 +66,7 @@ pub struct Options {
     /// Writers of the journal
     ///
     /// commits and mail-replay run in this program. mail, oltp-rollback, oltp-wal, graph, mobile,
-    /// fill, kv-compact and plain run in a guest.
+    /// fill, backup, kv-compact and plain run in a guest.
     #[arg(long, value_name = "LIST", value_delimiter = ',', hide_possible_values = true)]
     #[arg(default_value = "commits", value_enum)]
     jobs: Vec<Job>,

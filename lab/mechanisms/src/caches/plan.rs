@@ -29,6 +29,9 @@ pub enum Job {
     /// records of 116 bytes, each appended to a log and fdatasynced (for LevelDB under db_bench's
     /// fillsync; no compaction)
     Fill,
+    /// files of 64 MiB, written in pieces of 1 MiB, each fsynced at its end; four are kept (a
+    /// backup that is not read again). An operation is a piece
+    Backup,
     /// two tables of 2 MiB are read, merged by their keys, and written, fsynced, as two new ones
     /// (for LevelDB's compaction)
     KvCompact,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::sys::signalfd::SignalFd;
+use vlane_engine::Engine;
 use vlane_engine::file::{Cache, FileEngine, FileOptions, HandedFiles, JournalWay};
 use vlane_engine::model::{DeviceQueues, ModelConfig};
 use vlane_engine::null::NullEngine;
@@ -56,18 +57,7 @@ pub(super) fn open(
         CacheArg::Writethrough => Cache::WriteThrough,
         CacheArg::Pdc => Cache::Pdc,
     };
-    if args.journal.is_some() && cache != Cache::Pdc {
-        usage!(
-            "--journal says how --cache pdc keeps the guest's journal out of the page cache; give \
-             --cache pdc with it"
-        );
-    }
-    if args.experiments.danger_flush_journal_only && cache != Cache::Pdc {
-        usage!(
-            "--danger-flush-journal-only needs to know the guest's journal; give --cache pdc with \
-             it"
-        );
-    }
+    check(args, cache)?;
     let options = FileOptions {
         cache,
         read_only: args.read_only,
@@ -77,6 +67,7 @@ pub(super) fn open(
             Some(JournalArg::Direct) => JournalWay::Direct,
             Some(JournalArg::Drop) | None => JournalWay::Drop,
         },
+        cache_budget: args.cache_budget,
         flush_delay: Duration::from_micros(args.experiments.delay_flush.unwrap_or(0)),
         danger_flush_journal_only: args.experiments.danger_flush_journal_only,
     };
@@ -95,6 +86,12 @@ pub(super) fn open(
             engine
         }
     };
+    if args.cache_budget.is_some() && engine.cache_budget().is_none() {
+        tracing::warn!(
+            "{}: lies in memory, where no page can be dropped: --cache-budget has no effect",
+            path.display()
+        );
+    }
     if args.experiments.danger_flush_journal_only {
         tracing::warn!(
             "{}: a flush writes only the guest's journal to the device \
@@ -106,6 +103,36 @@ pub(super) fn open(
         Some(to) => recorded(engine, to)?,
         None => engine,
     }))))
+}
+
+/// Refuses options that go with other cache modes.
+fn check(args: &ServeArgs, cache: Cache) -> Result<()> {
+    if args.journal.is_some() && cache != Cache::Pdc {
+        usage!(
+            "--journal says how --cache pdc keeps the guest's journal out of the page cache; give \
+             --cache pdc with it"
+        );
+    }
+    if args.experiments.danger_flush_journal_only && cache != Cache::Pdc {
+        usage!(
+            "--danger-flush-journal-only needs to know the guest's journal; give --cache pdc with \
+             it"
+        );
+    }
+    if args.cache_budget.is_some() && matches!(cache, Cache::Auto | Cache::None) {
+        usage!(
+            "--cache-budget bounds the volume's share of the page cache, which `--cache {}` may \
+             not use; give --cache writeback, writethrough or pdc with it",
+            if cache == Cache::None { "none" } else { "auto" }
+        );
+    }
+    if args.cache_budget.is_some() && args.read_only {
+        usage!(
+            "--cache-budget drops data that the guest wrote, and --read-only refuses writes; leave \
+             one of them out"
+        );
+    }
+    Ok(())
 }
 
 /// Makes a device without media, for which options about data are refused.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use vlane_ring::RequestKind;
 
 use super::bounce::Pool;
+use super::cache_budget::Marks;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
 use super::flushes::{Asked, End, FlushResult, Flusher};
@@ -100,6 +101,8 @@ pub(super) struct FileChannel {
     doorbell: Arc<Waker>,
     /// Only while journals are looked for.
     sense: Option<Sense>,
+    /// Only while the volume has a budget of the page cache.
+    marks: Option<Arc<Marks>>,
     /// When it was made: a deadline that is over.
     past: Instant,
     pub(super) stats: ChannelStats,
@@ -135,6 +138,7 @@ impl FileChannel {
                 .map(|placements| Placer::new(placements, slots, rung())),
             doorbell,
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
+            marks: shared.budget.as_ref().map(super::cache_budget::CacheBudget::marks),
             past: Instant::now(),
             stats: ChannelStats::default(),
             _syncs: syncs,
@@ -175,6 +179,11 @@ impl FileChannel {
             return Outcome::Done(Status::Ok);
         }
         let (file, align) = self.way_in(taken.decisions.placement);
+        if let Some(marks) = &self.marks
+            && taken.decisions.placement == Placement::Cached
+        {
+            marks.mark(write, offset, len);
+        }
         if taken.decisions.placement == Placement::Direct {
             if !align.takes_all(taken.request, offset) {
                 self.stats.bounced += 1;

@@ -8,11 +8,12 @@
 //! | a disk, `--cache pdc --journal direct` | the guest's journal as with `none`, the rest as with `writeback` (`placed.rs`, `placements.rs`) |
 //!
 //! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`. The part that `--cache pdc` adds to
-//! `writeback`: `journal/`.
+//! `writeback`: `journal/`. The bound of a volume's share of the page cache: `cache_budget.rs`.
 
 mod astray;
 mod attached;
 mod bounce;
+mod cache_budget;
 mod channel;
 mod device;
 mod discard;
@@ -58,6 +59,7 @@ use vlane_ring::SECTOR;
 use vlane_trace::storage::{Action, Header};
 
 pub use self::astray::Astray;
+pub use self::cache_budget::CacheReport;
 pub use self::identity::Identity;
 pub use self::journal::{DirectReport, JournalReport};
 pub use self::leftover::Leftover;
@@ -128,6 +130,9 @@ pub struct FileOptions {
     pub discard: Discard,
     /// With [`Cache::Pdc`]: the journal's way.
     pub journal: JournalWay,
+    /// Bytes that the volume may hold of the page cache, where it is used. Data that the guest
+    /// wrote and did not read since are dropped above that.
+    pub cache_budget: Option<u64>,
     /// For experiments: an `fdatasync` that succeeds is taken to do so by this much later, to stand
     /// for a slower device. Neither durable writes are delayed nor the sync at the volume's end.
     pub flush_delay: Duration,
@@ -209,6 +214,8 @@ struct Shared {
     map: Option<map::Map>,
     /// With [`Cache::Pdc`], unless the volume refuses writes.
     journal: Option<journal::Journal>,
+    /// With [`FileOptions::cache_budget`], where the page cache is used.
+    budget: Option<cache_budget::CacheBudget>,
     /// [`FileOptions::flush_delay`].
     flush_delay: Duration,
     /// [`FileOptions::danger_flush_journal_only`].
@@ -330,6 +337,9 @@ impl FileEngine {
         if let Some(journal) = &self.shared.journal {
             journal.resized(size);
         }
+        if let Some(budget) = &self.shared.budget {
+            budget.resized(size);
+        }
         let sectors = size / vlane_ring::SECTOR;
         Ok(self.shared.sectors.swap(sectors, Ordering::Relaxed) != sectors)
     }
@@ -391,6 +401,10 @@ impl Engine for FileEngine {
 
     fn journal(&self) -> Option<JournalReport> {
         self.shared.journal.as_ref().map(journal::Journal::report)
+    }
+
+    fn cache_budget(&self) -> Option<CacheReport> {
+        self.shared.budget.as_ref().map(cache_budget::CacheBudget::report)
     }
 
     fn channel(&self, slots: u16) -> Result<Box<dyn Channel>, EngineError> {

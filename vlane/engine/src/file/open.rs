@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::process::Resource;
 use vlane_ring::SECTOR;
 
+use super::cache_budget::CacheBudget;
 use super::exclusion::Exclusion;
 use super::flushes::Flushes;
 use super::inline::Pace;
@@ -202,6 +203,10 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         }
         false => (None, None),
     };
+    let is_cached = cache != Cache::None && !in_memory && !read_only;
+    let budget = options.cache_budget.filter(|_| is_cached);
+    let budget = budget.map(|bytes| cache_budget(path, &file, (size, bytes), &durability));
+    let budget = budget.transpose()?;
     let kernel_lock = KernelLock::of(&file, is_device);
     Ok(Shared {
         path: path.to_owned(),
@@ -233,9 +238,25 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         can_zero,
         map,
         journal,
+        budget,
         flush_delay,
         danger_flush_journal_only: options.danger_flush_journal_only,
         recorder: None,
+    })
+}
+
+/// Starts the thread that bounds the image's share of the page cache.
+fn cache_budget(
+    path: &Path,
+    file: &File,
+    (size, bytes): (u64, u64),
+    durability: &Arc<durability::Durability>,
+) -> Result<CacheBudget, EngineError> {
+    let again = open_again(path, file, 0)?;
+    CacheBudget::start(path, again, size, bytes, durability).map_err(|error| {
+        let text = "cannot start the thread of --cache-budget; raise the limits of the process \
+                    (ulimit -u, ulimit -n), or serve without it";
+        EngineError::caused_at(path, ErrorKind::Limit, text, error)
     })
 }
 

@@ -77,6 +77,7 @@ impl FileEngine {
             can_zero: true,
             map: None,
             journal: None,
+            budget: None,
             flush_delay: Duration::ZERO,
             danger_flush_journal_only: false,
             recorder: None,

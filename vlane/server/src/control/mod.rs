@@ -5,6 +5,7 @@
 //! their inboxes. Each resource is a file here: a handler with its description, from which the
 //! OpenAPI document is made, and a line in [`api`].
 
+mod cache;
 mod classes;
 mod counters;
 mod error;
@@ -226,6 +227,7 @@ struct Document;
 fn api(rights: Rights) -> (Router<Context>, Arc<str>) {
     let questions = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(volume::get))
+        .routes(routes!(cache::get))
         .routes(routes!(classes::get))
         .routes(routes!(counters::get))
         .routes(routes!(journal::get))
