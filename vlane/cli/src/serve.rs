@@ -77,7 +77,7 @@ pub struct ServeArgs {
     ///
     /// Above it, data that the guest wrote and has not read since leave the cache. Data that are
     /// not on the storage yet count and stay. Needs --cache writeback, writethrough or pdc.
-    #[arg(long, value_name = "SIZE", value_parser = values::size, conflicts_with = "null")]
+    #[arg(long, value_name = "SIZE", value_parser = values::size)]
     cache_budget: Option<u64>,
 
     /// Refuse all writes

@@ -1,9 +1,9 @@
 //! A volume's budget of the host's page cache: which chunks of the image leave it.
 //!
-//! Linux keeps data that a guest writes once (a backup, a log, a copy) as long as other data of that
-//! age. A neighbour's pages are dropped for them. A budget bounds that share. A chunk may leave
-//! if the guest has [written and not read](Seen::is_once_written) it. Data that the guest reads
-//! again stay. Data that it never wrote stay, too: a base, for example, that volumes share.
+//! Linux keeps data that a guest writes once (a backup, a log, a copy) like other data of that age.
+//! It drops a neighbour's pages for them. A budget bounds that share. A chunk may leave if the
+//! guest has [written and not read](Seen::is_once_written) it. Data that the guest reads again
+//! stay. Data that it never wrote stay, too: a base, for example, that volumes share.
 //!
 //! A [`Guard`] watches the choice. A chunk that is read after it left was chosen wrongly. No chunk
 //! leaves for a while after too many wrong choices.

@@ -143,6 +143,9 @@ fn null_device(args: &ServeArgs, size: u64) -> Result<Arc<NullEngine>> {
     if args.discard != DiscardArg::On {
         usage!("--discard cannot be used with --null, which stores no data");
     }
+    if args.cache_budget.is_some() {
+        usage!("--cache-budget cannot be used with --null, which has no pages in the page cache");
+    }
     if args.experiments.delay_flush.is_some() || args.experiments.danger_flush_journal_only {
         usage!(
             "--delay-flush and --danger-flush-journal-only cannot be used with --null, which \
