@@ -1,7 +1,7 @@
 //! The volume's share of the page cache is bounded (`--cache-budget`).
 //!
 //! Each channel marks the chunks that it reads and writes, in shared words and without waiting. The
-//! volume's *cache budget thread* counts the image's pages once a second. Above the budget it drops
+//! volume's *cache budget thread* counts the image's pages once a second, and after large flushes. Above the budget it drops
 //! clean pages of chunks that were written and not read since ([`vlane_policy::cache_budget`]). The
 //! budget is soft: dirty pages count and stay, and so do pages that the guest reads.
 
@@ -10,17 +10,22 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_policy::cache_budget::{CHUNK, Guard, Seen};
 
 use super::durability::Durability;
+use super::journal::waker;
+use crate::sync::{Waker, wake};
 use crate::{Writeback, pages, threads};
 
-/// The time between two looks at the page cache.
-const INTERVAL: Duration = Duration::from_secs(1);
+/// The longest time between two looks at the page cache.
+const INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Of the budget: a channel that has written so much asks for a look after its flush.
+const PART: u64 = 8;
 /// Bytes of the image whose pages are counted at once, so that no call takes long.
 const PIECE: u64 = 128 << 20;
 /// Chunks whose words are made together: 64 GiB of the image, 64 KiB of memory.
@@ -60,11 +65,45 @@ pub(super) struct Marks {
     read_again: AtomicU64,
     /// A channel marked a chunk since the last look.
     is_active: AtomicBool,
+    /// Bytes of a channel that are worth a look.
+    worth: u64,
+    waker: Arc<Waker>,
+    is_ending: AtomicBool,
+}
+
+/// A channel's side.
+#[derive(Debug)]
+pub(super) struct Marker {
+    marks: Arc<Marks>,
+    /// Bytes written since it asked for a look.
+    bytes: u64,
+}
+
+impl Marker {
+    /// The channel begins a read or a write inside the image.
+    #[inline]
+    pub(super) fn mark(&mut self, is_write: bool, offset: u64, len: u64) {
+        self.marks.mark(is_write, offset, len);
+        if is_write {
+            self.bytes = self.bytes.saturating_add(len);
+        }
+    }
+
+    /// A flush is going to be answered with success: pages are clean.
+    pub(super) fn flushed(&mut self) {
+        if self.bytes >= self.marks.worth {
+            self.bytes = 0;
+            wake(&self.marks.waker);
+        }
+    }
 }
 
 impl Marks {
-    fn new(size: u64) -> Self {
+    fn new(size: u64, budget: u64, waker: Arc<Waker>) -> Self {
         let marks = Self {
+            worth: budget / PART,
+            waker,
+            is_ending: AtomicBool::new(false),
             regions: (0..REGIONS).map(|_| OnceLock::new()).collect(),
             read_again: AtomicU64::new(0),
             is_active: AtomicBool::new(false),
@@ -96,10 +135,9 @@ impl Marks {
         }
     }
 
-    /// A channel begins a read or a write inside the image. Of marks that two channels make at the
-    /// same moment one may be lost, which costs only speed.
+    /// Of marks that two channels make at the same moment one may be lost, which costs only speed.
     #[inline]
-    pub(super) fn mark(&self, is_write: bool, offset: u64, len: u64) {
+    fn mark(&self, is_write: bool, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
         let mut at = offset;
         while at < end {
@@ -147,8 +185,6 @@ impl Desk {
 #[derive(Debug)]
 pub(super) struct CacheBudget {
     desk: Arc<Desk>,
-    /// Dropped to end the thread.
-    until: Option<Sender<()>>,
     ended: Mutex<Receiver<()>>,
 }
 
@@ -156,7 +192,7 @@ impl CacheBudget {
     /// Starts the thread of an image of `size` bytes; `file` is an open file of its own.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system gives no thread, or no eventfd.
     pub(super) fn start(
         path: &Path,
         file: File,
@@ -165,10 +201,9 @@ impl CacheBudget {
         durability: &Arc<Durability>,
     ) -> io::Result<Self> {
         let report = CacheReport { budget, ..CacheReport::default() };
-        let marks = Arc::new(Marks::new(size));
+        let marks = Arc::new(Marks::new(size, budget, waker()?));
         let (size, report) = (AtomicU64::new(size), Mutex::new(report));
         let desk = Arc::new(Desk { marks, size, report });
-        let (until, stopped) = channel();
         let (sender, ended) = sync_channel(0);
         let mut keeper = Keeper {
             desk: Arc::clone(&desk),
@@ -182,19 +217,19 @@ impl CacheBudget {
             was_paused: false,
         };
         threads::start(std::thread::Builder::new().name("cache-budget".to_owned()), move || {
-            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while keeper.waits() {
                 keeper.round();
             }
             // The image is closed before the end is reported.
             drop(keeper);
             drop(sender);
         })?;
-        Ok(Self { desk, until: Some(until), ended: Mutex::new(ended) })
+        Ok(Self { desk, ended: Mutex::new(ended) })
     }
 
     /// For a new channel.
-    pub(super) fn marks(&self) -> Arc<Marks> {
-        Arc::clone(&self.desk.marks)
+    pub(super) fn marker(&self) -> Marker {
+        Marker { marks: Arc::clone(&self.desk.marks), bytes: 0 }
     }
 
     pub(super) fn resized(&self, size: u64) {
@@ -209,7 +244,8 @@ impl CacheBudget {
 
 impl Drop for CacheBudget {
     fn drop(&mut self) {
-        drop(self.until.take());
+        self.desk.marks.is_ending.store(true, Ordering::Release);
+        wake(&self.desk.marks.waker);
         let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
             tracing::debug!("the thread of a cache budget hangs, and is left alone");
@@ -233,6 +269,16 @@ struct Keeper {
 }
 
 impl Keeper {
+    /// Waits until a look is due; false at the volume's end.
+    fn waits(&self) -> bool {
+        let marks = &self.desk.marks;
+        // Interrupted: one look more.
+        let _ =
+            rustix::event::poll(&mut [PollFd::new(&*marks.waker, PollFlags::IN)], Some(&INTERVAL));
+        let _ = rustix::io::read(&*marks.waker, &mut [0; 8]);
+        !marks.is_ending.load(Ordering::Acquire)
+    }
+
     /// Counts the image's pages, and drops those above the budget.
     fn round(&mut self) {
         let marks = Arc::clone(&self.desk.marks);
@@ -342,12 +388,13 @@ impl Keeper {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
     #[test]
     fn marks_follow_reads_and_writes() {
-        let marks = Marks::new(10 * CHUNK);
+        let marks = Marks::new(10 * CHUNK, CHUNK, waker().unwrap());
         marks.mark(true, CHUNK / 2, 2 * CHUNK);
         let is_once_written = |chunk| marks.seen(chunk).is_once_written();
         assert_eq!([0, 1, 2, 3].map(is_once_written), [true, true, true, false]);
@@ -361,7 +408,7 @@ mod tests {
 
     #[test]
     fn marks_beyond_the_image_are_ignored() {
-        let marks = Marks::new(CHUNK);
+        let marks = Marks::new(CHUNK, CHUNK, waker().unwrap());
         for offset in [REGION as u64 * CHUNK, u64::MAX - 4096, u64::MAX] {
             marks.mark(true, offset, u64::MAX);
             marks.mark(false, offset, 4096);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use vlane_ring::RequestKind;
 
 use super::bounce::Pool;
-use super::cache_budget::Marks;
+use super::cache_budget::Marker;
 use super::discard::Results;
 use super::exclusion::{Hold, Holder};
 use super::flushes::{Asked, End, FlushResult, Flusher};
@@ -102,7 +102,7 @@ pub(super) struct FileChannel {
     /// Only while journals are looked for.
     sense: Option<Sense>,
     /// Only while the volume has a budget of the page cache.
-    marks: Option<Arc<Marks>>,
+    marker: Option<Marker>,
     /// When it was made: a deadline that is over.
     past: Instant,
     pub(super) stats: ChannelStats,
@@ -138,7 +138,7 @@ impl FileChannel {
                 .map(|placements| Placer::new(placements, slots, rung())),
             doorbell,
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
-            marks: shared.budget.as_ref().map(super::cache_budget::CacheBudget::marks),
+            marker: shared.budget.as_ref().map(super::cache_budget::CacheBudget::marker),
             past: Instant::now(),
             stats: ChannelStats::default(),
             _syncs: syncs,
@@ -179,10 +179,10 @@ impl FileChannel {
             return Outcome::Done(Status::Ok);
         }
         let (file, align) = self.way_in(taken.decisions.placement);
-        if let Some(marks) = &self.marks
+        if let Some(marker) = &mut self.marker
             && taken.decisions.placement == Placement::Cached
         {
-            marks.mark(write, offset, len);
+            marker.mark(write, offset, len);
         }
         if taken.decisions.placement == Placement::Direct {
             if !align.takes_all(taken.request, offset) {
@@ -475,6 +475,9 @@ impl FileChannel {
         self.debt &= !self.at(slot).pays;
         if let Some(sense) = &mut self.sense {
             sense.flushed();
+        }
+        if let Some(marker) = &mut self.marker {
+            marker.flushed();
         }
         self.answer(slot, Status::Ok)
     }
