@@ -1,9 +1,10 @@
 //! The volume's share of the page cache is bounded (`--cache-budget`).
 //!
 //! Each channel marks the chunks that it reads and writes, in shared words and without waiting. The
-//! volume's *cache budget thread* counts the image's pages once a second, and after large flushes. Above the budget it drops
-//! clean pages of chunks that were written and not read since ([`vlane_policy::cache_budget`]). The
-//! budget is soft: dirty pages count and stay, and so do pages that the guest reads.
+//! volume's *cache budget thread* counts the image's pages once a second, and after large flushes.
+//! Above the budget it drops clean pages of chunks that were written and not read since
+//! ([`vlane_policy::cache_budget`]). The budget is soft: dirty pages count and stay, and so do
+//! pages that the guest reads.
 
 use std::fs::File;
 use std::io;
