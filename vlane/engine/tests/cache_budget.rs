@@ -5,12 +5,13 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::places::{cached, drop_cache, image, on_disk, open_with, skip};
 use common::{Op, Rig, bytes};
+use tempfile::TempDir;
 use vlane_engine::Engine;
 use vlane_engine::file::{Cache, CacheReport, FileEngine, FileOptions};
 
@@ -47,18 +48,22 @@ fn wait(engine: &FileEngine, is_it: impl Fn(&CacheReport) -> bool) -> CacheRepor
     }
 }
 
-fn has_cachestat(path: &Path) -> bool {
-    let file = std::fs::File::open(path).unwrap();
-    vlane_engine::pages::cached(&file, &(0..MIB)).is_some()
+/// A directory on the disk and an image in it; none, said loudly, where the system does not report
+/// the page cache's content.
+fn place() -> Option<(TempDir, PathBuf)> {
+    let directory = on_disk();
+    let path = image(directory.path(), SIZE);
+    let file = std::fs::File::open(&path).unwrap();
+    if vlane_engine::pages::cached(&file, &(0..MIB)).is_none() {
+        skip("no cachestat here (before Linux 6.5, or forbidden)");
+        return None;
+    }
+    Some((directory, path))
 }
 
 #[test]
 fn data_written_once_leave_above_the_budget() {
-    let directory = on_disk();
-    let path = image(directory.path(), SIZE);
-    if !has_cachestat(&path) {
-        return skip("no cachestat here (before Linux 6.5, or forbidden)");
-    }
+    let Some((_directory, path)) = place() else { return };
     for cache in [Cache::Writeback, Cache::WriteThrough, Cache::Pdc] {
         drop_cache(&path);
         let engine = open(&path, cache);
@@ -77,11 +82,7 @@ fn data_written_once_leave_above_the_budget() {
 
 #[test]
 fn data_that_are_read_stay() {
-    let directory = on_disk();
-    let path = image(directory.path(), SIZE);
-    if !has_cachestat(&path) {
-        return skip("no cachestat here (before Linux 6.5, or forbidden)");
-    }
+    let Some((_directory, path)) = place() else { return };
     let engine = open(&path, Cache::Writeback);
     let mut rig = rig(&engine);
     // More than the budget, and all of it is read.
@@ -100,11 +101,7 @@ fn data_that_are_read_stay() {
 
 #[test]
 fn guest_that_reads_what_was_dropped_pauses_it() {
-    let directory = on_disk();
-    let path = image(directory.path(), SIZE);
-    if !has_cachestat(&path) {
-        return skip("no cachestat here (before Linux 6.5, or forbidden)");
-    }
+    let Some((_directory, path)) = place() else { return };
     let engine = open(&path, Cache::Writeback);
     let mut rig = rig(&engine);
     write(&mut rig, 0..SIZE);
@@ -122,11 +119,7 @@ fn guest_that_reads_what_was_dropped_pauses_it() {
 
 #[test]
 fn small_writes_and_unwritten_parts_stay() {
-    let directory = on_disk();
-    let path = image(directory.path(), SIZE);
-    if !has_cachestat(&path) {
-        return skip("no cachestat here (before Linux 6.5, or forbidden)");
-    }
+    let Some((_directory, path)) = place() else { return };
     // There before, as a base image is.
     std::fs::write(&path, vec![7; SIZE as usize]).unwrap();
     std::fs::File::open(&path).unwrap().sync_all().unwrap();
