@@ -81,8 +81,9 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    /// The channel begins a read or a write inside the image.
-    #[inline]
+    /// The channel begins a read or a write inside the image. A call of its own: inlined, its loop
+    /// costs volumes without a budget more than the question whether there is one.
+    #[inline(never)]
     pub(super) fn mark(&mut self, is_write: bool, offset: u64, len: u64) {
         self.marks.mark(is_write, offset, len);
         if is_write {
