@@ -265,13 +265,14 @@ impl Scheduler for EevdfQueues {
         self.next_balance
     }
 
-    fn periodic(&mut self, now: u64) {
+    fn periodic(&mut self, now: u64) -> bool {
         self.next_balance = now + BALANCE_NS;
         for _ in 0..self.queues.len() {
             let shortest = (0..self.queues.len()).min_by_key(|&cpu| self.queues[cpu].load());
-            let Some(shortest) = shortest else { return };
-            let Some(vcpu) = self.steal(self.queues[shortest].load() + 2) else { return };
+            let Some(shortest) = shortest else { return false };
+            let Some(vcpu) = self.steal(self.queues[shortest].load() + 2) else { return false };
             self.migrate(vcpu, shortest);
         }
+        false
     }
 }

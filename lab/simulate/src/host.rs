@@ -36,8 +36,9 @@ pub(super) trait Scheduler: std::fmt::Debug {
     fn served(&mut self, _vcpu: usize, _response_ns: u64, _last: bool) {}
     /// When [`Scheduler::periodic`] is to be called next.
     fn next_periodic(&self) -> u64;
-    /// Accounting, ticks, balancing.
-    fn periodic(&mut self, now: u64);
+    /// Accounting, ticks, balancing. True: the unserved events of vCPUs that wait are announced
+    /// again.
+    fn periodic(&mut self, now: u64) -> bool;
     /// Figures of the vCPU's boosts and loans, if it has any.
     fn loans(&self, _vcpu: usize) -> Loans {
         Loans::default()

@@ -286,7 +286,9 @@ impl World {
                 for cpu in 0..self.cpus.len() {
                     self.settle(cpu);
                 }
-                self.host.periodic(self.now);
+                if self.host.periodic(self.now) {
+                    self.repeat();
+                }
                 for cpu in 0..self.cpus.len() {
                     if self.cpus[cpu].current.is_some() {
                         self.go_on(cpu);
@@ -355,6 +357,20 @@ impl World {
         self.vcpus[vcpu].jobs.push_back(job);
         self.vcpus[vcpu].boost_cost |= is_boosted;
         self.has_news(vcpu, is_boosted);
+    }
+
+    /// Announces the unserved events of vCPUs that wait for their turn again.
+    fn repeat(&mut self) {
+        for vcpu in 0..self.vcpus.len() {
+            let own = &self.vcpus[vcpu];
+            if own.state == State::Waits
+                && !own.jobs.is_empty()
+                && self.host.event(vcpu, self.now, Doing::Waiting)
+            {
+                self.vcpus[vcpu].boost_cost = true;
+                self.has_news(vcpu, true);
+            }
+        }
     }
 
     /// A vCPU has more work; if it is boosted, it does not wait for its turn.

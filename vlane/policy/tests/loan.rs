@@ -331,6 +331,34 @@ fn boost_overrun_is_charged_to_the_loan() {
 }
 
 #[test]
+fn spent_loan_opens_at_half_its_line() {
+    for params in [Params::sound(Policy::Loan), Params::sound(Policy::Adaptive), Params::paper()] {
+        let mut account = Account::new(&params);
+        let line = account.loan.line_ns;
+        while !account.loan.redeeming {
+            account.event(0, Doing::Waiting, &params);
+            account.ran(30_000 * MS, 100 * US, &params);
+        }
+        // A little at a time, so that no step passes half of the line by much.
+        let due = 100 * US;
+        let mut steps = 0;
+        while account.loan.redeeming {
+            account.allot(30_000 * MS, due, due, &params);
+            steps += 1;
+        }
+        let redeemed = steps * due * params.redemption_permille / PERMILLE;
+        let left = line.min(account.loan.line_ns) / 2;
+        let expected = if params == Params::paper() { line } else { line - left };
+        assert!(
+            redeemed.abs_diff(expected) <= 2 * due,
+            "{:?}: {redeemed} ns redeemed of {line}",
+            params.redemption
+        );
+        assert!(account.loan.left_ns() > 0, "{account:?}");
+    }
+}
+
+#[test]
 fn impossible_parameters_are_named() {
     let error = Params { redemption_permille: 0, ..Params::default() }.checked().unwrap_err();
     assert_eq!(error.to_string(), "redemption_permille = 0: must be between 1 and 1000");
