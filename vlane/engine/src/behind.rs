@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use crate::Mode;
 use vlane_ring::RequestKind;
 
 use crate::model::{Model, ModelConfig, Port};
@@ -147,9 +148,9 @@ impl Channel for Delayed {
         self.inner.is_in_journal(request)
     }
 
-    fn set_shortest(&mut self, on: bool) {
-        self.port.set_shortest(on);
-        self.inner.set_shortest(on);
+    fn set_mode(&mut self, mode: Mode) {
+        self.port.set_mode(mode);
+        self.inner.set_mode(mode);
     }
 
     fn set_write_through(&mut self, on: bool) {

@@ -56,6 +56,7 @@ pub use vlane_io::{
     Class, Completion, Decisions, Instant, Memory, Operation, OperationKind, Piece, Placement,
     StorageFile, ZEROES,
 };
+pub use vlane_policy::express::Mode;
 pub use vlane_ring::{Request, Slot, Status};
 
 /// The volume's shape, as a guest sees it.
@@ -230,10 +231,10 @@ pub trait Channel: Send + fmt::Debug {
         None
     }
 
-    /// From now on, express requests may go to the submission queue of another thread, if that is
-    /// shorter; or no longer. For channels that have such queues themselves; operations are
-    /// submitted by the lane.
-    fn set_shortest(&mut self, _on: bool) {}
+    /// The classes of requests have an effect from now on, or no longer. A channel that has
+    /// submission queues itself sends express requests to the shortest. One that writes to the page
+    /// cache has it written back early.
+    fn set_mode(&mut self, _mode: Mode) {}
 
     /// True if a write goes to a journal of the guest's, as far as the storage knows.
     fn is_in_journal(&mut self, _request: &Request) -> bool {

@@ -1,7 +1,46 @@
 //! Threads of a volume that the thread of a lane starts.
 
 use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How long a volume's end waits for a thread, which may hang with its storage.
+const END: Duration = Duration::from_millis(200);
+
+/// A volume's thread. Its owner waits for its end, but not for ever.
+#[derive(Debug)]
+pub(crate) struct Bounded {
+    name: &'static str,
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Bounded {
+    /// Starts it. All that `body` owns is dropped before the end is reported.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn start(
+        name: &'static str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
+        let (sender, ended) = sync_channel(0);
+        start(Builder::new().name(name.to_owned()), move || {
+            body();
+            drop::<std::sync::mpsc::SyncSender<()>>(sender);
+        })?;
+        Ok(Self { name, ended: Mutex::new(ended) })
+    }
+
+    /// Waits for the end of a thread that was asked to end.
+    pub(crate) fn join_for_a_while(&self) {
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
+            tracing::debug!("the thread {} hangs, and is left alone", self.name);
+        }
+    }
+}
 
 /// Starts a thread that may run on all CPUs of the process. A new thread inherits the CPUs of the
 /// one that starts it, and a lane's thread may be pinned to one.

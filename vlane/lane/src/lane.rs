@@ -15,7 +15,7 @@ use vlane_engine::{
     Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile, Taken,
 };
 use vlane_io::{Finished, InflightQueue, Instant, Uring};
-use vlane_policy::express::{Class, Express};
+use vlane_policy::express::{Class, Express, Mode};
 use vlane_ring::{Queue, Request, RequestKind, Slot, Status};
 
 use crate::call::Call;
@@ -201,7 +201,7 @@ impl Lane {
         let slots = queue.config().size;
         let mut channel = engine.channel(slots)?;
         channel.set_write_through(write_through);
-        channel.set_shortest(classes.as_ref().is_some_and(|classes| classes.hands_over()));
+        channel.set_mode(classes.as_ref().map_or(Mode::Off, |classes| classes.mode()));
         let files: &[StorageFile] = channel.files();
         queue.disable_notify();
         queue.set_index(index);
@@ -436,7 +436,7 @@ impl Lane {
     #[inline(never)]
     fn begin_express(&mut self, uring: &mut Uring, slot: Slot, file: u8) {
         let durable = self.decisions[usize::from(slot.0)].durable;
-        let hands_over = self.classes.as_ref().is_some_and(|classes| classes.hands_over());
+        let hands_over = self.classes.as_ref().is_some_and(|classes| classes.mode().hands_over());
         match hands_over {
             true => self.queue.submit_express(uring, slot, file, durable),
             false => self.queue.submit_whole(uring, slot, file, durable),

@@ -11,9 +11,8 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use vlane_policy::cache_budget::{CHUNK, Guard, Seen};
@@ -21,7 +20,8 @@ use vlane_policy::cache_budget::{CHUNK, Guard, Seen};
 use super::durability::Durability;
 use super::journal::waker;
 use crate::sync::{Waker, wake};
-use crate::{Writeback, pages, threads};
+use crate::threads::Bounded;
+use crate::{Writeback, pages};
 
 /// The longest time between two looks at the page cache.
 const INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -33,8 +33,6 @@ const PIECE: u64 = 128 << 20;
 const REGION: usize = 32768;
 /// Regions of a volume. An image beyond 64 TiB has no budget there.
 const REGIONS: usize = 1024;
-/// How long the volume's end waits for the thread, which may hang with its storage.
-const END: Duration = Duration::from_millis(200);
 
 /// A report of a volume's cache budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,9 +79,7 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    /// The channel begins a read or a write inside the image. A call of its own: inlined, its loop
-    /// costs volumes without a budget more than the question whether there is one.
-    #[inline(never)]
+    /// The channel begins a read or a write inside the image.
     pub(super) fn mark(&mut self, is_write: bool, offset: u64, len: u64) {
         self.marks.mark(is_write, offset, len);
         if is_write {
@@ -187,7 +183,7 @@ impl Desk {
 #[derive(Debug)]
 pub(super) struct CacheBudget {
     desk: Arc<Desk>,
-    ended: Mutex<Receiver<()>>,
+    thread: Bounded,
 }
 
 impl CacheBudget {
@@ -206,7 +202,6 @@ impl CacheBudget {
         let marks = Arc::new(Marks::new(size, budget, waker()?));
         let (size, report) = (AtomicU64::new(size), Mutex::new(report));
         let desk = Arc::new(Desk { marks, size, report });
-        let (sender, ended) = sync_channel(0);
         let mut keeper = Keeper {
             desk: Arc::clone(&desk),
             file,
@@ -218,15 +213,12 @@ impl CacheBudget {
             is_over: false,
             was_paused: false,
         };
-        threads::start(std::thread::Builder::new().name("cache-budget".to_owned()), move || {
+        let thread = Bounded::start("cache-budget", move || {
             while keeper.waits() {
                 keeper.round();
             }
-            // The image is closed before the end is reported.
-            drop(keeper);
-            drop(sender);
         })?;
-        Ok(Self { desk, ended: Mutex::new(ended) })
+        Ok(Self { desk, thread })
     }
 
     /// For a new channel.
@@ -248,10 +240,7 @@ impl Drop for CacheBudget {
     fn drop(&mut self) {
         self.desk.marks.is_ending.store(true, Ordering::Release);
         wake(&self.desk.marks.waker);
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
-            tracing::debug!("the thread of a cache budget hangs, and is left alone");
-        }
+        self.thread.join_for_a_while();
     }
 }
 

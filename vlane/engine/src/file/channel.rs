@@ -10,11 +10,13 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
+use crate::Mode;
 use vlane_ring::RequestKind;
 
 use super::bounce::Pool;
-use super::cache_budget::Marker;
+use super::cache_budget::{CacheBudget, Marker};
 use super::discard::Results;
+use super::early::{Early, Written};
 use super::exclusion::{Hold, Holder};
 use super::flushes::{Asked, End, FlushResult, Flusher};
 use super::inline::Attempt;
@@ -27,8 +29,8 @@ use super::{Cache, Shared, inline, span};
 use crate::recorder;
 use crate::sync::Waker;
 use crate::{
-    Channel, ChannelStats, EngineError, Instant, Outcome, PART, Request, Slot, Status, Taken,
-    Writeback,
+    Channel, ChannelStats, Class, EngineError, Instant, Outcome, PART, Request, Slot, Status,
+    Taken, Writeback,
 };
 use vlane_io::{Completion, Decisions, Operation, Placement, StorageFile};
 
@@ -81,6 +83,39 @@ pub(super) struct Progress {
     pub(super) discarded: Option<i32>,
 }
 
+/// A channel's notes for the threads that follow what the page cache holds.
+#[derive(Debug)]
+struct CacheWatch {
+    /// The volume has a budget of the page cache.
+    budget: Option<Marker>,
+    /// Requests have classes.
+    early: Option<Arc<Written>>,
+}
+
+impl CacheWatch {
+    /// None if there is no such thread.
+    fn new(budget: Option<Marker>, early: Option<Arc<Written>>) -> Option<CacheWatch> {
+        (budget.is_some() || early.is_some()).then_some(CacheWatch { budget, early })
+    }
+
+    /// The channel begins a read or a write through the page cache. A call of its own: inlined, it
+    /// costs volumes without such a thread more than the question whether there is one.
+    #[inline(never)]
+    fn begun(&mut self, is_write: bool, offset: u64, len: u64, class: Class) {
+        if let Some(marker) = &mut self.budget {
+            marker.mark(is_write, offset, len);
+        }
+        if let Some(written) = &self.early {
+            if class == Class::Express {
+                written.sees_foreground();
+            }
+            if is_write {
+                written.note(offset, len);
+            }
+        }
+    }
+}
+
 /// A lane's way into a file or device.
 #[derive(Debug)]
 pub(super) struct FileChannel {
@@ -101,8 +136,8 @@ pub(super) struct FileChannel {
     doorbell: Arc<Waker>,
     /// Only while journals are looked for.
     sense: Option<Sense>,
-    /// Only while the volume has a budget of the page cache.
-    marker: Option<Marker>,
+    /// Only while some thread follows what the page cache holds.
+    cache_watch: Option<CacheWatch>,
     /// When it was made: a deadline that is over.
     past: Instant,
     pub(super) stats: ChannelStats,
@@ -138,7 +173,7 @@ impl FileChannel {
                 .map(|placements| Placer::new(placements, slots, rung())),
             doorbell,
             sense: shared.journal.as_ref().map(super::journal::Journal::sense),
-            marker: shared.budget.as_ref().map(super::cache_budget::CacheBudget::marker),
+            cache_watch: CacheWatch::new(shared.budget.as_ref().map(CacheBudget::marker), None),
             past: Instant::now(),
             stats: ChannelStats::default(),
             _syncs: syncs,
@@ -179,10 +214,10 @@ impl FileChannel {
             return Outcome::Done(Status::Ok);
         }
         let (file, align) = self.way_in(taken.decisions.placement);
-        if let Some(marker) = &mut self.marker
+        if let Some(watch) = &mut self.cache_watch
             && taken.decisions.placement == Placement::Cached
         {
-            marker.mark(write, offset, len);
+            watch.begun(write, offset, len, taken.decisions.class);
         }
         if taken.decisions.placement == Placement::Direct {
             if !align.takes_all(taken.request, offset) {
@@ -476,7 +511,7 @@ impl FileChannel {
         if let Some(sense) = &mut self.sense {
             sense.flushed();
         }
-        if let Some(marker) = &mut self.marker {
+        if let Some(marker) = self.cache_watch.as_mut().and_then(|watch| watch.budget.as_mut()) {
             marker.flushed();
         }
         self.answer(slot, Status::Ok)
@@ -663,6 +698,12 @@ impl Channel for FileChannel {
         let is_freed = || self.placer.as_ref().is_some_and(Placer::is_freed);
         let is_ready = self.pool.is_ready() || self.turns.is_ready();
         (is_ready || self.flusher.is_told() || is_freed()).then_some(self.past)
+    }
+
+    fn set_mode(&mut self, mode: Mode) {
+        let early = if mode.classifies() { self.shared.early() } else { None };
+        let budget = self.cache_watch.take().and_then(|watch| watch.budget);
+        self.cache_watch = CacheWatch::new(budget, early.map(Early::written));
     }
 
     fn set_write_through(&mut self, on: bool) {

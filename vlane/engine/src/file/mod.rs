@@ -8,7 +8,8 @@
 //! | a disk, `--cache pdc --journal direct` | the guest's journal as with `none`, the rest as with `writeback` (`placed.rs`, `placements.rs`) |
 //!
 //! DISCARD and WRITE_ZEROES on a disk: `ranges.rs`. The part that `--cache pdc` adds to
-//! `writeback`: `journal/`. The bound of a volume's share of the page cache: `cache_budget.rs`.
+//! `writeback`: `journal/`. The bound of a volume's share of the page cache: `cache_budget.rs`. The
+//! write-back of dirty pages while the guest has a foreground: `early.rs`.
 
 mod astray;
 mod attached;
@@ -18,6 +19,7 @@ mod channel;
 mod device;
 mod discard;
 mod durability;
+mod early;
 mod exclusion;
 #[cfg(test)]
 mod exclusion_tests;
@@ -49,10 +51,10 @@ mod transfer;
 mod turns;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use vlane_ring::SECTOR;
@@ -216,6 +218,8 @@ struct Shared {
     journal: Option<journal::Journal>,
     /// With [`FileOptions::cache_budget`], where the page cache is used.
     budget: Option<cache_budget::CacheBudget>,
+    /// From the first channel on that classes of requests have an effect on.
+    early: OnceLock<Option<early::Early>>,
     /// [`FileOptions::flush_delay`].
     flush_delay: Duration,
     /// [`FileOptions::danger_flush_journal_only`].
@@ -428,6 +432,25 @@ impl Shared {
     /// The image itself.
     fn file(&self) -> &File {
         self.files[0].file()
+    }
+
+    /// The early write-back of the image's dirty pages; none where there are none that a flush would
+    /// have to write, or where the system refuses.
+    fn early(&self) -> Option<&early::Early> {
+        let can_be_dirty = matches!(self.cache, Cache::Writeback | Cache::Pdc) && !self.read_only;
+        let start = || {
+            let again = open::open_again(&self.path, self.file(), 0).map_err(io::Error::other);
+            let told = again.and_then(early::Early::start);
+            let refused = |error| {
+                tracing::warn!(
+                    "{}: dirty pages are not written back early, so an fsync waits for all of \
+                     them: {error}",
+                    self.path.display()
+                );
+            };
+            told.map_err(refused).ok()
+        };
+        if can_be_dirty { self.early.get_or_init(start).as_ref() } else { None }
     }
 
     /// Which of the files goes through the page cache.

@@ -5,8 +5,8 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, StatxFlags};
@@ -239,6 +239,7 @@ fn shared(path: &Path, options: FileOptions, opened: Opened) -> Result<Shared, E
         map,
         journal,
         budget,
+        early: OnceLock::new(),
         flush_delay,
         danger_flush_journal_only: options.danger_flush_journal_only,
         recorder: None,
@@ -346,7 +347,7 @@ fn open_with(path: &Path, read_only: bool, flags: i32) -> io::Result<File> {
 }
 
 /// The same image as another open file: the system reports an error once to each open file.
-fn open_again(path: &Path, file: &File, flags: i32) -> Result<File, EngineError> {
+pub(super) fn open_again(path: &Path, file: &File, flags: i32) -> Result<File, EngineError> {
     // By its descriptor: what is found at the path may be another file by now.
     let own = format!("/proc/self/fd/{}", file.as_raw_fd());
     let is_same = |again: &File| match (again.metadata(), file.metadata()) {

@@ -9,6 +9,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use crate::Mode;
 use vlane_ring::RequestKind;
 use vlane_trace::storage::{Action as Change, Clear, Data};
 
@@ -167,8 +168,8 @@ impl Channel for Recorded {
         self.inner.is_in_journal(request)
     }
 
-    fn set_shortest(&mut self, on: bool) {
-        self.inner.set_shortest(on);
+    fn set_mode(&mut self, mode: Mode) {
+        self.inner.set_mode(mode);
     }
 
     fn set_write_through(&mut self, on: bool) {

@@ -78,6 +78,7 @@ impl FileEngine {
             map: None,
             journal: None,
             budget: None,
+            early: std::sync::OnceLock::new(),
             flush_delay: Duration::ZERO,
             danger_flush_journal_only: false,
             recorder: None,

@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Mode;
 use crate::{Instant, Slot};
 use vlane_io::Decisions;
 
@@ -49,8 +50,8 @@ pub(crate) trait Port: Send + fmt::Debug {
     /// The device gets a request.
     fn submit(&mut self, slot: Slot, decisions: Decisions);
 
-    /// Switches express requests to the shortest queue on or off.
-    fn set_shortest(&mut self, _on: bool) {}
+    /// See [`crate::Channel::set_mode`].
+    fn set_mode(&mut self, _mode: Mode) {}
 
     /// Names the requests that the device has served.
     fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>);

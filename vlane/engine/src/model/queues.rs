@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::round_robin::RoundRobin;
 use super::{self as model, ModelConfig, nanoseconds};
+use crate::Mode;
 use crate::{Decisions, Instant, Slot};
 
 /// The device, shared by all lanes.
@@ -219,8 +220,8 @@ impl model::Port for Port {
         self.submit_from(present_thread(), slot, shortest);
     }
 
-    fn set_shortest(&mut self, on: bool) {
-        self.shortest = on;
+    fn set_mode(&mut self, mode: Mode) {
+        self.shortest = mode.hands_over();
     }
 
     fn poll(&mut self, now: Instant, ready: &mut Vec<Slot>) {

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::Mode;
 use vlane_ring::RequestKind;
 
 use crate::model::{DeviceQueues, Model, ModelConfig, Port};
@@ -138,8 +139,8 @@ impl Channel for Modelled {
         self.0.deadline()
     }
 
-    fn set_shortest(&mut self, on: bool) {
-        self.0.set_shortest(on);
+    fn set_mode(&mut self, mode: Mode) {
+        self.0.set_mode(mode);
     }
 
     fn set_write_through(&mut self, _on: bool) {}

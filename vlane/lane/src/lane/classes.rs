@@ -11,7 +11,7 @@ use std::sync::Arc;
 use vlane_engine::Class;
 use vlane_io::Uring;
 use vlane_policy::express::window::{LaneMessage, Nanos, Turn};
-use vlane_policy::express::{Each, Express, Ioprio, Turns, Window, inherits};
+use vlane_policy::express::{Each, Express, Ioprio, Mode, Turns, Window, inherits};
 use vlane_ring::{RequestKind, Slot};
 
 use super::{Draining, Lane, Load, MOST_AHEAD};
@@ -121,9 +121,9 @@ impl LaneClasses {
         self.window.next(&self.turns, waits, self.at_device)
     }
 
-    /// Express requests go to the shortest queue.
-    pub(super) fn hands_over(&self) -> bool {
-        self.express.mode.hands_over()
+    /// The effect of the classes.
+    pub(super) fn mode(&self) -> Mode {
+        self.express.mode
     }
 
     /// The class under which requests of the next run are counted.

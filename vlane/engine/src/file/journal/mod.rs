@@ -19,7 +19,6 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,6 +29,7 @@ use vlane_policy::journal::layout::JournalLayout;
 
 use crate::pages;
 use crate::sync::{Waker, wake};
+use crate::threads::Bounded;
 pub use direct::DirectReport;
 pub(super) use direct::Means;
 pub(super) use sense::Sense;
@@ -39,8 +39,6 @@ use sense::{ENTRIES, Entry};
 const DROP: u64 = 1 << 20;
 /// Rings of new channels that do not wait for another wake-up of the thread.
 const MANY_RINGS: usize = 16;
-/// How long the volume's end waits for the thread, which may hang with its storage.
-const END: Duration = Duration::from_millis(200);
 /// How long a caller waits for the thread.
 const ANSWER: Duration = Duration::from_secs(1);
 
@@ -113,7 +111,7 @@ pub(super) fn waker() -> io::Result<Arc<Waker>> {
 #[derive(Debug)]
 pub(super) struct Journal {
     desk: Arc<Desk>,
-    ended: Mutex<Receiver<()>>,
+    thread: Bounded,
 }
 
 impl Desk {
@@ -167,15 +165,9 @@ impl Journal {
             map: Mutex::default(),
             map_changes: AtomicU64::new(0),
         });
-        let (sender, ended) = sync_channel(0);
         let own = Arc::clone(&desk);
-        std::thread::Builder::new().name("journal".to_owned()).spawn(move || {
-            thread::run(&own, direct.ok());
-            // The image is closed before the end is reported.
-            drop(own);
-            drop(sender);
-        })?;
-        Ok(Journal { desk, ended: Mutex::new(ended) })
+        let thread = Bounded::start("journal", move || thread::run(&own, direct.ok()))?;
+        Ok(Journal { desk, thread })
     }
 
     /// For a new channel.
@@ -234,10 +226,7 @@ impl Drop for Journal {
     fn drop(&mut self) {
         self.desk.is_ending.store(true, Ordering::Release);
         self.desk.wake();
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
-            tracing::debug!("{}: the journal thread hangs, and is left alone", self.desk.name);
-        }
+        self.thread.join_for_a_while();
     }
 }
 
