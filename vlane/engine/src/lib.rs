@@ -231,9 +231,9 @@ pub trait Channel: Send + fmt::Debug {
         None
     }
 
-    /// The classes of requests have an effect from now on, or no longer. A channel that has
-    /// submission queues itself sends express requests to the shortest. One that writes to the page
-    /// cache has it written back early.
+    /// Sets the effect of the requests' classes from now on. A channel with submission queues of
+    /// its own sends express requests to the shortest. One that writes to the page cache has it
+    /// written back early.
     fn set_mode(&mut self, _mode: Mode) {}
 
     /// True if a write goes to a journal of the guest's, as far as the storage knows.

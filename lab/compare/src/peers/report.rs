@@ -159,6 +159,11 @@ fn loads(results: &[RowResult]) -> Vec<String> {
         total - late - met - missed
     )];
     out.extend(losses(results, "Not met", |v| v.met == Met::No));
+    let late = |(name, load): (String, &[Verdict])| {
+        let verdict = load.iter().find(|v| !v.late.is_empty())?;
+        Some(format!("Not reached: {name}: {}.", verdict.late))
+    };
+    out.extend(results.iter().flat_map(RowResult::loads).filter_map(late));
     out
 }
 

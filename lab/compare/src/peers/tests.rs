@@ -373,6 +373,10 @@ fn table_has_all_rows_picture_reached_ones() {
     );
     let not_met = report.summary.iter().filter(|text| text.starts_with("Not met: ")).count();
     assert_eq!(not_met, 5 * 2 + 3 + 2 + 1, "{:?}", report.summary);
+    let late: Vec<_> =
+        report.summary.iter().filter(|text| text.starts_with("Not reached: ")).collect();
+    assert_eq!(late.len(), all - reached);
+    assert!(late.iter().all(|text| text.contains("qemu-storage-daemon 10.0k IOPS")), "{late:?}");
     assert!(report.notes.iter().any(|note| note.text.contains("instructions: not counted")));
 }
 

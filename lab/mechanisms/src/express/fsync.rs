@@ -32,10 +32,11 @@ const REQUESTS: u32 = 5;
 /// Command of the background program with fsyncs.
 const SYNCS: &str = "vlane express-read /mnt/$dev/background --sync --reads 4000000000 > /dev/null \
                      & beside=\"$beside $!\"; ";
-/// Command of the background program that writes 4 MiB a second, without fsyncs.
+/// Command of the background program that writes `@COUNT@` times 64 KiB every 250 ms, without
+/// fsyncs. The guest's kernel writes them back after a second.
 const WRITER: &str = "echo 100 > /proc/sys/vm/dirty_expire_centisecs; (n=0; while sleep 0.25; do \
-                      dd if=/dev/zero of=/mnt/$dev/written bs=64k count=16 \
-                      seek=$((n++ % 64 * 16)) conv=notrunc 2> /dev/null; done) & \
+                      dd if=/dev/zero of=/mnt/$dev/written bs=64k count=@COUNT@ \
+                      seek=$((n++ % 8 * @COUNT@)) conv=notrunc 2> /dev/null; done) & \
                       beside=\"$beside $!\"; ";
 
 /// The options
@@ -58,9 +59,15 @@ pub struct Options {
     /// Classes can help where the readers keep the drive busy.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["latency", "parallel"])]
     pub(super) disk_dir: Option<PathBuf>,
-    /// Run a background program that writes 4 MiB a second without fsyncs
-    #[arg(long)]
-    pub(super) writer: bool,
+    /// Read and write the real drive through the page cache
+    ///
+    /// A flush then writes what the background's programs left dirty there.
+    #[arg(long, requires = "disk_dir")]
+    pub(super) page_cache: bool,
+    /// Run a background program that writes so much a second without fsyncs [default: 4M]
+    #[arg(long, value_name = "SIZE", num_args = 0..=1, default_missing_value = "4M")]
+    #[arg(value_parser = values::size)]
+    pub(super) writer: Option<u64>,
     /// Run a background program that fsyncs a file of its own without a pause
     #[arg(long)]
     pub(super) background_sync: bool,
@@ -142,15 +149,16 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
         let time = every.max(request * REQUESTS) * syncs;
         let seconds = every.as_secs_f64();
         let job = format!("/mnt/@DEV@/foreground --sync --reads {syncs} --every {seconds}s");
-        let besides = [(SYNCS, options.background_sync), (WRITER, options.writer)];
-        let beside = besides.into_iter().filter_map(|(command, is_on)| is_on.then_some(command));
+        let syncs_too = options.background_sync.then(|| SYNCS.to_owned());
+        let writer =
+            options.writer.map(|size| WRITER.replace("@COUNT@", &(size >> 18).max(1).to_string()));
         Task {
             place,
             readers,
             typed: typed(&job),
             keys: &keys,
-            beside: beside.collect(),
-            behind: Behind::Fresh(real.as_ref()),
+            beside: syncs_too.into_iter().chain(writer).collect(),
+            behind: Behind::Fresh(real.as_ref().map(|place| (place, !options.page_cache))),
             takes: (AROUND + time, time * 10),
         }
     };

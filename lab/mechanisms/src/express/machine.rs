@@ -86,9 +86,9 @@ pub(super) enum Behind<'a> {
     Nothing,
     /// An image with programs, for all variants.
     Programs(&'a Path),
-    /// A new file system for each mode, in RAM; or on a real drive, without the model. One turn of
-    /// each variant is recorded.
-    Fresh(Option<&'a Place>),
+    /// A new file system for each mode, in RAM; or on a real drive, without the model, and with
+    /// direct I/O if it is true. One turn of each variant is recorded.
+    Fresh(Option<(&'a Place, bool)>),
 }
 
 impl Behind<'_> {
@@ -415,8 +415,9 @@ impl Setup<'_> {
         }
         let Task { place, readers, .. } = *self.task;
         let drive = match self.task.behind {
-            Behind::Fresh(Some(place)) => {
-                format!("that of {}, with direct I/O (--cache none)", place.dir().display())
+            Behind::Fresh(Some((place, direct))) => {
+                let way = if direct { "direct I/O (--cache none)" } else { "--cache writeback" };
+                format!("that of {}, with {way}", place.dir().display())
             }
             _ => format!(
                 "a model with a queue for each thread of the back end, served in turns, one \
@@ -483,7 +484,7 @@ impl Setup<'_> {
             }
             Behind::Fresh(real) => {
                 let path = match real {
-                    Some(place) => {
+                    Some((place, _)) => {
                         images.push(place.image(FRESH.0, interrupt)?);
                         images.last().map_or(&*image, Image::path)
                     }
@@ -496,7 +497,8 @@ impl Setup<'_> {
                 };
                 ext4::make(self.host, path, FRESH.1)?;
                 words.extend(["--format", "raw"].map(str::to_owned));
-                Storage::File { path, direct: is_real }
+                let direct = real.is_some_and(|(_, direct)| direct);
+                Storage::File { path, direct }
             }
         };
         let server = Server::vlane(self.programs.0, &dir, storage, &[], &words)?;

@@ -99,9 +99,9 @@ impl CacheWatch {
     }
 
     /// The channel begins a read or a write through the page cache. A call of its own: inlined, it
-    /// costs volumes without such a thread more than the question whether there is one.
+    /// costs volumes without such a thread too much.
     #[inline(never)]
-    fn begun(&mut self, is_write: bool, offset: u64, len: u64, class: Class) {
+    fn note_access(&mut self, is_write: bool, offset: u64, len: u64, class: Class) {
         if let Some(marker) = &mut self.budget {
             marker.mark(is_write, offset, len);
         }
@@ -217,7 +217,7 @@ impl FileChannel {
         if let Some(watch) = &mut self.cache_watch
             && taken.decisions.placement == Placement::Cached
         {
-            watch.begun(write, offset, len, taken.decisions.class);
+            watch.note_access(write, offset, len, taken.decisions.class);
         }
         if taken.decisions.placement == Placement::Direct {
             if !align.takes_all(taken.request, offset) {

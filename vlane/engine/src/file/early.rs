@@ -1,11 +1,11 @@
 //! Dirty pages are written back early while the guest has a foreground.
 //!
-//! A flush of the foreground's fsync writes all dirty pages of the image, and most of them may be a
-//! background program's. "Split-Level I/O Scheduling" (SOSP 2015) calls that write-back
-//! entanglement. So while express requests come, the volume's *early-write thread* writes back the
-//! parts that were written through the page cache. One part is under way at a time, and each is
-//! followed by a pause as long as its writing, so the storage keeps half of its time. No request
-//! waits for the thread, and no page is durable by it: flushes sync as before.
+//! A flush of the foreground's fsync writes all dirty pages of the image. Most of them may be a
+//! background program's ("Split-Level I/O Scheduling", SOSP 2015). So while express requests come,
+//! the volume's *early-write thread* writes back the parts that were written through the page
+//! cache. One part is under way at a time. The pause after each is as long as its writing, so the
+//! storage keeps half of its time. No request waits for the thread, and no page is durable by it:
+//! flushes sync as before.
 
 use std::fs::File;
 use std::io;
@@ -22,8 +22,8 @@ use crate::threads::Bounded;
 
 /// Bytes that are written back by one call.
 const PART: u64 = 1 << 20;
-/// Parts that are known at once: 4 GiB that were written. Further parts replace earlier ones, which
-/// the kernel writes back in its own time.
+/// Parts that are known at once: 4 GiB. Further ones replace earlier ones, which are left to the
+/// kernel.
 const PARTS: usize = 4096;
 /// The foreground has gone when no express request came for so long.
 const PRESENCE: Duration = Duration::from_secs(1);
@@ -108,8 +108,8 @@ pub(super) struct Early {
 }
 
 impl Early {
-    /// Starts the thread; `file` is an open file of its own, whose reports of lost writes no flush
-    /// needs.
+    /// Starts the thread; `file` is an open file of its own. No flush needs its reports of lost
+    /// writes.
     ///
     /// # Errors
     /// When the system gives no thread, or no eventfd.

@@ -434,8 +434,8 @@ impl Shared {
         self.files[0].file()
     }
 
-    /// The early write-back of the image's dirty pages; none where there are none that a flush would
-    /// have to write, or where the system refuses.
+    /// The early write-back of the image's dirty pages. None where a flush finds no dirty pages, or
+    /// the system refuses.
     fn early(&self) -> Option<&early::Early> {
         let can_be_dirty = matches!(self.cache, Cache::Writeback | Cache::Pdc) && !self.read_only;
         let start = || {

@@ -147,12 +147,11 @@ impl Loan {
         if self.redeeming { 0 } else { self.line_ns.saturating_sub(self.debt_ns()) }
     }
 
-    /// Returns the debt at which a spent loan opens again: none is left (the paper), or half of the
-    /// smaller line, if redemption goes on while it is open.
+    /// Returns the debt at which a spent loan opens again. In the paper none is left. Otherwise it
+    /// is half of the smaller of this line and the next one.
     ///
-    /// A vCPU that spends as fast as it redeems is barred until then. From a whole line that takes
-    /// 100 ms and more, and its p99 with it; from half a line it has as many boosts, in shorter
-    /// pieces.
+    /// A vCPU that spends as fast as it redeems is barred until then. A whole line takes 100 ms and
+    /// more, and the p99 grows with it. Half a line brings as many boosts, in shorter pieces.
     fn reopens_at_ns(&self, params: &Params) -> u64 {
         match params.redemption {
             Redemption::WhenSpent => 0,

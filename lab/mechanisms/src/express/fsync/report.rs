@@ -8,6 +8,7 @@ use vlane_report::build::{Begun, table};
 use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
 use vlane_report::judge::Bound;
 use vlane_report::{Cell, Note, Report, Section};
+use vlane_units::show_size;
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 
@@ -102,8 +103,11 @@ impl Experiment for Shown<'_> {
         let every = self.results.iter().map(|result| self.options.every(result.place));
         let every: Vec<_> = every.map(|every| format!("{every:?}")).collect();
         let mut text = format!("The foreground begins an fsync every {}.", every.join(" and "));
-        if *writer {
-            text += " A background program writes 4 MiB a second through the guest's page cache.";
+        if let Some(size) = writer {
+            let size = show_size(*size);
+            text += &format!(
+                " A background program writes {size} a second through the guest's page cache."
+            );
         }
         if *background_sync {
             text += " A background program appends 4 KiB and fsyncs without a pause. Both files \
