@@ -3,7 +3,7 @@
 //!
 //! vlane-lane, vlane-engine and vlane-io are compiled a second time for it (`io`, `engine`, `lane`
 //! beside this crate's `src`). A kernel that takes no step by itself replaces the system's
-//! (vlane/io/src/simulated.rs): no io_uring, no page cache, no clock. A run takes one step at a
+//! (checks/dst/io/src/system.rs): no io_uring, no page cache, no clock. A run takes one step at a
 //! time, of the guest, of a lane thread, of the kernel, in an order that its seed decides.
 //! Between them back ends die, the power fails, and control makes its changes. TigerBeetle's
 //! simulator is the example.

@@ -30,6 +30,12 @@ pub fn counted(number: impl std::fmt::Display, one: &str) -> String {
     }
 }
 
+/// An error and all that caused it, on one line.
+pub fn describe(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
 /// Makes `Error` and `Result` for a crate with these kinds.
 ///
 /// ```

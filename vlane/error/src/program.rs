@@ -33,19 +33,9 @@ impl Error {
     /// Another crate's error with this kind: its text stays the context, and the text of its causes
     /// the source.
     pub fn converted(kind: ErrorKind, error: &dyn StdError) -> Self {
-        Self { kind, context: error.to_string(), source: sources(error) }
+        let source = error.source().map(|cause| crate::describe(cause).into());
+        Self { kind, context: error.to_string(), source }
     }
-}
-
-/// The texts of an error's causes, as one error.
-fn sources(error: &dyn StdError) -> Option<Box<dyn StdError + Send + Sync>> {
-    let mut texts = Vec::new();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        texts.push(cause.to_string());
-        source = cause.source();
-    }
-    (!texts.is_empty()).then(|| texts.join(": ").into())
 }
 
 /// Adds what was being done to an error of the system or of a library.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use vlane_error::describe;
 use vlane_socket::printable;
 
 use crate::appear::Appear;
@@ -254,7 +255,7 @@ impl Client {
                     });
                 }
                 Err(error) => {
-                    last.why = format!("{}: {}", path.display(), chain(&error));
+                    last.why = format!("{}: {}", path.display(), describe(&error));
                     last.is_short |= is_short(&error);
                 }
             }
@@ -294,13 +295,6 @@ fn is_short(error: &HintError) -> bool {
     let causes =
         std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
     causes.filter_map(|error| error.downcast_ref::<std::io::Error>()).any(vlane_socket::is_short)
-}
-
-fn chain(error: &HintError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }
 
 fn introduce(path: &Path, guest: &Guest) -> Result<(OwnedFd, Arc<Board>), HintError> {
@@ -353,7 +347,7 @@ enum Unwelcome {
 /// The scheduler's answer, if it is there: its eventfd, or why not.
 fn answer(socket: &OwnedFd) -> Result<Option<OwnedFd>, Unwelcome> {
     let nonsense = |what: &str| Err(Unwelcome::Nonsense(what.to_owned()));
-    match Message::receive(socket).map_err(|error| Unwelcome::Nonsense(chain(&error)))? {
+    match Message::receive(socket).map_err(|error| Unwelcome::Nonsense(describe(&error)))? {
         None => Ok(None),
         Some((Message::Welcome, Some(wake))) => match is_eventfd(&wake) {
             true => Ok(Some(wake)),

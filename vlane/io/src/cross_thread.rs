@@ -189,7 +189,7 @@ impl CrossThreadQueue {
         self.marks.len() - self.free.count_ones() as usize
     }
 
-    /// True if [`CrossThreadQueue::open`] may find something; one load.
+    /// True if [`CrossThreadQueue::open`] may find mail; one load.
     #[inline]
     pub(crate) fn has_mail(&self) -> bool {
         self.place().state.0.load(Ordering::Relaxed) & MAIL != 0
@@ -199,7 +199,7 @@ impl CrossThreadQueue {
     /// with the thread and the cell that it is from.
     pub(crate) fn open(&mut self, mut take: impl FnMut(usize, usize, Words)) {
         let place = &self.table.places[self.number];
-        // Cleared before looking: what comes after the look says so again.
+        // Cleared before looking: later mail sets it again.
         place.state.0.fetch_and(!MAIL, Ordering::AcqRel);
         self.collected |= place.ended.swap(0, Ordering::AcqRel);
         for from in 0..self.table.places.len() {

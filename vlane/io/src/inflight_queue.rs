@@ -33,9 +33,9 @@ static ZERO_PAGE: ZeroPage = ZeroPage([0; 64 << 10]);
 /// Memory of queues that were dropped while operations were under way.
 static LEFT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
-/// A virtqueue whose requests' operations an io_uring works on.
+/// A virtqueue of which an io_uring works on the requests' operations.
 pub struct InflightQueue {
-    /// Stays if something is under way.
+    /// Stays if an operation is under way.
     kept: ManuallyDrop<Kept>,
     /// By slot, how many operations are under way.
     lent: Box<[u8]>,
@@ -50,7 +50,7 @@ pub struct InflightQueue {
 /// Memory and files that operations refer to.
 struct Kept {
     queue: Queue,
-    /// Of operations whose memory is not simply their request's.
+    /// Of operations with memory that is not simply their request's.
     held: Vec<Held>,
     /// Lists to be used again.
     spare: Vec<Vec<libc::iovec>>,

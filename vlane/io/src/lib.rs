@@ -15,7 +15,7 @@ mod sync;
 #[cfg(not(vlane_simulated))]
 pub mod system;
 #[cfg(vlane_simulated)]
-#[path = "simulated.rs"]
+#[path = "../../../checks/dst/io/src/system.rs"]
 pub mod system;
 mod uring;
 

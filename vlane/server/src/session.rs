@@ -474,11 +474,6 @@ fn refuse(what: impl std::fmt::Display) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, what.to_string()))
 }
 
-/// An error with its cause, in one line.
-fn with_cause(error: &dyn std::error::Error) -> String {
-    error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {source}"))
-}
-
 /// Refuses a message whose only answer is its success. Without one the front end would wait for
 /// ever, so the session ends instead.
 fn refuse_for_good(refused: Error) -> Error {

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBufferBuilder};
 
+use vlane_error::describe;
 use vlane_sched::Counter;
 use vlane_sched::bpf;
 use vlane_sched::live::backends::Silence;
-use vlane_sched::realtime::describe;
 use vlane_sched::{Error, ErrorKind, Result};
 
 /// Compiled from `bpf/watch.bpf.c` by `cargo xtask bpf`.

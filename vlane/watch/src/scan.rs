@@ -12,7 +12,7 @@ use std::{fs, io};
 use vlane_sched::ProcessId;
 
 use super::program::{Eventfds, Unseen};
-use vlane_sched::realtime::describe;
+use vlane_error::describe;
 
 /// Machines are looked at so often: eventfds come and go with devices.
 const EVERY: Duration = Duration::from_secs(1);

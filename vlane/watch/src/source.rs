@@ -9,8 +9,8 @@ use std::sync::mpsc::{Sender, channel};
 
 use super::program::{MAX_VCPUS, Program, Silencer, Vcpu, VcpuReport};
 use super::scan::{Order, scan};
+use vlane_error::describe;
 use vlane_sched::live::source::{Mark, Source};
-use vlane_sched::realtime::describe;
 use vlane_sched::{Counter, VcpuThreads};
 use vlane_sched::{Error, ErrorKind, Result};
 

@@ -194,7 +194,7 @@ fn test_files(source: &Source) -> Vec<String> {
 pub(crate) fn module_files(name: &str, module: &str, path: Option<String>) -> Vec<String> {
     let (dir, file) = name.rsplit_once('/').unwrap_or(("", name));
     if let Some(path) = path {
-        return vec![format!("{dir}/{path}")];
+        return vec![joined(dir, &path)];
     }
     let dir = match file {
         "mod.rs" | "lib.rs" | "main.rs" => dir.to_owned(),
@@ -202,6 +202,18 @@ pub(crate) fn module_files(name: &str, module: &str, path: Option<String>) -> Ve
         _ => format!("{dir}/{}", file.trim_end_matches(".rs")),
     };
     vec![format!("{dir}/{module}.rs"), format!("{dir}/{module}/mod.rs")]
+}
+
+/// A path from a folder, each `..` of it followed.
+fn joined(dir: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = dir.split('/').collect();
+    for part in path.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
 }
 
 fn path_of(attributes: &[Attribute]) -> Option<String> {
@@ -363,6 +375,12 @@ mod tests {
         let names: Vec<_> =
             source.functions.iter().map(|f| (f.name.as_str(), f.line, f.lines)).collect();
         assert_eq!(names, [("f", 6, 5)]);
+    }
+
+    #[test]
+    fn module_path_leads_to_another_crate() {
+        let files = module_files("vlane/x/src/lib.rs", "y", Some("../../../checks/y.rs".into()));
+        assert_eq!(files, ["checks/y.rs"]);
     }
 
     #[test]

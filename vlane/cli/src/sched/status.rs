@@ -18,6 +18,11 @@ use crate::output::{self, Overwrite};
 /// Exit statuses, as `systemctl status` has them.
 const NOT_RUNNING: i32 = 3;
 const UNKNOWN: i32 = 4;
+/// The heading of the machines' table.
+const HEADING: &str = "
+ process     user vCPUs weight    CPU%  ready%  share%      of    events    boosts   denied  \
+ first vCPU
+";
 /// The socket's name.
 const STATE: &str = "sched-state.sock";
 
@@ -113,21 +118,7 @@ fn text(path: &Path, state: &DaemonState, machines: &[Machine]) -> String {
         counted(machines.len(), "machine")
     );
     if !machines.is_empty() {
-        let _ = writeln!(
-            text,
-            "\n{:>8} {:>8} {:>5} {:>6} {:>7} {:>7} {:>7} {:>7} {:>9} {:>9} {:>8}  first vCPU",
-            "process",
-            "user",
-            "vCPUs",
-            "weight",
-            "CPU%",
-            "ready%",
-            "share%",
-            "of",
-            "events",
-            "boosts",
-            "denied"
-        );
+        text += HEADING;
     }
     for machine in machines {
         let _ = writeln!(

@@ -34,6 +34,12 @@ pub struct TopArgs {
     socket: Option<PathBuf>,
 }
 
+/// The heading of the table.
+const HEADING: &str = "\
+vCPU                 state     weight   credit    line    left    debt      cm   events   boosts  \
+ denied    p50 us    p99 us   CPU% ready% share%     of
+";
+
 /// A state as a table.
 fn table(state: &DaemonState) -> String {
     let mut text = String::new();
@@ -50,28 +56,7 @@ fn table(state: &DaemonState) -> String {
         counter("denied_rt_budget"),
         counter("boosts_timed_out"),
     );
-    let _ = writeln!(
-        text,
-        "{:<20} {:<9} {:>6} {:>8} {:>7} {:>7} {:>7} {:>7} {:>8} {:>8} {:>7} {:>9} {:>9} {:>6} \
-         {:>6} {:>6} {:>6}",
-        "vCPU",
-        "state",
-        "weight",
-        "credit",
-        "line",
-        "left",
-        "debt",
-        "cm",
-        "events",
-        "boosts",
-        "denied",
-        "p50 us",
-        "p99 us",
-        "CPU%",
-        "ready%",
-        "share%",
-        "of"
-    );
+    text += HEADING;
     for vcpu in &state.vcpus {
         let name: String = printable(&vcpu.name).to_string().chars().take(20).collect();
         let _ = writeln!(

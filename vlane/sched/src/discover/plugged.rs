@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use vlane_error::describe;
 use vlane_hint::ProcessId;
 
 use super::proc::Thread;
 use super::{names, proc, qmp};
 use crate::Result;
-use crate::realtime::describe;
 use crate::vehicle::VcpuThreads;
 
 /// All threads' names are read again when there are more or fewer threads than before, but no

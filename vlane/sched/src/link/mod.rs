@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
+use vlane_error::describe;
 use vlane_hint::message::{Hello, Message};
 use vlane_hint::{Board, BoardReader, Classes, HintError, Mark, ProcessId};
 use vlane_socket::{
@@ -413,7 +414,7 @@ impl Registrar {
                 Ok(None) => return,
                 Ok(Some(_)) => "it sent an unexpected message".to_owned(),
                 Err(HintError::HungUp) => "its back end hung up".to_owned(),
-                Err(error) => chain(&error),
+                Err(error) => describe(&error),
             };
             // Closing its descriptor takes it out of the epoll, too.
             self.sessions.remove(&id);
@@ -431,7 +432,7 @@ impl Registrar {
                 self.sessions.remove(&id);
                 return;
             }
-            Err(error) => Err(Refusal::Other(chain(&error))),
+            Err(error) => Err(Refusal::Other(describe(&error))),
         };
         match registered {
             Ok((Hello { process, vcpus, name }, board)) => {
@@ -529,18 +530,11 @@ fn register(
         return Err(Refusal::NotAdopted { pid, owner });
     }
     let lanes = u16::try_from(hello.vcpus.len()).unwrap_or(u16::MAX);
-    let board = Board::open(board.as_fd(), lanes).map_err(|error| chain(&error))?;
+    let board = Board::open(board.as_fd(), lanes).map_err(|error| describe(&error))?;
     let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| format!("no eventfd: {errno}"))?;
-    Message::Welcome.send(&session.socket, Some(wake.as_fd())).map_err(|error| chain(&error))?;
+    Message::Welcome.send(&session.socket, Some(wake.as_fd())).map_err(|error| describe(&error))?;
     Ok(SessionBoard::new(session.uid, wake, BoardReader::new(board)))
-}
-
-fn chain(error: &HintError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
-    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vlane_error::describe;
 use vlane_hint::ProcessId;
 use vlane_policy::loan::Claim;
 
@@ -21,7 +22,7 @@ use super::source::Mark;
 use super::state::Completions;
 use crate::discover::{self, Machine};
 use crate::link::{Link, Notice, Registered, Registrar, SessionId};
-use crate::realtime::{describe, monotonic_ns};
+use crate::realtime::monotonic_ns;
 use crate::thread::{Thread, is_gone, process_of};
 use crate::{Error, ErrorKind, Result, VcpuThreads, hold};
 

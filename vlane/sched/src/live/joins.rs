@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use vlane_error::describe;
 use vlane_policy::loan::Claim;
 
-use crate::realtime::describe;
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind};
 

@@ -24,12 +24,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use rustix::event::epoll;
 use rustix::thread::gettid;
 use rustix::time::Timespec;
+use vlane_error::describe;
 use vlane_policy::loan::{Claim, VcpuId};
 
 use self::socket::Hub;
 use self::source::{Mark, Source};
 use self::state::{Completions, DaemonState, Responses, Snapshot, VcpuState};
-use crate::realtime::{describe, monotonic_ns, own_cpu_ns, priority};
+use crate::realtime::{monotonic_ns, own_cpu_ns, priority};
 use crate::sys::{self, Attr};
 use crate::thread::{Clock, Thread};
 use crate::vehicle::{VcpuThreads, Vehicle};

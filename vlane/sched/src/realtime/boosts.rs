@@ -1,9 +1,10 @@
 //! Boosts: given, prolonged, ended, and charged.
 
+use vlane_error::describe;
 use vlane_policy::loan::{Decision, Denial, Doing, VcpuId};
 
 use super::payers::Lack;
-use super::{RealTime, describe, monotonic_ns};
+use super::{RealTime, monotonic_ns};
 use crate::{Error, ErrorKind, Result};
 
 /// The most prolongations of a boost that has had no CPU yet (others were boosted before it).

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use rustix::event::epoll;
 use rustix::thread::CapabilitySet;
+use vlane_error::describe;
 use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Policy, VcpuId};
 
 use self::boosts::Boost;
@@ -551,17 +552,6 @@ impl RealTime {
             }
         }
     }
-}
-
-/// An error and all that caused it, on one line.
-pub fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 impl Vehicle for RealTime {

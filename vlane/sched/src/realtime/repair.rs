@@ -10,10 +10,10 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::describe;
 use super::table::{Reader, Restored, is_table, is_unborn};
 use super::trusted::Directory;
 use crate::{Error, ErrorKind, Result};
+use vlane_error::describe;
 
 /// The result of repairing a directory.
 #[derive(Debug, Default)]

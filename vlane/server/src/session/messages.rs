@@ -1,7 +1,7 @@
 //! Effects of each vhost-user message on a session's [`State`].
 
 use super::tracking::Tracking;
-use super::{State, refuse, refuse_for_good, with_cause};
+use super::{State, refuse, refuse_for_good};
 use crate::arriving;
 use crate::features;
 use crate::signal_fd::Use;
@@ -15,6 +15,7 @@ use vhost::vhost_user::message::{
     VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use vlane_error::describe;
 use vlane_memory::{GuestMemory, Region, RegionSpec};
 
 /// Memory regions that a front end may have; announced as the number of memory slots.
@@ -23,7 +24,7 @@ const MAX_REGIONS: usize = 509;
 /// Maps memory of the front end's, and keeps its file.
 pub(super) fn map(spec: RegionSpec, file: File) -> Result<Region> {
     let file = arriving::closing(file).map_err(Error::ReqHandlerError)?;
-    let mapped = Region::map(spec, &file).map_err(|error| refuse(with_cause(&error)));
+    let mapped = Region::map(spec, &file).map_err(|error| refuse(describe(&error)));
     mapped.map(|region| region.keeping(file))
 }
 

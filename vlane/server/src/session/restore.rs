@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::vhost_user::{Error, Result};
+use vlane_error::describe;
 use vlane_memory::{DirtyLog, GuestMemory, Region, RegionSpec};
 
 use super::relay::Messages;
 use super::tracking::Tracking;
-use super::{End, Session, Standing, State, messages, refuse, with_cause};
+use super::{End, Session, Standing, State, messages, refuse};
 use crate::acceptor::{Acceptor, Silence};
 use crate::config_space::ConfigSpace;
 use crate::features;
@@ -170,13 +171,13 @@ impl State {
             let file = region.file().ok_or("a part of the guest's memory has no file")?;
             regions.push(
                 Region::map(region.spec(), file)
-                    .map_err(|error| refused(refuse(with_cause(&error))))?,
+                    .map_err(|error| refused(refuse(describe(&error))))?,
             );
         }
         GuestMemory::new(regions).map_err(|error| refused(refuse(error)))?;
         if let Some(LogFile { file, offset, size }) = &self.log_file {
             DirtyLog::map(file, *offset, *size)
-                .map_err(|error| refused(refuse(with_cause(&error))))?;
+                .map_err(|error| refused(refuse(describe(&error))))?;
         }
         self.tracking.as_ref().map_or(Ok(()), Tracking::rehearse).map_err(refused)
     }

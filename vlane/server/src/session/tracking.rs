@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserInflight, VhostUserVringState};
-use vlane_error::counted;
+use vlane_error::{counted, describe};
 use vlane_ring::{InflightError, InflightRegion, Notes, Queue};
 
-use super::{State, refuse, refuse_for_good, with_cause};
+use super::{State, refuse, refuse_for_good};
 
 /// The memory of SET_INFLIGHT_FD.
 pub(super) struct Tracking {
@@ -26,7 +26,7 @@ impl std::fmt::Debug for Tracking {
 }
 
 fn refused(error: InflightError) -> vhost::vhost_user::Error {
-    refuse(with_cause(&error))
+    refuse(describe(&error))
 }
 
 impl Tracking {

@@ -1,7 +1,8 @@
-//! The system of the deterministic simulator (checks/dst), in the place of `system.rs`.
+//! The system of the deterministic simulator: `vlane-io`, compiled a second time, has this file in
+//! the place of its own `system.rs`.
 //!
 //! Rings, operations, writes to the page cache and the clock are those of the calling thread's own
-//! [kernel](begin). The kernel does no work by itself: the simulator looks at its operations
+//! [kernel](begin). The kernel does no work by itself. The simulator looks at its operations
 //! ([`operations`]), moves their data ([`load`], [`store`]), ends them ([`finish`]) and lets time
 //! pass ([`pass`]). Two parts are real: the entries that the engine submits, as io_uring would read
 //! them, and eventfds.
@@ -98,7 +99,7 @@ struct Kernel {
     is_dead: bool,
     rings: BTreeMap<u32, Ring>,
     operations: BTreeMap<u64, Operation>,
-    /// Operations whose end stays unreported until the process dies: ring and user data.
+    /// Operations that stay unreported until the process dies: ring and user data.
     forgotten: Vec<(u32, u64)>,
     /// By number, the results of syncs that have ended.
     synced: BTreeMap<u64, i32>,
