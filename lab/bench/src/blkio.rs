@@ -14,9 +14,7 @@ use vlane_guest::BlkioFio;
 
 use super::profile::Load;
 use super::saved::Run;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::on_cpus;
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, on_cpus};
 
 /// How much longer than its time a fio may take before it is given up.
 const SPARE: Duration = Duration::from_secs(30);

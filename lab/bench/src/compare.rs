@@ -4,7 +4,7 @@ use super::measure::nothing_yet;
 use super::profile::{Load, Profile};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use vlane_report::stats::{Better, Outcome, Verdict, paired, unpaired};
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::{Error, ErrorKind, Result};
 
 /// Title of a figure of a [`Run`], the good direction, and its value.
 type Figure = (&'static str, Better, fn(&Run) -> f64);

@@ -18,14 +18,11 @@ use super::profile::{Backend, Client, Load, Pin, Profile, Storage, Target};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use super::threads;
 use vlane_client::progress::Progress;
-use vlane_report::Report;
-use vlane_report::machine::usable_cpus;
-use vlane_testbed::control::{Control, Counters};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::image::{Image, Medium, Place};
-use vlane_testbed::server::{Aio, Server, Storage as Served};
-use vlane_testbed::sniff::SAVED;
-use vlane_testbed::{Call, usage};
+use vlane_report::{Report, usable_cpus};
+use vlane_testbed::{
+    Aio, Call, Context, Control, Counters, Error, ErrorKind, Image, Medium, Place, Result, SAVED,
+    Server, Storage as Served, usage,
+};
 
 /// Place and means of a measurement.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use toml::Spanned;
 use vlane_driver::{Arrivals, Limit, Rate, SessionOptions, Wait, Want, Workload};
 
 use super::values::{Ioprio, Pattern, Size, Time};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// The profiles that come with vlane: name and text.
 const EMBEDDED: [(&str, &str); 8] = [

@@ -9,11 +9,8 @@ use serde::{Deserialize, Serialize};
 use vlane_driver::Buckets;
 
 use super::profile::{Load, Pin, Target};
-use vlane_report::machine::Machine;
-use vlane_report::stats::median;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::output::Output;
-use vlane_testbed::sniff::{SAVED, Wanted, mistaken};
+use vlane_report::{Machine, median};
+use vlane_testbed::{Context, Error, ErrorKind, Output, Result, SAVED, Wanted, mistaken};
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

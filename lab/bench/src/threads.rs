@@ -13,8 +13,7 @@ use vlane_driver::{Buckets, Mix, Region, Requests};
 
 use super::profile::{Load, Storage};
 use super::saved::{Flushing, Run};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result};
 
 /// O_DIRECT of Linux on x86 and others; what buffers for it are aligned to.
 const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();

@@ -4,7 +4,7 @@ use vlane_error::counted;
 use vlane_trace::{Priority, Record, RequestKind, Status};
 
 use super::Trace;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::{Error, ErrorKind, Result};
 
 /// A trace that another program made.
 #[derive(Debug, Clone, Default)]

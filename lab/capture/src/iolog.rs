@@ -12,7 +12,7 @@ use vlane_trace::{Header, Record, RequestKind, SECTOR};
 
 use super::Trace;
 use super::import::{record, senseless};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Writes a trace as an iolog on the file `file`, in the order of submission. Version 2 has no
 /// times (fio 1.17 and later), version 3 has them (fio 3.31 and later). Returns how many requests

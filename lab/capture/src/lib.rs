@@ -24,9 +24,7 @@ use std::path::Path;
 
 use vlane_trace::{BlockHead, Entry, Header, LayoutPiece, Reader, Record, RequestKind, Writer};
 
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::output::Output;
-use vlane_testbed::sniff::{Wanted, mistaken};
+use vlane_testbed::{Context, Error, ErrorKind, Output, Result, Wanted, mistaken};
 
 /// A request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

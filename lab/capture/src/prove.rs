@@ -12,15 +12,11 @@ use vlane_client::Progress;
 use vlane_client::record::{RecordOptions, record};
 use vlane_guest::Initramfs;
 use vlane_policy::journal::{FileSystem, Journal, Map};
-use vlane_report::build::table;
-use vlane_report::{Cell, Note, Report, Section};
-use vlane_testbed::control::Control;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker, wait};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::output::Output;
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, Installs, Rounds};
+use vlane_report::{Cell, Note, Report, Section, table};
+use vlane_testbed::{
+    Call, Context, Control, Error, ErrorKind, Installs, Interrupt, Machines, Maker, Output, Result,
+    Rounds, Server, Storage, wait,
+};
 
 use super::Trace;
 use super::analyze::build::number;

@@ -18,10 +18,8 @@ use vlane_trace::{Record, RequestKind};
 
 use super::{Request, Trace, replay_report};
 
-use vlane_report::build::Begun;
-use vlane_report::{Note, Report};
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_report::{Begun, Note, Report};
+use vlane_testbed::{Error, ErrorKind, Interrupt, Result};
 
 /// Largest delay of a completion's recorded time: the time of the eight requests that share one
 /// reading of the clock, on an engine that answers each with a system call.

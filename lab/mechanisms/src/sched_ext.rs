@@ -24,10 +24,8 @@ use crate::loans::figures::SCHED_EXT;
 use crate::loans::study::Study;
 use crate::loans::{live, sched};
 use vlane_client::progress::Progress;
-use vlane_report::build::table;
-use vlane_report::{Cell, Report, Section};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::{Call, Installs, Interrupt};
+use vlane_report::{Cell, Report, Section, table};
+use vlane_testbed::{Call, Context, Error, ErrorKind, Installs, Interrupt, Result};
 
 /// Time before each measurement: accounts begin empty.
 const RAMP: Duration = Duration::from_secs(2);

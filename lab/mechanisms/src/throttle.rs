@@ -14,12 +14,11 @@ use vlane_units::show_size;
 
 use vlane_bench::{Load, blkio};
 use vlane_client::progress::Progress;
-use vlane_report::build::table;
-use vlane_report::machine::usable_cpus;
-use vlane_report::{Cell, Note, Report, Section, Spread};
-use vlane_testbed::control::{Control, Counters};
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, Context, Error, ErrorKind, Installs, Interrupt, Result, Rounds};
+use vlane_report::{Cell, Note, Report, Section, Spread, table, usable_cpus};
+use vlane_testbed::{
+    Call, Context, Control, Counters, Error, ErrorKind, Installs, Interrupt, Result, Rounds,
+    Server, Storage,
+};
 
 /// The time that the back end has for its burst, which does not count.
 const RAMP: Duration = Duration::from_secs(1);

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use vlane_guest::{Host, Output};
 
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::Machines;
+use vlane_testbed::{Context, Error, ErrorKind, Machines, Result};
 
 /// How long a tool may take for a small image.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -30,10 +30,9 @@ use self::load::Told;
 pub use self::options::{Arm, Options};
 use self::states::{STRATEGIES, chooser};
 use self::storage::Storage;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::image::{Medium, Place};
-use vlane_testbed::rounds::missing;
-use vlane_testbed::{Call, Interrupt, word};
+use vlane_testbed::{
+    Call, Context, Error, ErrorKind, Interrupt, Medium, Place, Result, missing, word,
+};
 
 /// Number of states whose faults are printed.
 const TOLD: usize = 5;

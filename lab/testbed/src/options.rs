@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use vlane::serve::{Experiments, ServeArgs};
 use vlane_guest::{Host, Install};
-use vlane_report::build::Begun;
+use vlane_report::Begun;
 
 use crate::{Error, ErrorKind, Interrupt, Result};
 

@@ -5,9 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use vlane_report::Report;
-use vlane_report::judge::{Arms, ENOUGH};
 use vlane_report::machine::others;
+use vlane_report::{Arms, ENOUGH, Report};
 
 use crate::Interrupt;
 use crate::error::{Error, Result};

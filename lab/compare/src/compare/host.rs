@@ -10,9 +10,8 @@ use super::Setup;
 use super::jobs::{self, CacheState, OLD};
 use super::loads::{Load, Pattern};
 use super::scratch::{run, warm_pages};
-use vlane_testbed::error::{Context, ErrorKind, Result};
-use vlane_testbed::fio::{self, Outcome};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::fio::Outcome;
+use vlane_testbed::{Context, ErrorKind, Interrupt, Result, fio};
 
 /// Longest that fio may take beside the time it measures.
 const SPARE: Duration = Duration::from_secs(60);

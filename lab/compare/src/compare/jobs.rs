@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::{Error, ErrorKind, Result};
 use vlane_units::show_size;
 
 use super::loads::{Load, Pattern};

@@ -35,11 +35,7 @@ use vlane_cost::{Counted, Tally, Used, calls, kvm};
 use vlane_error::counted;
 use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_report::Report;
-use vlane_testbed::Call;
-use vlane_testbed::control::Control;
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::rounds::Rounds;
-use vlane_testbed::server::{Aio, Server, Storage};
+use vlane_testbed::{Aio, Call, Control, Error, ErrorKind, Result, Rounds, Server, Storage};
 use vlane_units::show_size;
 
 use self::columns::Column;

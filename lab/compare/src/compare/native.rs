@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use vlane_driver::{Limit, Pattern as DriverPattern, SessionOptions, Workload};
 use vlane_error::counted;
-use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::fio::Outcome;
+use vlane_testbed::{Error, ErrorKind, Result};
 
 use super::columns::Column;
 use super::loads::{Load, Pattern, fio_table};

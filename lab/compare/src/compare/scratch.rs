@@ -14,10 +14,7 @@ use tempfile::TempDir;
 use vlane_guest::{Host, Spec};
 
 use super::jobs::{CacheState, OLD, Sizes};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::image::fill_random;
-use vlane_testbed::image::{Medium, Place};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Medium, Place, Result, fill_random};
 
 /// Longest that making the file system may take.
 const MKFS: Duration = Duration::from_secs(300);

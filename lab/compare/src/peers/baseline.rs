@@ -6,9 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use vlane_guest::Spec;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::on_cpus;
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, on_cpus};
 
 use super::Sample;
 use super::plan::Load;

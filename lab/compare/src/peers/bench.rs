@@ -13,15 +13,11 @@ use vlane_cost::{Role, Sampler, ThreadFilter};
 use vlane_driver::{Limit, Pattern, SessionOptions, Workload};
 use vlane_error::counted;
 use vlane_guest::{BlkioFio, Host};
-use vlane_report::figure;
-use vlane_report::judge::Arms;
-use vlane_report::machine::usable_cpus;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker};
-use vlane_testbed::image::{self, Image, Place};
-use vlane_testbed::rounds::in_turns;
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, usage};
+use vlane_report::{Arms, figure, usable_cpus};
+use vlane_testbed::{
+    Call, Context, Error, ErrorKind, Image, Machines, Maker, Place, Result, Server, Storage, image,
+    in_turns, usage,
+};
 
 use super::guest::InGuest;
 use super::plan::{Client, Contender, IOPS, Load, Medium, Row, rows};

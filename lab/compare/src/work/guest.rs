@@ -16,9 +16,7 @@ use vlane_cost::{Role, Sampler, interrupts, kvm, qemu};
 use vlane_guest::{
     Boot, Choice, Controller, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram,
 };
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{trouble, wait};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, trouble, wait};
 
 /// The disk's PCI slot.
 const SLOT: u8 = 4;

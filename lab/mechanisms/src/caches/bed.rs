@@ -9,8 +9,7 @@ use vlane_guest::{Host, UmlProgram};
 use super::limit::MemoryLimit;
 use super::replay::Replay;
 use super::{Arm, Options};
-use vlane_testbed::image::Image;
-use vlane_testbed::{Error, ErrorKind, Interrupt, Result, Server};
+use vlane_testbed::{Error, ErrorKind, Image, Interrupt, Result, Server};
 
 /// Everything that measurements stand on.
 #[derive(Debug)]

@@ -23,9 +23,7 @@ use super::volume::{self, Volume};
 use vlane_capture::Trace;
 use vlane_client::record::{RecordOptions, Recording, record};
 use vlane_cost::{Role, Sampler, Used};
-use vlane_testbed::control::Control;
-use vlane_testbed::guests::pause;
-use vlane_testbed::{Context, Error, ErrorKind, Output, Result, Server};
+use vlane_testbed::{Context, Control, Error, ErrorKind, Output, Result, Server, pause};
 
 /// Bytes that the neighbour reads at a time.
 const READ: u32 = 4096;

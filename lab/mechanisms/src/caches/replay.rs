@@ -179,8 +179,7 @@ mod tests {
     use vlane_guest::{Host, Install};
 
     use super::*;
-    use vlane_testbed::image::{Medium, Place};
-    use vlane_testbed::interrupt::Interrupt;
+    use vlane_testbed::{Interrupt, Medium, Place};
 
     fn request(at_ns: u64, kind: ReplayKind, sector: u64, sectors: u32) -> ReplayRequest {
         let done_ns = Some(at_ns + 5);

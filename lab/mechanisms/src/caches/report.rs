@@ -7,10 +7,10 @@ use super::Options;
 use super::judge::{CellResult, steady};
 use super::measure::{SETTLED, Sample};
 use super::plan::Job;
-use vlane_report::build::{Begun, spread, table};
-use vlane_report::experiment::{self, Experiment, Figure, Place};
-use vlane_report::judge::{Measured, Verdict};
-use vlane_report::{Note, Report, Section};
+use vlane_report::{
+    Begun, Experiment, Figure, Measured, Note, Place, Report, Section, Verdict, experiment, spread,
+    table,
+};
 
 /// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it
 /// was said to be.
@@ -229,8 +229,7 @@ impl Experiment for Shown<'_> {
 mod tests {
     use std::time::Duration;
 
-    use vlane_report::judge::Arms;
-    use vlane_report::{Block, Cell, Severity};
+    use vlane_report::{Arms, Block, Cell, Severity};
 
     use super::super::plan::{Cell as Where, Expected, Job};
     use super::super::tests::options;

@@ -7,8 +7,7 @@ use std::path::Path;
 use rustix::fs::{Advice, fadvise};
 use vlane_guest::{Host, ext4};
 
-use vlane_testbed::image::{Image, Place};
-use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Image, Interrupt, Place, Result};
 
 /// Least size of a guest's volume beside its journal.
 const FILES: u64 = 256 << 20;

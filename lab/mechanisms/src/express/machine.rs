@@ -18,18 +18,12 @@ use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, options_in, parse_lat
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_client::record::{RecordOptions, record};
-use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_testbed::control::{Classes, Control};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::fio;
-use vlane_testbed::guests::{Machines, Maker, trouble, wait};
-use vlane_testbed::image::{Image, Medium, Place};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::output::Output;
-use vlane_testbed::rounds::{Rounds, in_turns, settle};
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, Installs, Raiser};
+use vlane_report::{Arms, Report};
+use vlane_testbed::{
+    Call, Classes, Context, Control, Error, ErrorKind, Image, Installs, Interrupt, Machines, Maker,
+    Medium, Output, Place, Raiser, Result, Rounds, Server, Storage, fio, in_turns, settle, trouble,
+    wait,
+};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
 pub(crate) const BOOT: Duration = Duration::from_secs(240);

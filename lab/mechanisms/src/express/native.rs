@@ -12,13 +12,11 @@ use vlane_error::counted;
 
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, distinct, word};
 use vlane_client::progress::Progress;
-use vlane_report::judge::Arms;
-use vlane_report::{Report, figure};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::rounds::{Rounds, in_turns, settle};
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, usage};
+use vlane_report::{Arms, Report, figure};
+use vlane_testbed::{
+    Call, Context, Error, ErrorKind, Interrupt, Result, Rounds, Server, Storage, in_turns, settle,
+    usage,
+};
 
 pub(super) mod report;
 

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use rustix::fs::OFlags;
 use vlane::values;
-use vlane_report::stats::nearest_rank;
+use vlane_report::nearest_rank;
 
 use super::BLOCK;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Direct I/O wants memory at a multiple of this, at most.
 const ALIGN: usize = 4096;

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use vlane_guest::{Host, libraries_in, run};
 
 use super::word;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Copying and mke2fs.
 const LIMIT: Duration = Duration::from_secs(300);

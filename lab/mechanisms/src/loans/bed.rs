@@ -18,13 +18,10 @@ use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_client::record::{RecordOptions, record};
 use vlane_cost::{Role, Sampler};
-use vlane_testbed::Installs;
-use vlane_testbed::control::Control;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker, pause};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::output::Output;
-use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::{
+    Context, Control, Error, ErrorKind, Installs, Interrupt, Machines, Maker, Output, Result,
+    Server, Storage, pause,
+};
 
 /// Guests beside others that compute boot slowly.
 const BOOT: Duration = Duration::from_secs(240);

@@ -30,10 +30,7 @@ use super::{DEFAULTS, Options, sched};
 use vlane_capture::Trace;
 use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::guests::Machines;
-use vlane_testbed::rounds::settle;
-use vlane_testbed::{Call, usage, word};
+use vlane_testbed::{Call, Error, ErrorKind, Machines, Result, settle, usage, word};
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;

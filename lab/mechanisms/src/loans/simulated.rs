@@ -14,8 +14,7 @@ use vlane_simulate::{ABLATION, COMPARED, Load, Outcome, Scenario, Setup, Span};
 use vlane_client::progress::Progress;
 use vlane_error::counted;
 use vlane_report::{Note, Report, Section, Spread};
-use vlane_testbed::error::{Context, ErrorKind, Result};
-use vlane_testbed::{Call, Interrupt};
+use vlane_testbed::{Call, Context, ErrorKind, Interrupt, Result};
 
 /// Options of the simulations
 #[derive(Debug, Clone, Args)]

@@ -7,13 +7,12 @@ use vlane_error::counted;
 
 use super::figures::{FURTHEST, FURTHEST_IN_ALL, Named, Seen, ms};
 use vlane_client::progress::Progress;
-use vlane_report::build::{Begun, bars, spread};
-use vlane_report::experiment::{Experiment, Figure, Place, report};
-use vlane_report::judge::{Arms, Bound, Measured, Verdict};
-use vlane_report::stats::nearest_rank;
-use vlane_report::{Axis, Block, Chart, Note, Point, Report, Section, Series, Spread};
-use vlane_testbed::error::Result;
-use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_report::experiment::report;
+use vlane_report::{
+    Arms, Axis, Begun, Block, Bound, Chart, Experiment, Figure, Measured, Note, Place, Point,
+    Report, Section, Series, Spread, Verdict, bars, nearest_rank, spread,
+};
+use vlane_testbed::{Result, Rounds, in_turns};
 
 /// Permitted deviation of a share from its weight, percent.
 const OFF: f64 = 3.0;

@@ -15,9 +15,9 @@ use crate::express::root::Root;
 use crate::express::script::with_parts;
 use crate::loans::bed::{END, OTHERS, SETTLE, last_state, schedule, socket};
 use vlane_cost::{Role, Sampler, ThreadFilter};
-use vlane_testbed::control::Control;
-use vlane_testbed::guests::{Machines, Maker, pause, wait};
-use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, Server};
+use vlane_testbed::{
+    Context, Control, Error, ErrorKind, Interrupt, Machines, Maker, Result, Server, pause, wait,
+};
 
 /// tune2fs, on an unused image.
 const TUNE: Duration = Duration::from_secs(120);

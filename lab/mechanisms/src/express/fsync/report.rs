@@ -4,10 +4,9 @@ use super::super::report::{cpus, guests, places};
 use super::super::{Variant, word};
 use super::{Options, Sample, hops};
 use vlane_error::counted;
-use vlane_report::build::{Begun, table};
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::Bound;
-use vlane_report::{Cell, Note, Report, Section};
+use vlane_report::{
+    Begun, Bound, Cell, Experiment, Figure, Goal, Note, Place, Report, Section, experiment, table,
+};
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 

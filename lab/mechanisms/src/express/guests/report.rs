@@ -5,10 +5,7 @@ use vlane_error::counted;
 use super::super::Variant;
 use super::super::report::{cpus, guests, places};
 use super::{Options, Sample};
-use vlane_report::build::Begun;
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::Bound;
-use vlane_report::{Note, Report};
+use vlane_report::{Begun, Bound, Experiment, Figure, Goal, Note, Place, Report, experiment};
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 

@@ -6,10 +6,10 @@ use super::super::report::{cpus, guests, places};
 use super::super::root::Root;
 use super::super::{Variant, word};
 use super::{Options, Sample};
-use vlane_report::build::{Begun, bars, spread};
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::{Bound, Measured};
-use vlane_report::{Note, Report, Section};
+use vlane_report::{
+    Begun, Bound, Experiment, Figure, Goal, Measured, Note, Place, Report, Section, bars,
+    experiment, spread,
+};
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 

@@ -2,10 +2,7 @@
 
 use super::super::{Mode, word};
 use super::{Load, Options, Sample};
-use vlane_report::build::Begun;
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::{Arms, Bound};
-use vlane_report::{Note, Report};
+use vlane_report::{Arms, Begun, Bound, Experiment, Figure, Goal, Note, Place, Report, experiment};
 
 /// How many times shorter the foreground's 99th percentile has to be.
 const SHORTER: f64 = 10.0;
