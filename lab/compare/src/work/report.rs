@@ -62,10 +62,7 @@ fn small_over_large(arms: &Arms<Sample>, of: fn(&Sample) -> f64) -> Option<Sprea
 
 impl Experiment for Measured {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["Direction", "Requests"]
-    }
+    const HEADS: [&'static str; 2] = ["Direction", "Requests"];
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         vec![calls(), rate()]

@@ -153,10 +153,11 @@ fn moving(result: &CellResult) -> Vec<Note> {
 
 impl Experiment for Shown<'_> {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["Cell", "Arm"]
-    }
+    const HEADS: [&'static str; 2] = ["Cell", "Arm"];
+    const AIM: &'static str = "They are for the arms that keep the journal out of the cache and \
+                               keep what a flush promises; the others are what those are held \
+                               against, and an option that begins with --danger- has none. The \
+                               better one is the better of writeback and none in the same cell.";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         let [_, _, _, p99, ..] = figures();
@@ -165,13 +166,6 @@ impl Experiment for Shown<'_> {
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         self.told()
-    }
-
-    fn aim(&self) -> String {
-        "They are for the arms that keep the journal out of the cache and keep what a flush \
-         promises; the others are what those are held against, and an option that begins with \
-         --danger- has none. The better one is the better of writeback and none in the same cell."
-            .into()
     }
 
     fn judge(&self, place: &Place<'_, Sample>) -> Vec<Verdict> {

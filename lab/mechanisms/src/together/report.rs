@@ -78,10 +78,7 @@ fn pace(every: Option<Duration>) -> String {
 
 impl Experiment for Shown {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["where", "condition"]
-    }
+    const HEADS: [&'static str; 2] = ["where", "condition"];
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         let panels = [(waits(), 4), (lose(), 3), (pays(), 3)].into_iter();

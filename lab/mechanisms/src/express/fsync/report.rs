@@ -82,6 +82,7 @@ fn recorded(result: &PlaceResult) -> Section {
 
 impl Experiment for Shown<'_> {
     type Sample = Sample;
+    const AIM: &'static str = "They are for Proposed. All variants have as many fsyncs.";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         self.judged().into_iter().map(|(figure, _)| figure).collect()
@@ -110,10 +111,6 @@ impl Experiment for Shown<'_> {
         }
         notes.push(Note::info(text));
         notes
-    }
-
-    fn aim(&self) -> String {
-        "They are for Proposed. All variants have as many fsyncs.".into()
     }
 
     fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {

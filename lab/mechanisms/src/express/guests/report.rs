@@ -46,6 +46,8 @@ fn background() -> Figure<'static, Sample> {
 
 impl Experiment for Shown<'_> {
     type Sample = Sample;
+    const AIM: &'static str =
+        "The paper's foreground program takes 15 % less with everything (Proposed).";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         vec![p99()]
@@ -64,10 +66,6 @@ impl Experiment for Shown<'_> {
              the program's start is in it.",
         ));
         notes
-    }
-
-    fn aim(&self) -> String {
-        "The paper's foreground program takes 15 % less with everything (Proposed).".into()
     }
 
     fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {

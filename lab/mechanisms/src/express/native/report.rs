@@ -40,10 +40,9 @@ fn total() -> Figure<'static, Sample> {
 
 impl Experiment for Options {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["Load", "Arm"]
-    }
+    const HEADS: [&'static str; 2] = ["Load", "Arm"];
+    const AIM: &'static str =
+        "They are for `on`. `order` and `shortest` are its two parts, each shown alone.";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         vec![total()]
@@ -69,10 +68,6 @@ impl Experiment for Options {
                 self.think
             )),
         ]
-    }
-
-    fn aim(&self) -> String {
-        "They are for `on`. `order` and `shortest` are its two parts, each shown alone.".into()
     }
 
     fn goals(&self, place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {
