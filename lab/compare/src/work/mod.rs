@@ -8,10 +8,11 @@
 mod guest;
 mod report;
 
-use vlane_client::progress::Progress;
 use vlane_guest::{Accel, Host, Kernel, QemuProgram};
 use vlane_report::{Arms, Report};
-use vlane_testbed::{Call, Context, ErrorKind, Image, Place, Result, Rounds, image, in_turns};
+use vlane_testbed::{
+    Call, Context, ErrorKind, Image, Place, Progress, Result, Rounds, image, in_turns,
+};
 
 use self::guest::{InGuest, Sample};
 use crate::compare::{Options, choose_accel};

@@ -29,9 +29,8 @@ use vlane_sched::{VcpuThreads, Vehicle};
 use super::figures::{LIVE, Seen, ns};
 use super::study::Study;
 use super::{Options, sched};
-use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_testbed::{Call, Error, ErrorKind, Interrupt, Result, pause, settle, usage};
+use vlane_testbed::{Call, Error, ErrorKind, Interrupt, Progress, Result, pause, settle, usage};
 
 /// Token of the guest with I/O at the scheduler.
 const TOKEN: u64 = 1;

@@ -7,12 +7,11 @@ use vlane_error::counted;
 
 use super::figures::{FURTHEST, FURTHEST_IN_ALL, Named, Seen, ms};
 use vlane_report::experiment::report;
-use vlane_client::progress::Progress;
 use vlane_report::{
     Arms, Axis, Begun, Block, Bound, Chart, Experiment, Figure, Measured, Note, Place, Point,
     Report, Section, Series, Spread, Verdict, bars, nearest_rank, spread,
 };
-use vlane_testbed::{Result, Rounds, in_turns};
+use vlane_testbed::{Progress, Result, Rounds, in_turns};
 
 /// Permitted deviation of a share from its weight, percent.
 // The paragraph above the goals names it, too.
