@@ -14,9 +14,7 @@ use vlane_guest::BlkioFio;
 
 use super::profile::Load;
 use super::saved::Run;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::on_cpus;
+use vlane_testbed::{Context, Error, ErrorKind, Fail, Interrupt, Result, on_cpus};
 
 /// How much longer than its time a fio may take before it is given up.
 const SPARE: Duration = Duration::from_secs(30);
@@ -121,10 +119,7 @@ pub fn measure(
             look();
         }
         if elapsed > ramp + time + SPARE {
-            return Err(Error::new(
-                ErrorKind::Timeout,
-                "fio does not end; does the back end answer it?",
-            ));
+            return ErrorKind::Timeout.fail("fio does not end; does the back end answer it?");
         }
         std::thread::sleep(Duration::from_millis(5));
     };
@@ -137,7 +132,7 @@ pub fn measure(
         }
         let context =
             format!("fio failed ({status}): {}", [said.trim(), text.trim()].join(" ").trim());
-        return Err(Error::new(ErrorKind::Process, context));
+        return ErrorKind::Process.fail(context);
     }
     parse(&text)
 }

@@ -4,7 +4,7 @@ use super::measure::nothing_yet;
 use super::profile::{Load, Profile};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use vlane_report::stats::{Better, Outcome, Verdict, paired, unpaired};
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::{ErrorKind, Fail, Result};
 
 /// Title of a figure of a [`Run`], the good direction, and its value.
 type Figure = (&'static str, Better, fn(&Run) -> f64);
@@ -88,13 +88,12 @@ pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<S
             continue;
         };
         if !then.load.is_same_as(&now.load) {
-            let context = format!(
+            return ErrorKind::Invalid.fail(format!(
                 "load `{}` differs from the saved run, so they cannot be compared: {}; save a new \
                  run",
                 now.load.name,
                 difference(&then.load, &now.load)
-            );
-            return Err(Error::new(ErrorKind::Invalid, context));
+            ));
         }
         for a in &now.targets {
             let b = match (&now.targets[..], &then.targets[..]) {
@@ -109,11 +108,10 @@ pub fn against_saved(new: &Saved, old: &Saved) -> Result<(Vec<Comparison>, Vec<S
     }
     if found.is_empty() {
         let names: Vec<_> = old.loads.iter().map(|load| load.load.name.as_str()).collect();
-        let context = format!(
+        return ErrorKind::Invalid.fail(format!(
             "the saved run has none of these loads on these targets; it has: {}",
             names.join(", ")
-        );
-        return Err(Error::new(ErrorKind::Invalid, context));
+        ));
     }
     Ok((found, missing))
 }

@@ -17,15 +17,11 @@ use super::plan::order;
 use super::profile::{Backend, Client, Load, Pin, Profile, Storage, Target};
 use super::saved::{LoadRuns, Run, Saved, TargetRuns};
 use super::threads;
-use vlane_client::progress::Progress;
-use vlane_report::Report;
-use vlane_report::machine::usable_cpus;
-use vlane_testbed::control::{Control, Counters};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::image::{Image, Medium, Place};
-use vlane_testbed::server::{Aio, Server, Storage as Served};
-use vlane_testbed::sniff::SAVED;
-use vlane_testbed::{Call, usage};
+use vlane_report::{Report, usable_cpus};
+use vlane_testbed::{
+    Aio, Call, Context, Control, Counters, Error, ErrorKind, Fail, Image, Medium, Place, Progress,
+    Result, SAVED, Server, Storage as Served, usage,
+};
 
 /// Place and means of a measurement.
 #[derive(Debug)]
@@ -107,7 +103,7 @@ pub fn measure(profile: &Profile, setting: &Setting<'_>, progress: &mut Progress
     progress.clear();
     if partial && loads.iter().all(|load| load.targets.iter().all(|target| target.runs.is_empty()))
     {
-        return Err(Error::new(ErrorKind::Interrupted, "interrupted before anything was measured"));
+        return ErrorKind::Interrupted.fail("interrupted before anything was measured");
     }
     let programs: &[&str] = if bench.qsd.is_some() { &["qemu-storage-daemon"] } else { &[] };
     let Report { title, command, created, seconds, mut machine, .. } =
@@ -162,7 +158,7 @@ impl<'a> Bench<'a> {
                 loads.iter().find_map(|load| Some((load, blkio::cannot(load)?)))
         {
             let context = format!("load `{}`: fio's libblkio engine cannot do {what}", load.name);
-            return Err(Error::new(ErrorKind::Invalid, context));
+            return ErrorKind::Invalid.fail(context);
         }
         let has = |backend| targets.iter().any(|target| target.backend == backend);
         let qsd = match has(Backend::QemuStorageDaemon) {
@@ -188,7 +184,7 @@ impl<'a> Bench<'a> {
         {
             let context =
                 format!("load `{}`: threads without a back end cannot do {what}", load.name);
-            return Err(Error::new(ErrorKind::Invalid, context));
+            return ErrorKind::Invalid.fail(context);
         }
         let started = targets.iter().any(|target| target.backend != Backend::Socket);
         let image = |storages: &[Storage], medium, wanted, option| -> Result<Option<Image>> {
@@ -287,10 +283,9 @@ impl<'a> Bench<'a> {
                 }
                 Ok(run)
             }
-            n => Err(Error::new(
-                ErrorKind::Process,
-                format!("{n} of {} failed", counted(report.ios, "request")),
-            )),
+            n => {
+                ErrorKind::Process.fail(format!("{n} of {} failed", counted(report.ios, "request")))
+            }
         }
     }
 
@@ -392,11 +387,10 @@ fn cpus(pin: Pin) -> Result<(Vec<usize>, Vec<usize>)> {
     }
     let usable = usable_cpus()?;
     match usable.len() {
-        0 | 1 => Err(Error::new(
-            ErrorKind::Invalid,
+        0 | 1 => ErrorKind::Invalid.fail(
             "pin = \"apart\" needs two CPUs, this process has one; use a profile with pin = \
              \"none\"",
-        )),
+        ),
         n => Ok((usable[..n / 2].to_vec(), usable[n / 2..].to_vec())),
     }
 }

@@ -12,7 +12,7 @@ use toml::Spanned;
 use vlane_driver::{Arrivals, Limit, Rate, SessionOptions, Wait, Want, Workload};
 
 use super::values::{Ioprio, Pattern, Size, Time};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, Error, ErrorKind, Fail, Result};
 
 /// The profiles that come with vlane: name and text.
 const EMBEDDED: [(&str, &str); 8] = [
@@ -419,7 +419,7 @@ impl Profile {
             text[..span.start.min(text.len())].matches('\n').count() + 1
         };
         let wrong = |span, what: String| {
-            Err(Error::new(ErrorKind::Format, format!("{origin}, line {}: {what}", at(span))))
+            ErrorKind::Format.fail(format!("{origin}, line {}: {what}", at(span)))
         };
         let mut profile = Self::of(file.title, Vec::new());
         if let Some(threshold) = file.threshold {
@@ -449,7 +449,7 @@ impl Profile {
             profile.loads.push(load);
         }
         if profile.loads.is_empty() {
-            return Err(Error::new(ErrorKind::Format, format!("{origin}: has no [[load]]")));
+            return ErrorKind::Format.fail(format!("{origin}: has no [[load]]"));
         }
         profile.text = file.text;
         profile.repeats = file.repeats.map_or(profile.repeats, NonZeroUsize::get);

@@ -9,11 +9,8 @@ use serde::{Deserialize, Serialize};
 use vlane_driver::Buckets;
 
 use super::profile::{Load, Pin, Target};
-use vlane_report::machine::Machine;
-use vlane_report::stats::median;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::output::Output;
-use vlane_testbed::sniff::{SAVED, Wanted, mistaken};
+use vlane_report::{Machine, median};
+use vlane_testbed::{Context, ErrorKind, Fail, Output, Result, SAVED, Wanted, mistaken};
 
 /// A whole run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -187,7 +184,7 @@ impl Saved {
     /// of another version.
     pub fn read(path: &Path) -> Result<Self> {
         if let Some(words) = mistaken(path, Wanted::SavedRun) {
-            return Err(Error::new(ErrorKind::Format, words));
+            return ErrorKind::Format.fail(words);
         }
         let at = |what: &str| format!("{}: {what}", path.display());
         let text = std::fs::read_to_string(path).context(ErrorKind::Io, || at("cannot be read"))?;
@@ -198,14 +195,11 @@ impl Saved {
             Some(SAVED) => {
                 serde_json::from_value(run).context(ErrorKind::Format, || at("a damaged saved run"))
             }
-            Some(other) => Err(Error::new(
-                ErrorKind::Format,
-                at(&format!(
-                    "of the format `{other}`; this program reads `{SAVED}`: save the older run \
+            Some(other) => ErrorKind::Format.fail(at(&format!(
+                "of the format `{other}`; this program reads `{SAVED}`: save the older run \
                      again"
-                )),
-            )),
-            None => Err(Error::new(ErrorKind::Format, at(unknown))),
+            ))),
+            None => ErrorKind::Format.fail(at(unknown)),
         }
     }
 }

@@ -2,12 +2,10 @@
 
 use vlane_driver::{Arrivals, Buckets, Wait};
 use vlane_error::counted;
-use vlane_report::build::{bars, spread, table};
-use vlane_report::experiment::{Figure, arms_table};
-use vlane_report::judge::{Arms, Measured};
 use vlane_report::stats::{Outcome, Verdict};
 use vlane_report::{
-    Axis, Block, Cell, Chart, Note, Point, Report, SCHEMA, Samples, Section, Series, figure,
+    Arms, Axis, Block, Cell, Chart, Figure, Measured, Note, Point, Report, SCHEMA, Samples,
+    Section, Series, arms_table, bars, figure, spread, table,
 };
 use vlane_units::show_size;
 

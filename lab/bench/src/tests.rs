@@ -6,9 +6,9 @@ use vlane_driver::Buckets;
 
 use super::saved::{Flushing, LoadRuns};
 use super::*;
-use vlane_report::machine::Machine;
+use vlane_report::Machine;
 use vlane_report::stats::Outcome;
-use vlane_testbed::error::ErrorKind;
+use vlane_testbed::ErrorKind;
 
 /// Some runs, `scale` times as fast as others.
 fn runs(scale: f64, seed: u32) -> Vec<Run> {

@@ -13,8 +13,7 @@ use vlane_driver::{Buckets, Mix, Region, Requests};
 
 use super::profile::{Load, Storage};
 use super::saved::{Flushing, Run};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{Context, Error, ErrorKind, Fail, Interrupt, Result};
 
 /// O_DIRECT of Linux on x86 and others; what buffers for it are aligned to.
 const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits().cast_signed();
@@ -66,9 +65,9 @@ pub(super) fn measure(
         };
         let running: Vec<_> = (0..threads).map(work).collect();
         let joined = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
-            thread.join().unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Process, "a thread of the load is gone"))
-            })
+            thread
+                .join()
+                .unwrap_or_else(|_| ErrorKind::Process.fail("a thread of the load is gone"))
         };
         running.into_iter().map(joined).collect()
     });

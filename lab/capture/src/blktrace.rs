@@ -14,8 +14,8 @@ use vlane_trace::{RequestKind, Status};
 
 use super::Trace;
 use super::import::{Imported, choose};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::sniff::{self, BLKTRACE, ByteOrder};
+use vlane_testbed::sniff::{BLKTRACE, ByteOrder};
+use vlane_testbed::{Context, Error, ErrorKind, Result, sniff};
 
 mod pair;
 

@@ -4,7 +4,7 @@ use vlane_error::counted;
 use vlane_trace::{Priority, Record, RequestKind, Status};
 
 use super::Trace;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::{Error, ErrorKind, Fail, Result};
 
 /// A trace that another program made.
 #[derive(Debug, Clone, Default)]
@@ -76,7 +76,7 @@ pub(crate) fn choose(
     if let Some((name, _)) = devices.iter().find(|(name, _)| is_chosen(name)) {
         return Ok(Some(name.clone()));
     }
-    let context = match wanted {
+    ErrorKind::Invalid.fail(match wanted {
         None if devices.is_empty() => return Ok(None),
         None => {
             format!("it is of several devices, and a volume is one: choose with --device: {list}")
@@ -85,8 +85,7 @@ pub(crate) fn choose(
             format!("device {wanted} is not in it: it has no request")
         }
         Some(wanted) => format!("device {wanted} is not in it; it has {list}"),
-    };
-    Err(Error::new(ErrorKind::Invalid, context))
+    })
 }
 
 /// The error of a line that makes no sense.

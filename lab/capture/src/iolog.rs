@@ -12,7 +12,7 @@ use vlane_trace::{Header, Record, RequestKind, SECTOR};
 
 use super::Trace;
 use super::import::{record, senseless};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{Context, ErrorKind, Fail, Result};
 
 /// Writes a trace as an iolog on the file `file`, in the order of submission. Version 2 has no
 /// times (fio 1.17 and later), version 3 has them (fio 3.31 and later). Returns how many requests
@@ -22,10 +22,9 @@ use vlane_testbed::error::{Context, Error, ErrorKind, Result};
 /// [`ErrorKind::Invalid`] for a file name that an iolog cannot have, [`ErrorKind::Io`].
 pub fn write(trace: &Trace, version: u8, file: &str, to: &mut impl Write) -> Result<u64> {
     if file.is_empty() || file.len() > 255 || file.chars().any(char::is_whitespace) {
-        let context = format!(
+        return ErrorKind::Invalid.fail(format!(
             "{file:?}: fio's iolog takes no file name with spaces, or of more than 255 bytes"
-        );
-        return Err(Error::new(ErrorKind::Invalid, context));
+        ));
     }
     let (begin, span) = trace.span();
     let stamp = |ns: u64| if version < 3 { String::new() } else { format!("{} ", ns / 1000) };
@@ -82,7 +81,7 @@ pub fn read(from: impl BufRead) -> Result<Trace> {
     if files.len() > 1 {
         let names: Vec<_> = files.into_iter().collect();
         let context = format!("it is of several files ({}), and a volume is one", names.join(", "));
-        return Err(Error::new(ErrorKind::Format, context));
+        return ErrorKind::Format.fail(context);
     }
     let name = files.pop_first().unwrap_or_default();
     Ok(Trace::from_records(Header { lanes: 1, name, ..Header::default() }, records))

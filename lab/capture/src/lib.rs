@@ -24,9 +24,7 @@ use std::path::Path;
 
 use vlane_trace::{BlockHead, Entry, Header, LayoutPiece, Reader, Record, RequestKind, Writer};
 
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::output::Output;
-use vlane_testbed::sniff::{Wanted, mistaken};
+use vlane_testbed::{At, Error, ErrorKind, Fail, Output, Result, Wanted, mistaken};
 
 /// A request of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,10 +109,9 @@ impl Trace {
     /// [`ErrorKind::Io`]; [`ErrorKind::Format`] if it is no trace of a version that is known.
     pub fn load(path: &Path) -> Result<Self> {
         if let Some(words) = mistaken(path, Wanted::Trace) {
-            return Err(Error::new(ErrorKind::Format, words));
+            return ErrorKind::Format.fail(words);
         }
-        let file = File::open(path)
-            .context(ErrorKind::Io, || format!("{}: cannot be opened", path.display()))?;
+        let file = File::open(path).at(path, "cannot be opened")?;
         Self::read(BufReader::with_capacity(1 << 20, file))
             .map_err(|error| Error::new(error.kind(), format!("{}: {error}", path.display())))
     }
@@ -199,7 +196,6 @@ impl Trace {
     /// # Errors
     /// As [`Output::write`].
     pub fn save(&self, output: &Output) -> Result<()> {
-        let failed = || format!("{}: cannot be written", output.path().display());
         let mut file = output.begin()?;
         let mut write = || -> std::result::Result<(), vlane_trace::Error> {
             let mut writer =
@@ -227,7 +223,7 @@ impl Trace {
             }
             writer.finish().map(drop)
         };
-        write().context(ErrorKind::Io, failed)?;
+        write().at(output.path(), "cannot be written")?;
         file.finish()
     }
 

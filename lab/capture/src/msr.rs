@@ -12,7 +12,7 @@ use vlane_trace::{Header, Record, RequestKind, SECTOR};
 
 use super::Trace;
 use super::import::{Imported, Notes, choose, record, senseless};
-use vlane_testbed::error::{Context, ErrorKind, Result};
+use vlane_testbed::{Context, ErrorKind, Result};
 
 /// Units of 100 ns between 1601 and 1970.
 const EPOCH: u64 = 116_444_736_000_000_000;

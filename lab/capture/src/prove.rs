@@ -8,19 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use vlane_client::Progress;
-use vlane_client::record::{RecordOptions, record};
 use vlane_guest::Initramfs;
 use vlane_policy::journal::{FileSystem, Journal, Map};
-use vlane_report::build::table;
-use vlane_report::{Cell, Note, Report, Section};
-use vlane_testbed::control::Control;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker, wait};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::output::Output;
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, Installs, Rounds};
+use vlane_report::{Cell, Note, Report, Section, table};
+use vlane_testbed::{
+    Call, Context, Control, Error, ErrorKind, Fail, Installs, Interrupt, Machines, Maker, Output,
+    Progress, RecordOptions, Result, Rounds, Server, Storage, record, wait,
+};
 
 use super::Trace;
 use super::analyze::build::number;
@@ -85,7 +79,7 @@ pub fn prove(options: &ProveOptions, call: &Call<'_>) -> Result<Report> {
     let host = &options.installs.host()?;
     if let Some(keep) = options.keep.as_ref().filter(|keep| !keep.is_dir()) {
         let context = format!("{}: is not a directory; make it first", keep.display());
-        return Err(Error::new(ErrorKind::Invalid, context));
+        return ErrorKind::Invalid.fail(context);
     }
     let maker = Maker::find(host, Machines::Uml)?;
     let is_chosen = |guest: &Guest| options.only.is_empty() || options.only.contains(guest);
@@ -211,7 +205,7 @@ impl Guest {
         if recorded.lost > 0 {
             let lost = vlane_error::counted(recorded.lost, "request");
             let lost = format!("the recording lost {lost}; try again on a quieter machine");
-            return Err(Error::new(ErrorKind::Io, failed(&lost)));
+            return ErrorKind::Io.fail(failed(&lost));
         }
         let journal = self.true_journal(&places).ok_or_else(|| {
             let what = format!("it is not understood where the journal is: {places}");

@@ -18,10 +18,8 @@ use vlane_trace::{Record, RequestKind};
 
 use super::{Request, Trace, replay_report};
 
-use vlane_report::build::Begun;
-use vlane_report::{Note, Report};
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_report::{Begun, Note, Report};
+use vlane_testbed::{ErrorKind, Fail, Interrupt, Result};
 
 /// Largest delay of a completion's recorded time: the time of the eight requests that share one
 /// reading of the clock, on an engine that answers each with a system call.
@@ -113,8 +111,7 @@ pub fn prepare(trace: &Trace, seed: u64) -> Result<Prepared> {
         });
     }
     if requests.is_empty() {
-        let context = "the trace has no request that can be replayed";
-        return Err(Error::new(ErrorKind::Invalid, context));
+        return ErrorKind::Invalid.fail("the trace has no request that can be replayed");
     }
     let depth = trace.requests.iter().map(Request::in_flight).max().unwrap_or(1);
     Ok(Prepared { requests, left_out, split, depth: u16::try_from(depth).unwrap_or(u16::MAX) })

@@ -2,8 +2,7 @@
 
 use vlane_driver::replay::ReplayReport;
 use vlane_error::counted;
-use vlane_report::build::{Begun, table};
-use vlane_report::{Cell, Note, Report, Section};
+use vlane_report::{Begun, Cell, Note, Report, Section, table};
 use vlane_trace::RequestKind;
 
 use super::Trace;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use vlane_testbed::sniff::{Wanted, mistaken};
+use vlane_testbed::{Wanted, mistaken};
 
 /// The result of talking to a vhost-user back end at `socket`; a failure names the kind of another
 /// file there.

@@ -4,10 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use vlane_report::build::Begun;
-use vlane_report::{Report, text};
-use vlane_testbed::reports::{check_report, write_report};
-use vlane_testbed::{Call, Interrupt};
+use vlane_report::{Begun, Report, text};
+use vlane_testbed::{Call, Interrupt, check_report, write_report};
 
 pub use vlane::output::*;
 

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use vlane_report::{Block, Report, Samples, is_svg_file, svg_file, text};
-use vlane_testbed::Output;
-use vlane_testbed::sniff::{Wanted, mistaken};
+use vlane_testbed::{Output, Wanted, mistaken};
 
 use crate::output::{OutputArgs, width};
 

@@ -18,11 +18,10 @@ use std::time::Duration;
 
 use clap::Args;
 use vlane_bench::{Load, Pattern, Profile, Setting, Size, Target};
-use vlane_client::Progress;
 use vlane_error::counted;
 use vlane_guest::{Host, Install};
 use vlane_report::Report;
-use vlane_testbed::{Call, Error, ErrorKind};
+use vlane_testbed::{Call, Error, ErrorKind, Progress};
 
 use crate::values;
 

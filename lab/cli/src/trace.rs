@@ -8,11 +8,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use vlane_capture::replay::Settings;
 use vlane_capture::{Imported, Trace, analyze, blktrace, iolog, msr, replay};
-use vlane_client::Progress;
 use vlane_error::counted;
-use vlane_report::build::Begun;
-use vlane_testbed::sniff;
-use vlane_testbed::{Interrupt, Output};
+use vlane_report::Begun;
+use vlane_testbed::{Interrupt, Output, Progress, sniff};
 
 use crate::exit::Partial;
 use crate::explain;

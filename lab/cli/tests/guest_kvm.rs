@@ -18,7 +18,7 @@ use common::{LoopDevice, Volume, one_at_a_time, sha256_of, stop};
 use kvm::counts::{Counting, Counts, REQUESTS};
 use kvm::{Bed, finished, wait_for, wait_result};
 use vlane_guest::{Accel, Boot, Disk, Guest, Initramfs, Kernel, Qemu, ext4};
-use vlane_testbed::control::Control;
+use vlane_testbed::Control;
 
 const MIB: u64 = 1 << 20;
 /// Requests at once when the back end is killed.

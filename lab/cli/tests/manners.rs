@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, going_on, stop};
 use vlane_capture::Trace;
 use vlane_driver::{Limit, SessionOptions, Workload};
-use vlane_testbed::control::Control;
+use vlane_testbed::Control;
 use vlane_trace::{Header, Priority, Record, RequestKind, Status};
 
 const MIB: u64 = 1 << 20;

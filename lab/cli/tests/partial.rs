@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use served::{LIMIT, Place, ends, start, vlane};
 use vlane_guest::{Backend, Host, Install, UmlProgram};
-use vlane_testbed::control::Control;
+use vlane_testbed::Control;
 
 /// A device without media, with a control socket.
 fn serve(place: &Place) -> Backend {

@@ -22,9 +22,8 @@ use vlane_client::record::{RecordOptions, record};
 use vlane_driver::Session;
 use vlane_driver::replay::{ReplayKind, ReplayOptions, ReplayPlan, ReplayRequest, Timing};
 use vlane_guest::{Backend, Ready, Spec, find_program};
-use vlane_report::build::Begun;
-use vlane_testbed::control::Control;
-use vlane_testbed::{Interrupt, Output};
+use vlane_report::Begun;
+use vlane_testbed::{Control, Interrupt, Output};
 use vlane_testing::skip;
 use vlane_trace::RequestKind;
 

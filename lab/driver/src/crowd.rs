@@ -81,7 +81,7 @@ impl Crowd {
     }
 
     fn check(&self, session: &Session) -> Result<Region, Error> {
-        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+        let invalid = |text: String| ErrorKind::Invalid.fail(text);
         let queues = usize::from(session.negotiated().queues);
         if self.readers.len() > queues || usize::from(self.queue) >= queues {
             return invalid(format!("readers on more queues than the session's {queues}"));
@@ -128,11 +128,11 @@ pub fn run_crowd(
     .whole()?;
     session.stop()?;
     let [(Readers { stats, .. }, _)] = &driven.jobs[..] else {
-        return Err(Error::new(ErrorKind::System, "the readers' thread is gone"));
+        return ErrorKind::System.fail("the readers' thread is gone");
     };
     let errors = stats.errors.total();
     if errors > 0 && !broken {
-        return Err(Error::new(ErrorKind::System, format!("{} failed", counted(errors, "read"))));
+        return ErrorKind::System.fail(format!("{} failed", counted(errors, "read")));
     }
     let until = driven.until.min(plan.window.until);
     let time = Duration::from_nanos(until.saturating_sub(plan.window.from));

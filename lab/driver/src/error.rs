@@ -28,6 +28,13 @@ pub enum ErrorKind {
 
 vlane_error::error!(ErrorKind);
 
+impl ErrorKind {
+    /// Makes a failed result of this kind.
+    pub(crate) fn fail<T>(self, context: impl Into<String>) -> Result<T> {
+        Err(Error::new(self, context))
+    }
+}
+
 impl Error {
     /// A failed step of the protocol on `socket`.
     pub(crate) fn protocol(socket: &Path, step: &str, source: vhost::Error) -> Self {

@@ -47,7 +47,7 @@ pub fn pin(cpus: &[usize]) -> Result<(), Error> {
     let mut set = CpuSet::new();
     for cpu in cpus {
         if *cpu >= CpuSet::MAX_CPU {
-            return Err(Error::new(ErrorKind::Invalid, format!("there is no CPU {cpu}")));
+            return ErrorKind::Invalid.fail(format!("there is no CPU {cpu}"));
         }
         set.set(*cpu);
     }
@@ -121,7 +121,7 @@ pub fn idle(
                 return Ok((time, true));
             }
             if session.wait_hangup(left.min(TICK)) {
-                return Err(Error::new(ErrorKind::Gone, "the back end hung up while it was idle"));
+                return ErrorKind::Gone.fail("the back end hung up while it was idle");
             }
             let state = Progress { elapsed: begin.elapsed(), total, done: 0, iops: 0.0 };
             if progress(state).is_break() {

@@ -348,7 +348,7 @@ impl Session {
                 return Ok(());
             }
             let context = format!("{}: the write cache cannot be switched", self.socket.display());
-            return Err(Error::new(ErrorKind::Unsupported, context));
+            return ErrorKind::Unsupported.fail(context);
         }
         // No flag means "a field that the guest may write" in the protocol; the crate's WRITABLE is
         // not that, and QEMU hangs up at it.
@@ -397,7 +397,7 @@ impl Session {
     /// end does not play along, [`ErrorKind::Invalid`] if the session was started before.
     pub fn start(&mut self) -> Result<(Vec<GuestQueue>, Waker), Error> {
         if self.arena.is_some() {
-            return Err(Error::new(ErrorKind::Invalid, "the session has been started already"));
+            return ErrorKind::Invalid.fail("the session has been started already");
         }
         let count = self.negotiated.queues;
         let arena = Arena::new(MEMORY_BASE, self.options.arena_bytes()? * usize::from(count))?;
@@ -511,7 +511,7 @@ fn duplicate(stream: &UnixStream) -> Result<UnixStream, Error> {
 fn open(socket: &Path) -> Result<UnixStream, Error> {
     if std::fs::metadata(socket).is_ok_and(|meta| !meta.file_type().is_socket()) {
         let why = "is not a socket; give the path that the back end listens on";
-        return Err(Error::new(ErrorKind::Connect, format!("{}: {why}", socket.display())));
+        return ErrorKind::Connect.fail(format!("{}: {why}", socket.display()));
     }
     UnixStream::connect(socket).map_err(|e| {
         let why = match e.kind() {
@@ -558,12 +558,11 @@ fn check_queues(wanted: u16, most: u64, config: &BlkConfig, socket: &Path) -> Re
         return Ok(());
     }
     let most = most.min(config.num_queues.into());
-    let context = format!(
+    ErrorKind::Invalid.fail(format!(
         "{}: {} asked for, the back end has {most}",
         socket.display(),
         counted(wanted, "queue")
-    );
-    Err(Error::new(ErrorKind::Invalid, context))
+    ))
 }
 
 /// Takes the back end over; returns the features that it offers, the needed ones among them.

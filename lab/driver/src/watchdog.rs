@@ -50,15 +50,12 @@ pub(crate) fn within<T>(
     });
     match result {
         // The cause would be the connection that was cut here.
-        Err(_) if fired.load(Ordering::Relaxed) => {
-            let context = format!(
-                "{}: the back end{pid} has not answered for {} s: is it stopped, or does it serve \
+        Err(_) if fired.load(Ordering::Relaxed) => ErrorKind::Timeout.fail(format!(
+            "{}: the back end{pid} has not answered for {} s: is it stopped, or does it serve \
                  another front end?",
-                socket.display(),
-                timeout.as_secs_f64()
-            );
-            Err(Error::new(ErrorKind::Timeout, context))
-        }
+            socket.display(),
+            timeout.as_secs_f64()
+        )),
         result => result,
     }
 }

@@ -200,10 +200,9 @@ impl Workload {
     /// # Errors
     /// [`ErrorKind::Invalid`] or [`ErrorKind::Unsupported`] with what does not fit.
     pub fn check(&self, config: &BlkConfig, negotiated: &Negotiated) -> Result<Region, Error> {
-        let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
-        let unsupported = |what: &str| {
-            Err(Error::new(ErrorKind::Unsupported, format!("the device does not offer {what}")))
-        };
+        let invalid = |context: String| ErrorKind::Invalid.fail(context);
+        let unsupported =
+            |what: &str| ErrorKind::Unsupported.fail(format!("the device does not offer {what}"));
         if self.block == 0 || !self.block.is_multiple_of(512) {
             return invalid(format!(
                 "a block size of {} bytes is not a multiple of 512",
@@ -258,7 +257,7 @@ pub(crate) fn region(
     block: u32,
     config: &BlkConfig,
 ) -> Result<Region, Error> {
-    let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
+    let invalid = |context: String| ErrorKind::Invalid.fail(context);
     if !offset.is_multiple_of(512) {
         return invalid(format!("the region's start, {offset}, is not a multiple of 512"));
     }

@@ -23,11 +23,8 @@ use vlane_sched::ext::{self, Presence};
 use crate::loans::figures::SCHED_EXT;
 use crate::loans::study::Study;
 use crate::loans::{live, sched};
-use vlane_client::progress::Progress;
-use vlane_report::build::table;
-use vlane_report::{Cell, Report, Section};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::{Call, Installs, Interrupt};
+use vlane_report::{Cell, Report, Section, table};
+use vlane_testbed::{Call, Context, ErrorKind, Fail, Installs, Interrupt, Progress, Result};
 
 /// Time before each measurement: accounts begin empty.
 const RAMP: Duration = Duration::from_secs(2);
@@ -161,10 +158,9 @@ fn unloaded() -> Result<Duration> {
             Presence::Disabled | Presence::Missing => return Ok(begun.elapsed()),
             Presence::Busy { state, ops } if begun.elapsed() > UNLOAD => {
                 let limit = UNLOAD.as_millis();
-                let text = format!(
+                return ErrorKind::Process.fail(format!(
                     "sched_ext: {ops:?} is still loaded ({state}) {limit} ms after its end"
-                );
-                return Err(Error::new(ErrorKind::Process, text));
+                ));
             }
             Presence::Busy { .. } => std::thread::sleep(Duration::from_millis(5)),
         }
@@ -193,7 +189,7 @@ fn kill(own: &Path, times: u32) -> Result<()> {
                 let end = child.wait();
                 let said =
                     format!("the loader said {line:?} instead of `loaded` and ended with {end:?}");
-                return Err(Error::new(ErrorKind::Process, said));
+                return ErrorKind::Process.fail(said);
             }
             longest = begun.elapsed();
             std::thread::sleep(Duration::from_micros(random.u64(..50_000)));

@@ -13,13 +13,11 @@ use vlane_guest::BlkioFio;
 use vlane_units::show_size;
 
 use vlane_bench::{Load, blkio};
-use vlane_client::progress::Progress;
-use vlane_report::build::table;
-use vlane_report::machine::usable_cpus;
-use vlane_report::{Cell, Note, Report, Section, Spread};
-use vlane_testbed::control::{Control, Counters};
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, Context, Error, ErrorKind, Installs, Interrupt, Result, Rounds};
+use vlane_report::{Cell, Note, Report, Section, Spread, table, usable_cpus};
+use vlane_testbed::{
+    Call, Context, Control, Counters, Error, ErrorKind, Fail, Installs, Interrupt, Progress,
+    Result, Rounds, Server, Storage,
+};
 
 /// The time that the back end has for its burst, which does not count.
 const RAMP: Duration = Duration::from_secs(1);
@@ -138,7 +136,7 @@ impl Bed<'_> {
         };
         let each: Vec<f64> = looks.windows(2).map(|pair| part(&pair[0], &pair[1])).collect();
         let (Some(each), [first, .., last]) = (Spread::of(&each), &looks[..]) else {
-            return Err(Error::new(ErrorKind::Process, "there is nothing to compare"));
+            return ErrorKind::Process.fail("there is nothing to compare");
         };
         let cpu = |at: &Counters| at.process.user_ns + at.process.system_ns;
         Ok(vec![

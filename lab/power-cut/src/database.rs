@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use vlane_testbed::error::Result;
+use vlane_testbed::Result;
 
 use super::content::text;
 

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use vlane_guest::{Host, Output};
 
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::Machines;
+use vlane_testbed::{At, Context, ErrorKind, Fail, Machines, Result};
 
 /// How long a tool may take for a small image.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -81,13 +80,12 @@ impl FileSystem {
     pub fn make(self, host: &Host, image: &Path) -> Result<()> {
         let file =
             std::fs::File::create_new(image).and_then(|file| file.set_len(self.facts().size));
-        file.context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
+        file.at(image, "cannot be made")?;
         let mut words = self.facts().make.split(' ');
         let mut make = Command::new(host.program(words.next().unwrap_or_default())?);
         let said = run(make.args(words).arg(image))?;
         if !said.status.success() {
-            let context = format!("{}: {}", image.display(), said.text);
-            return Err(Error::new(ErrorKind::Process, context));
+            return ErrorKind::Process.fail(format!("{}: {}", image.display(), said.text));
         }
         Ok(())
     }
@@ -127,7 +125,7 @@ impl Bench {
                 if !rustix::process::geteuid().is_root() || !has_xfs() {
                     let context = "XFS cannot be mounted here, which replays its log: it takes \
                                    root, and a kernel that has XFS";
-                    return Err(Error::new(ErrorKind::Missing, context));
+                    return ErrorKind::Missing.fail(context);
                 }
                 [host.program("xfs_repair")?, "mount".into()]
             }
@@ -200,8 +198,7 @@ impl Bench {
                 return Ok(());
             }
             if begin.elapsed() > BUSY {
-                let context = format!("umount: {}", unmounted.text.trim());
-                return Err(Error::new(ErrorKind::Process, context));
+                return ErrorKind::Process.fail(format!("umount: {}", unmounted.text.trim()));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -9,10 +9,7 @@ use vlane_guest::{Host, Initramfs};
 
 use super::file_system::Facts;
 use super::{Arm, FileSystem, Load, Options, load};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Maker, trouble, wait};
-use vlane_testbed::server::Server;
-use vlane_testbed::{Call, word};
+use vlane_testbed::{Call, Context, ErrorKind, Fail, Maker, Result, Server, trouble, wait, word};
 
 /// How long the guest may take. An emulated one needs some minutes for hundreds of steps.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -68,7 +65,7 @@ pub(super) fn record(
         let stopped = server.stop(STOP)?;
         if !stopped.status.success() {
             let context = format!("{name} ended with {}:\n{}", stopped.status, stopped.log);
-            return Err(Error::new(ErrorKind::Process, context));
+            return ErrorKind::Process.fail(context);
         }
     }
     Ok(())

@@ -30,10 +30,9 @@ use self::load::Told;
 pub use self::options::{Arm, Options};
 use self::states::{STRATEGIES, chooser};
 use self::storage::Storage;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::image::{Medium, Place};
-use vlane_testbed::rounds::missing;
-use vlane_testbed::{Call, Interrupt, word};
+use vlane_testbed::{
+    At, Call, Context, ErrorKind, Fail, Interrupt, Medium, Place, Result, missing, word,
+};
 
 /// Number of states whose faults are printed.
 const TOLD: usize = 5;
@@ -161,9 +160,7 @@ fn run_one(
     let bytes = file_system.facts().size.saturating_mul(2 * options.volumes().len() as u64 + 1);
     let place = Place::find(Medium::Disk, options.disk_dir.as_deref(), bytes, "--disk-dir")?;
     let dir = tempfile::TempDir::with_prefix_in("vlane-power-cut-", place.dir());
-    let dir = dir.context(ErrorKind::Io, || {
-        format!("{}: no directory can be made there", place.dir().display())
-    })?;
+    let dir = dir.at(place.dir(), "no directory can be made there")?;
     let in_memory = Path::new("/dev/shm");
     let bench_dir = if in_memory.is_dir() { in_memory } else { dir.path() };
     // Requirements are checked before a guest is started.
@@ -215,9 +212,8 @@ fn read(path: &Path) -> Result<History> {
     let reader = Reader::new(std::io::BufReader::with_capacity(1 << 20, file));
     let reader = reader.context(ErrorKind::Format, at)?;
     if reader.header().in_memory {
-        let context =
-            "the image lies in memory, which is never durable; give a directory on a disk";
-        return Err(Error::new(ErrorKind::Invalid, context));
+        return ErrorKind::Invalid
+            .fail("the image lies in memory, which is never durable; give a directory on a disk");
     }
     History::new(reader).context(ErrorKind::Format, at)
 }

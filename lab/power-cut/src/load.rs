@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use clap::ValueEnum;
-use vlane_testbed::error::Result;
-use vlane_testbed::word;
+use vlane_testbed::{Result, word};
 use vlane_trace::storage::{Action, Data, History};
 
 use super::content::{RECORD, check_log, check_mails, parse_record, shown, text};

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use vlane::serve::CacheArg;
 use vlane::values::whole;
-use vlane_testbed::guests::Machines;
-use vlane_testbed::{Installs, distinct, word};
+use vlane_testbed::{Installs, Machines, distinct, word};
 
 use super::{FileSystem, Load};
 

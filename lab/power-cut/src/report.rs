@@ -1,8 +1,7 @@
 //! The results, as a report.
 
 use vlane_error::counted;
-use vlane_report::build::{Begun, table};
-use vlane_report::{Cell, Note, Report, Section};
+use vlane_report::{Begun, Cell, Note, Report, Section, table};
 
 use super::{Checked, Options, Outcome, STRATEGIES};
 

@@ -92,22 +92,16 @@ pub struct Place<'a, S> {
 pub trait Experiment {
     /// Result of one measurement.
     type Sample: Serialize;
-
     /// Titles of the columns for the place and for the arm.
-    fn heads(&self) -> [&'static str; 2] {
-        ["Where", "Variant"]
-    }
+    const HEADS: [&'static str; 2] = ["Where", "Variant"];
+    /// The paragraph above the goals.
+    const AIM: &'static str = "";
 
     /// Figures of the summary beside those of the charts, relative to the first arm.
     fn summary(&self) -> Vec<Figure<'_, Self::Sample>>;
 
     /// Notes for the reader.
     fn notes(&self, places: &[Place<'_, Self::Sample>]) -> Vec<Note>;
-
-    /// The paragraph above the goals.
-    fn aim(&self) -> String {
-        String::new()
-    }
 
     /// The verdicts on the goals at a place.
     fn judge(&self, place: &Place<'_, Self::Sample>) -> Vec<Verdict> {
@@ -163,19 +157,18 @@ pub fn report<E: Experiment>(
         places.iter().filter(|place| experiment.is_compared(place)).collect();
     let mut sections = Vec::new();
     if !verdicts.is_empty() {
-        sections.push(goals(&verdicts, &experiment.aim()));
+        sections.push(goals(&verdicts, E::AIM));
     }
     sections.extend(experiment.sections(places));
     for (id, title, figure) in experiment.charts() {
         sections.extend(chart(id, title, &figure, &compared));
     }
-    let heads = experiment.heads();
     let (id, ratios) = experiment.ratios();
     if !ratios.is_empty() && !compared.is_empty() {
-        sections.push(over_first(id, heads, &ratios, &compared));
+        sections.push(over_first(id, E::HEADS, &ratios, &compared));
     }
     sections.extend(places.iter().map(|place| {
-        let mut section = of_place(heads[1], &experiment.figures(place), place);
+        let mut section = of_place(E::HEADS[1], &experiment.figures(place), place);
         section.blocks.extend(experiment.pictures(place));
         section
     }));
@@ -195,7 +188,7 @@ pub fn report<E: Experiment>(
     let arms = places.iter().flat_map(|place| &place.arms.0);
     notes.extend(few(arms.map(|arm| arm.rounds.len()).max().unwrap_or(0)));
     let records = places.iter().flat_map(|place| place.arms.records(&place.name));
-    let labels = format!("{} | {} | Round", heads[0], heads[1]);
+    let labels = format!("{} | Round", E::HEADS.join(" | "));
     let samples = vec![Samples::of_records("rounds", "Every round of every arm", &labels, records)];
     Report { summary, notes, sections, samples, ..empty }.guarded()
 }
@@ -358,10 +351,8 @@ mod tests {
 
     impl Experiment for Readers {
         type Sample = Sample;
-
-        fn heads(&self) -> [&'static str; 2] {
-            ["Where", "Arm"]
-        }
+        const HEADS: [&'static str; 2] = ["Where", "Arm"];
+        const AIM: &'static str = "Half of the time.";
 
         fn summary(&self) -> Vec<Figure<'_, Sample>> {
             vec![Figure::new("time", "s", |s: &Sample| s.time)]
@@ -369,10 +360,6 @@ mod tests {
 
         fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
             Vec::new()
-        }
-
-        fn aim(&self) -> String {
-            "Half of the time.".into()
         }
 
         fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {

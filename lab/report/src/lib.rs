@@ -34,11 +34,15 @@ pub mod svg;
 mod table;
 pub mod text;
 
+pub use build::{Begun, bars, spread, table};
+pub use experiment::{Experiment, Figure, Goal, Place, arms_table, few, ratio_bars};
 pub use json::is_json_of;
-pub use machine::Machine;
+pub use judge::{AGAIN, Arms, Bound, ENOUGH, Measured, Met, Verdict, met, says};
+pub use machine::{Busy, Load, Machine, Storage, built_from, images_in, usable_cpus, version_of};
 pub use model::{
     Axis, Block, Cell, Chart, ChartKind, Column, Note, Point, Report, SCHEMA, Samples, Section,
     Series, Severity, Spread, Table,
 };
+pub use stats::{median, nearest_rank};
 pub use svg::{is_svg_file, svg_file};
 pub use vlane_error::program::{Error, ErrorKind, Result};

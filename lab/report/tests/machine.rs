@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests may")]
 
-use vlane_report::build::Begun;
-use vlane_report::{Machine, Report, machine};
+use vlane_report::{Begun, Machine, Report, machine};
 
 #[test]
 fn reports_have_the_builds_first_commit() {

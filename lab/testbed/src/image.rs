@@ -13,8 +13,7 @@ use rustix::fs::{OFlags, statfs};
 use tempfile::{NamedTempFile, TempPath};
 use vlane_units::show_size;
 
-use crate::error::{Context, Error, ErrorKind, Result};
-use crate::interrupt::Interrupt;
+use crate::{Context, Error, ErrorKind, Fail, Interrupt, Result};
 
 /// TMPFS_MAGIC of linux/magic.h.
 const TMPFS: i64 = 0x0102_1994;
@@ -73,9 +72,8 @@ impl Place {
             }
         };
         let need = show_size(need);
-        let context =
-            format!("no {what} with {need} free that may be written; give one with {option}");
-        Err(Error::new(ErrorKind::Invalid, context))
+        ErrorKind::Invalid
+            .fail(format!("no {what} with {need} free that may be written; give one with {option}"))
     }
 
     /// Reports name what images were on.

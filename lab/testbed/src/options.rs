@@ -6,9 +6,9 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use vlane::serve::{Experiments, ServeArgs};
 use vlane_guest::{Host, Install};
-use vlane_report::build::Begun;
+use vlane_report::Begun;
 
-use crate::{Error, ErrorKind, Interrupt, Result};
+use crate::{ErrorKind, Fail, Interrupt, Result};
 
 /// The call of a measurement.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct Call<'a> {
 /// # Errors
 /// Always: [`ErrorKind::Usage`] with the text.
 pub fn usage<T>(text: impl Into<String>) -> Result<T> {
-    Err(Error::new(ErrorKind::Usage, text))
+    ErrorKind::Usage.fail(text)
 }
 
 /// The distinct values, in order.
@@ -86,12 +86,11 @@ impl Raiser {
         if fg.is_file() {
             return Ok(fg);
         }
-        let text = format!(
+        ErrorKind::Missing.fail(format!(
             "{}: vlane-fg is not there; it is built with vlane (cargo build -p vlane-fg), or name \
              it with --fg",
             fg.display()
-        );
-        Err(Error::new(ErrorKind::Missing, text))
+        ))
     }
 }
 

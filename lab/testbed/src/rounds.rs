@@ -5,9 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use vlane_report::Report;
-use vlane_report::judge::{Arms, ENOUGH};
 use vlane_report::machine::others;
+use vlane_report::{Arms, ENOUGH, Report};
 
 use crate::Interrupt;
 use crate::error::{Error, Result};
@@ -129,17 +128,13 @@ pub fn missing(what: &str, whole: usize, wanted: usize, error: &Error) -> String
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use crate::{ErrorKind, Fail};
 
     fn breaking(at: usize) -> Result<(Rounds, usize)> {
         let mut calls = 0;
         let rounds = Rounds::measure(3, |round| {
             calls += 1;
-            if round == at {
-                Err(Error::new(ErrorKind::Interrupted, "interrupted"))
-            } else {
-                Ok(())
-            }
+            if round == at { ErrorKind::Interrupted.fail("interrupted") } else { Ok(()) }
         })?;
         Ok((rounds, calls))
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use vlane_driver::{Session, SessionOptions};
 use vlane_guest::{Backend, Ready, Spec, find_program};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{Error, ErrorKind, Fail, Result};
 
 /// How long a back end that is ready may refuse connections.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -201,7 +201,7 @@ impl Server {
         if socket.as_os_str().len() > 107 {
             let context =
                 format!("{}: too long for a socket (107 bytes are the most)", socket.display());
-            return Err(Error::new(ErrorKind::Invalid, context));
+            return ErrorKind::Invalid.fail(context);
         }
         let command = spec.shell_line();
         let backend = Backend::start(&on_cpus(spec, cpus)?, socket, ready, None)?;
@@ -222,7 +222,7 @@ impl Server {
             if let Some(status) = self.backend.ended()? {
                 let context =
                     format!("{} has ended ({status}); it said: {}", self.name, self.last_words());
-                return Err(Error::new(ErrorKind::Process, context));
+                return ErrorKind::Process.fail(context);
             }
             if error.kind() != vlane_driver::ErrorKind::Connect || start.elapsed() > CONNECT {
                 return Err(error.into());

@@ -1,8 +1,6 @@
 //! Tables and charts of figures.
 
-use vlane_report::build::table;
-use vlane_report::stats::nearest_rank;
-use vlane_report::{Axis, Block, Cell, Chart, Point, Series, Spread};
+use vlane_report::{Axis, Block, Cell, Chart, Point, Series, Spread, nearest_rank, table};
 
 /// Points of a distribution's curve.
 const CURVE: usize = 200;

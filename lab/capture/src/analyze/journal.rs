@@ -10,8 +10,7 @@ use vlane_trace::{Record, RequestKind};
 use super::super::Trace;
 use super::super::detection::{Found, bytes_of, ends, evaluate, layout_of, overlap};
 use super::build::{count, lines, number, share};
-use vlane_report::build::table;
-use vlane_report::{Block, Cell, Section};
+use vlane_report::{Block, Cell, Section, table};
 
 /// Bytes of a block of a footprint.
 const BLOCK: u64 = 4096;

@@ -6,8 +6,7 @@ use vlane_trace::{Record, RequestKind};
 
 use super::super::Trace;
 use super::build::{number, share};
-use vlane_report::build::table;
-use vlane_report::{Cell, Section};
+use vlane_report::{Cell, Section, table};
 
 /// Sectors of the blocks that the footprint is counted in: 4 KiB.
 const BLOCK: u64 = 8;

@@ -14,9 +14,7 @@ use vlane_trace::{Header, PriorityClass, Record, RequestKind, SECTOR, Status};
 
 use super::{Request, Trace};
 use build::{cdf, count, number, percentile_columns, percentile_table, percentiles, share, us};
-use vlane_report::build::{Begun, table};
-use vlane_report::date;
-use vlane_report::{Cell, Note, Report, Section};
+use vlane_report::{Begun, Cell, Note, Report, Section, date, table};
 
 /// Analyzes a trace; `command` makes the report again.
 pub fn analyze(trace: &Trace, command: &str) -> Report {

@@ -2,8 +2,7 @@
 
 use super::super::Trace;
 use super::build::{cdf, exact, lines, number, percentile_table, us};
-use vlane_report::Section;
-use vlane_report::build::bars;
+use vlane_report::{Section, bars};
 
 /// Points of a course over time.
 const BINS: usize = 120;

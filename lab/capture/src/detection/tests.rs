@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use super::*;
-use vlane_testbed::output::Output;
+use vlane_testbed::Output;
 
 const MIB: u64 = 1 << 20;
 

@@ -9,9 +9,8 @@ use vlane_bench::{
     Backend, Client, Load, Profile, Saved, Setting, Target, against_saved, between_targets,
     is_worse,
 };
-use vlane_client::Progress;
 use vlane_error::counted;
-use vlane_testbed::{Call, Installs, Output};
+use vlane_testbed::{Call, Installs, Output, Progress};
 
 use crate::output::{OutputArgs, called};
 use crate::{exit, explain, values};

@@ -10,11 +10,8 @@
 use std::time::Duration;
 
 use vlane_guest::{Boot, Disk, Drive, Guest, Initramfs, Qemu};
-use vlane_testbed::error::Result;
-use vlane_testbed::fio::{self, Outcome};
-use vlane_testbed::guests::{trouble, wait};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::Server;
+use vlane_testbed::fio::Outcome;
+use vlane_testbed::{Interrupt, Result, Server, fio, trouble, wait};
 
 use super::Setup;
 use super::columns::{Column, VCPUS};

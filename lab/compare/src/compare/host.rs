@@ -10,9 +10,8 @@ use super::Setup;
 use super::jobs::{self, CacheState, OLD};
 use super::loads::{Load, Pattern};
 use super::scratch::{run, warm_pages};
-use vlane_testbed::error::{Context, ErrorKind, Result};
-use vlane_testbed::fio::{self, Outcome};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::fio::Outcome;
+use vlane_testbed::{At, Context, ErrorKind, Interrupt, Result, fio};
 
 /// Longest that fio may take beside the time it measures.
 const SPARE: Duration = Duration::from_secs(60);
@@ -35,8 +34,7 @@ pub(super) fn measure(setup: &Setup<'_>, load: &Load) -> Result<Outcome> {
     let text = jobs::global(load, settings)
         + &jobs::section("host", load, &scratch.files().display().to_string(), None);
     let job = scratch.dir().join("host.fio");
-    std::fs::write(&job, text)
-        .context(ErrorKind::Io, || format!("{}: cannot be written", job.display()))?;
+    std::fs::write(&job, text).at(&job, "cannot be written")?;
     let words: [OsString; 3] =
         ["--output-format=terse".into(), "--terse-version=3".into(), job.into_os_string()];
     let mut spec = Spec::new(&setup.found.fio, words);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use vlane_testbed::error::{Error, ErrorKind, Result};
+use vlane_testbed::{ErrorKind, Fail, Result};
 use vlane_units::show_size;
 
 use super::loads::{Load, Pattern};
@@ -73,12 +73,11 @@ impl Sizes {
     /// [`ErrorKind::Invalid`] below [`LEAST`].
     pub fn of(image: u64) -> Result<Self> {
         if image < LEAST {
-            let context = format!(
+            return ErrorKind::Invalid.fail(format!(
                 "images of {} are too small; {} are the least",
                 show_size(image),
                 show_size(LEAST)
-            );
-            return Err(Error::new(ErrorKind::Invalid, context));
+            ));
         }
         // Whole largest records.
         let whole = |bytes: u64| bytes >> 24 << 24;

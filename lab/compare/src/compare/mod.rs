@@ -29,17 +29,13 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use vlane::boot::AccelArg;
-use vlane_client::control::Counters;
-use vlane_client::progress::Progress;
 use vlane_cost::{Counted, Tally, Used, calls, kvm};
 use vlane_error::counted;
 use vlane_guest::{Accel, Choice, Host, Kernel, QemuProgram};
 use vlane_report::Report;
-use vlane_testbed::Call;
-use vlane_testbed::control::Control;
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::rounds::Rounds;
-use vlane_testbed::server::{Aio, Server, Storage};
+use vlane_testbed::{
+    Aio, Call, Control, Counters, ErrorKind, Fail, Progress, Result, Rounds, Server, Storage,
+};
 use vlane_units::show_size;
 
 use self::columns::Column;
@@ -76,11 +72,10 @@ impl Found {
     pub fn look(options: &Options, host: &Host) -> Result<Self> {
         let (dir, bytes) = options.target()?;
         if options.cache == CacheState::Cold && !host::can_drop_caches() {
-            return Err(Error::new(
-                ErrorKind::Invalid,
+            return ErrorKind::Invalid.fail(
                 "a cold page cache needs root: it empties the caches of the whole host; measure \
                  direct or warm, or run it as root",
-            ));
+            );
         }
         let sizes = Sizes::of(bytes.unwrap_or(options.extent().3))?;
         let fio = host.program("fio")?;
@@ -108,10 +103,8 @@ impl Found {
             let why = missing.iter().map(|(column, why)| format!("{}: {why}", column.name()));
             let why = why.collect::<Vec<_>>().join("; ");
             let why = if why.is_empty() { "name at least one" } else { &why };
-            return Err(Error::new(
-                ErrorKind::Missing,
-                format!("no column is left to compare with the host; {why}"),
-            ));
+            return ErrorKind::Missing
+                .fail(format!("no column is left to compare with the host; {why}"));
         }
         let place = scratch::find_place(dir.as_deref(), &sizes, columns.len() - 1)?;
         let accel = choose_accel(options.accel, host, &program, &kernel)?;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use vlane_driver::{Limit, Pattern as DriverPattern, SessionOptions, Workload};
 use vlane_error::counted;
-use vlane_testbed::error::{Error, ErrorKind, Result};
 use vlane_testbed::fio::Outcome;
+use vlane_testbed::{Error, ErrorKind, Fail, Result};
 
 use super::columns::Column;
 use super::loads::{Load, Pattern, fio_table};
@@ -63,7 +63,7 @@ pub fn measure(setup: &Setup<'_>, load: &Load, column: Column) -> Result<Outcome
     let (name, failed) = (server.name(), report.errors.total());
     if failed > 0 {
         let context = format!("{name}: {failed} of {} failed", counted(report.ios, "request"));
-        return Err(Error::new(ErrorKind::Process, context));
+        return ErrorKind::Process.fail(context);
     }
     let used = report.backend.as_ref();
     Ok(Outcome {

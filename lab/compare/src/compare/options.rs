@@ -7,8 +7,7 @@ use clap::{Args, ValueEnum};
 use vlane::boot::AccelArg;
 use vlane::values;
 use vlane_report::stats;
-use vlane_testbed::error::Result;
-use vlane_testbed::usage;
+use vlane_testbed::{Result, usage};
 use vlane_units::parse_size;
 
 use super::columns::Column;

@@ -7,9 +7,10 @@ use std::collections::BTreeSet;
 
 use clap::ValueEnum;
 use vlane_error::counted;
-use vlane_report::build::{Begun, bars, table};
-use vlane_report::experiment::{Figure, arms_table};
-use vlane_report::{Block, Cell, Column, Note, Point, Report, Samples, Section, Series, Spread};
+use vlane_report::{
+    Begun, Block, Cell, Column, Figure, Note, Point, Report, Samples, Section, Series, Spread,
+    arms_table, bars, table,
+};
 
 use super::columns::Column as Way;
 use super::jobs::CacheState;

@@ -4,10 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use vlane_cost::{Role, Sampler, ThreadFilter, Used};
-use vlane_report::Spread;
-use vlane_report::build::spread;
-use vlane_report::judge::Arms;
-use vlane_report::stats::{self, Better};
+use vlane_report::stats::Better;
+use vlane_report::{Arms, Spread, spread, stats};
 use vlane_testbed::fio::Outcome;
 
 use super::columns::Column;

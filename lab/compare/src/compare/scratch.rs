@@ -14,10 +14,7 @@ use tempfile::TempDir;
 use vlane_guest::{Host, Spec};
 
 use super::jobs::{CacheState, OLD, Sizes};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::image::fill_random;
-use vlane_testbed::image::{Medium, Place};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{At, Context, ErrorKind, Fail, Interrupt, Medium, Place, Result, fill_random};
 
 /// Longest that making the file system may take.
 const MKFS: Duration = Duration::from_secs(300);
@@ -29,19 +26,15 @@ const MKFS: Duration = Duration::from_secs(300);
 /// # Errors
 /// [`ErrorKind::Invalid`] for a device, [`ErrorKind::Io`] if the path does not exist.
 pub fn directory(path: &Path) -> Result<PathBuf> {
-    let meta = std::fs::metadata(path)
-        .context(ErrorKind::Io, || format!("{}: cannot be looked at", path.display()))?;
+    let meta = std::fs::metadata(path).at(path, "cannot be looked at")?;
     if meta.is_dir() {
         return Ok(path.to_path_buf());
     }
     if !meta.is_file() {
-        return Err(Error::new(
-            ErrorKind::Invalid,
-            format!(
-                "{}: not a file; a comparison writes, so it uses scratch images only: name a \
+        return ErrorKind::Invalid.fail(format!(
+            "{}: not a file; a comparison writes, so it uses scratch images only: name a \
                  directory on the storage to be measured",
-                path.display()
-            ),
+            path.display()
         ));
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -141,7 +134,7 @@ pub(crate) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result
         }
         if start.elapsed() > limit {
             let late = format!("{} was killed after {} s", failed(), limit.as_secs());
-            break Err(Error::new(ErrorKind::Timeout, late));
+            break ErrorKind::Timeout.fail(late);
         }
         std::thread::sleep(Duration::from_millis(10));
     };
@@ -156,7 +149,7 @@ pub(crate) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result
         [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
     if !output.status.success() {
         let said = format!("{} failed ({}): {}{}", failed(), output.status, out.trim(), err.trim());
-        return Err(Error::new(ErrorKind::Process, said));
+        return ErrorKind::Process.fail(said);
     }
     Ok(out)
 }
@@ -164,20 +157,18 @@ pub(crate) fn run(spec: &Spec, limit: Duration, interrupt: &Interrupt) -> Result
 /// Copies a file by writing every byte of it: a clone or a hole would first be written during a
 /// measurement.
 fn copy_whole(from: &Path, to: &Path, interrupt: &Interrupt) -> Result<()> {
-    let failed = || format!("{}: cannot be written", to.display());
-    let mut source = File::open(from)
-        .context(ErrorKind::Io, || format!("{}: cannot be read", from.display()))?;
-    let mut target = File::create_new(to).context(ErrorKind::Io, failed)?;
+    let mut source = File::open(from).at(from, "cannot be read")?;
+    let mut target = File::create_new(to).at(to, "cannot be written")?;
     let mut chunk = vec![0; 1 << 20];
     loop {
         interrupt.check()?;
-        let length = source.read(&mut chunk).context(ErrorKind::Io, failed)?;
+        let length = source.read(&mut chunk).at(to, "cannot be written")?;
         if length == 0 {
             break;
         }
-        target.write_all(&chunk[..length]).context(ErrorKind::Io, failed)?;
+        target.write_all(&chunk[..length]).at(to, "cannot be written")?;
     }
-    target.sync_all().context(ErrorKind::Io, failed)
+    target.sync_all().at(to, "cannot be written")
 }
 
 /// Drops a file's pages from the page cache: direct I/O to a file that is cached has to look after
@@ -190,9 +181,8 @@ pub(super) fn forget_pages(path: &Path) {
 
 /// Reads a file whole, so that it is in the page cache.
 pub(super) fn warm_pages(path: &Path) -> Result<()> {
-    let failed = || format!("{}: cannot be read", path.display());
-    let mut file = File::open(path).context(ErrorKind::Io, failed)?;
-    std::io::copy(&mut file, &mut std::io::sink()).map(drop).context(ErrorKind::Io, failed)
+    let mut file = File::open(path).at(path, "cannot be read")?;
+    std::io::copy(&mut file, &mut std::io::sink()).map(drop).at(path, "cannot be read")
 }
 
 #[cfg(test)]

@@ -6,9 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use vlane_guest::Spec;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::on_cpus;
+use vlane_testbed::{Context, ErrorKind, Fail, Interrupt, Result, on_cpus};
 
 use super::Sample;
 use super::plan::Load;
@@ -69,7 +67,7 @@ pub(super) fn plain_loop(
             ..Sample::default()
         })
     };
-    let panicked = |_| Err(Error::new(ErrorKind::Process, "the loop panicked"));
+    let panicked = |_| ErrorKind::Process.fail("the loop panicked");
     std::thread::scope(|scope| scope.spawn(work).join()).unwrap_or_else(panicked)
 }
 

@@ -7,21 +7,16 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use vlane_bench::blkio;
-use vlane_client::progress::Progress;
 use vlane_cost::instructions::{self, Instructions};
 use vlane_cost::{Role, Sampler, ThreadFilter};
 use vlane_driver::{Limit, Pattern, SessionOptions, Workload};
 use vlane_error::counted;
 use vlane_guest::{BlkioFio, Host};
-use vlane_report::figure;
-use vlane_report::judge::Arms;
-use vlane_report::machine::usable_cpus;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker};
-use vlane_testbed::image::{self, Image, Place};
-use vlane_testbed::rounds::in_turns;
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, usage};
+use vlane_report::{Arms, figure, usable_cpus};
+use vlane_testbed::{
+    Call, Context, Error, ErrorKind, Fail, Image, Machines, Maker, Place, Progress, Result, Server,
+    Storage, image, in_turns, usage,
+};
 
 use super::guest::InGuest;
 use super::plan::{Client, Contender, IOPS, Load, Medium, Row, rows};
@@ -283,7 +278,7 @@ impl<'a> Bench<'a> {
         let cpus = [self.cpus.1];
         let run = blkio::measure(fio, words, times, &cpus, &mut look, self.call.interrupt)?;
         let [(before, counted), (after, counted_after)] = &looks[..] else {
-            return Err(Error::new(ErrorKind::Process, "fio ended before its time"));
+            return ErrorKind::Process.fail("fio ended before its time");
         };
         let used = after.since(before);
         let (cpu_us, switches_per_io) = per_request(&used, 0, run.iops)?;
@@ -341,7 +336,7 @@ impl<'a> Bench<'a> {
         if report.errors.total() > 0 {
             let context =
                 format!("{} of {} failed", report.errors.total(), counted(report.ios, "request"));
-            return Err(Error::new(ErrorKind::Process, context));
+            return ErrorKind::Process.fail(context);
         }
         let unseen =
             || Error::new(ErrorKind::Process, "the back end's process cannot be looked at");

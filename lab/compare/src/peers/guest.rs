@@ -5,11 +5,7 @@ use std::time::{Duration, Instant};
 use vlane_bench::blkio::WITHIN;
 use vlane_cost::{Role, Sampler, ThreadFilter};
 use vlane_guest::{Guest, Initramfs};
-use vlane_testbed::error::Result;
-use vlane_testbed::fio;
-use vlane_testbed::guests::{Machines, Maker, pause, trouble, wait};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::server::Server;
+use vlane_testbed::{Interrupt, Machines, Maker, Result, Server, fio, pause, trouble, wait};
 
 use super::plan::Load;
 use super::{Options, Sample, per_request};

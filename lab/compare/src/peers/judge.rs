@@ -7,9 +7,8 @@
 use serde::Serialize;
 use vlane_bench::CLIENT_BOUND;
 use vlane_driver::Wait;
-use vlane_report::judge::{Arms, Bound, Met};
-use vlane_report::stats::{self, Better, LEAST_PAIRS, Outcome, Side, THRESHOLD, median};
-use vlane_report::{Spread, figure};
+use vlane_report::stats::{Better, LEAST_PAIRS, Outcome, Side, THRESHOLD};
+use vlane_report::{Arms, Bound, Met, Spread, figure, median, stats};
 
 use super::Sample;
 use super::plan::{CPU, Claim, Client, Figure, IOPS, P50, Row};

@@ -25,12 +25,10 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use vlane::values;
 use vlane_cost::Used;
-use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::output::Output;
-use vlane_testbed::rounds::settle;
-use vlane_testbed::{Also, Call, Installs, Rounds};
+use vlane_report::{Arms, Report};
+use vlane_testbed::{
+    Also, Call, Context, Error, ErrorKind, Installs, Output, Result, Rounds, settle,
+};
 
 use self::bench::Bench;
 pub use self::judge::Verdict;

@@ -1,10 +1,8 @@
 //! The plan: the rows, the contenders in each, and the claims about the results.
 
 use vlane_driver::Wait;
-use vlane_report::judge::Bound;
-use vlane_testbed::Also;
-use vlane_testbed::guests::Machines;
-use vlane_testbed::server::Aio;
+use vlane_report::Bound;
+use vlane_testbed::{Aio, Also, Machines};
 
 use super::Sample;
 

@@ -1,11 +1,11 @@
 //! The comparison as a report, and as lines and tables for the terminal.
 
 use vlane_error::counted;
-use vlane_report::build::{Begun, bars, table};
-use vlane_report::experiment::few;
-use vlane_report::judge::Met;
 use vlane_report::stats::Outcome as Is;
-use vlane_report::{Block, Note, Report, Samples, Section, Table, figure, markdown as md};
+use vlane_report::{
+    Begun, Block, Met, Note, Report, Samples, Section, Table, bars, few, figure, markdown as md,
+    table,
+};
 
 use super::judge::{REACHED, is_reached, resolve};
 use super::plan::{CPU, Claim, Client, Contender, Figure, IOPS, P50, P99};

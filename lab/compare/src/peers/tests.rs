@@ -4,10 +4,8 @@
 
 use proptest::prelude::*;
 use vlane_bench::CLIENT_BOUND;
-use vlane_report::build::Begun;
-use vlane_report::judge::Met;
 use vlane_report::stats::{LEAST_PAIRS, THRESHOLD};
-use vlane_report::{Block, Cell, Severity, Spread, Table};
+use vlane_report::{Begun, Block, Cell, Met, Severity, Spread, Table};
 
 use super::judge::{is_client_limit, judge, resolve};
 use super::*;

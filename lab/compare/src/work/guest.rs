@@ -16,9 +16,7 @@ use vlane_cost::{Role, Sampler, interrupts, kvm, qemu};
 use vlane_guest::{
     Boot, Choice, Controller, Disk, Drive, Guest, Host, Initramfs, Kernel, Qemu, QemuProgram,
 };
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{trouble, wait};
-use vlane_testbed::interrupt::Interrupt;
+use vlane_testbed::{At, Context, Error, ErrorKind, Interrupt, Result, trouble, wait};
 
 /// The disk's PCI slot.
 const SLOT: u8 = 4;
@@ -124,8 +122,7 @@ impl<'a> InGuest<'a> {
         let limit = BOOT + CASE * u32::try_from(cases).unwrap_or(u32::MAX);
         let mut guest = machine.start_with(host, kernel, &initramfs, limit, None)?;
         wait(&mut guest, "ready", BOOT, interrupt)?;
-        let log = File::open(&log)
-            .context(ErrorKind::Io, || format!("{}: QEMU writes no trace log", log.display()))?;
+        let log = File::open(&log).at(&log, "QEMU writes no trace log")?;
         Ok(Self { guest, log, interrupt })
     }
 

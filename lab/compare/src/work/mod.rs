@@ -8,14 +8,11 @@
 mod guest;
 mod report;
 
-use vlane_client::progress::Progress;
 use vlane_guest::{Accel, Host, Kernel, QemuProgram};
-use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_testbed::error::{Context, ErrorKind, Result};
-use vlane_testbed::image::{self, Image, Place};
-use vlane_testbed::rounds::in_turns;
-use vlane_testbed::{Call, Rounds};
+use vlane_report::{Arms, Report};
+use vlane_testbed::{
+    Call, Context, ErrorKind, Image, Place, Progress, Result, Rounds, image, in_turns,
+};
 
 use self::guest::{InGuest, Sample};
 use crate::compare::{Options, choose_accel};

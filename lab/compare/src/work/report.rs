@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 use super::Measured;
 use super::guest::{BYTES, Sample};
 use vlane_guest::Accel;
-use vlane_report::build::{Begun, table};
-use vlane_report::experiment::{self, Experiment, Figure, Place};
-use vlane_report::judge::Arms;
-use vlane_report::{Note, Report, Section, Spread};
+use vlane_report::{
+    Arms, Begun, Experiment, Figure, Note, Place, Report, Section, Spread, experiment, table,
+};
 
 /// Makes it.
 pub(super) fn fill(measured: &Measured, begun: &Begun) -> Report {
@@ -63,10 +62,7 @@ fn small_over_large(arms: &Arms<Sample>, of: fn(&Sample) -> f64) -> Option<Sprea
 
 impl Experiment for Measured {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["Direction", "Requests"]
-    }
+    const HEADS: [&'static str; 2] = ["Direction", "Requests"];
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         vec![calls(), rate()]

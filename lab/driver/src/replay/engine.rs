@@ -103,7 +103,7 @@ pub fn replay(
     let driven = drive(&mut session, &waker, &time, manner, sources, progress).whole()?;
     session.stop()?;
     let [(replay, effort)] = &driven.jobs[..] else {
-        return Err(Error::new(ErrorKind::System, "the replay's thread is gone"));
+        return ErrorKind::System.fail("the replay's thread is gone");
     };
     let backend = driven.backend(replay.stats.counts.completed);
     Ok(replay.stats.report(&session, plan, options, effort, backend))
@@ -112,10 +112,10 @@ pub fn replay(
 /// Checks that a trace fits a device.
 fn check(session: &Session, plan: &ReplayPlan, options: &ReplayOptions) -> Result<(), Error> {
     let (config, negotiated) = (session.config(), session.negotiated());
-    let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
+    let invalid = |context: String| ErrorKind::Invalid.fail(context);
     let unsupported = |what: &str| {
         let context = format!("the trace has {what} requests, which the device does not offer");
-        Err(Error::new(ErrorKind::Unsupported, context))
+        ErrorKind::Unsupported.fail(context)
     };
     if let Timing::Original { speed } = options.timing
         && !(speed.is_finite() && speed > 0.0)

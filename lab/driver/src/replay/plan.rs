@@ -59,7 +59,7 @@ impl ReplayPlan {
     pub fn new(requests: impl IntoIterator<Item = ReplayRequest>) -> Result<Self, Error> {
         let mut requests: Vec<_> = requests.into_iter().collect();
         requests.sort_by_key(|request| request.at_ns);
-        let invalid = |context: String| Err(Error::new(ErrorKind::Invalid, context));
+        let invalid = |context: String| ErrorKind::Invalid.fail(context);
         if requests.is_empty() {
             return invalid("the trace has no requests".into());
         }
@@ -214,11 +214,8 @@ impl ReplayPlan {
                 data,
                 ..SessionOptions::default()
             }),
-            _ => {
-                let context =
-                    format!("the trace has a request of {largest} bytes; 1 GiB is the most");
-                Err(Error::new(ErrorKind::Invalid, context))
-            }
+            _ => ErrorKind::Invalid
+                .fail(format!("the trace has a request of {largest} bytes; 1 GiB is the most")),
         }
     }
 

@@ -47,10 +47,8 @@ impl Session {
     /// if the new one is another device.
     pub(crate) fn reconnect(&mut self) -> Result<(), Error> {
         let Some(limit) = self.wanted.reconnect else {
-            return Err(Error::new(
-                ErrorKind::Gone,
-                format!("{}: the back end hung up", self.socket.display()),
-            ));
+            return ErrorKind::Gone
+                .fail(format!("{}: the back end hung up", self.socket.display()));
         };
         let begin = Instant::now();
         loop {
@@ -74,11 +72,10 @@ impl Session {
         if next.negotiated.bits != self.negotiated.bits
             || next.config.capacity != self.config.capacity
         {
-            let context = format!(
+            return ErrorKind::Invalid.fail(format!(
                 "{}: the back end that came back has another device",
                 self.socket.display()
-            );
-            return Err(Error::new(ErrorKind::Invalid, context));
+            ));
         }
         next.inflight = self.inflight.take();
         let begun = match &self.arena {

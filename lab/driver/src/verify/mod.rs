@@ -74,9 +74,8 @@ impl VerifyState {
     /// [`ErrorKind::Invalid`] if the region does not fit the device.
     pub fn new(session: &Session, options: &Workload) -> Result<Self, Error> {
         if options.block == 0 || !options.block.is_multiple_of(512) {
-            let context =
-                format!("a block size of {} bytes is not a multiple of 512", options.block);
-            return Err(Error::new(ErrorKind::Invalid, context));
+            return ErrorKind::Invalid
+                .fail(format!("a block size of {} bytes is not a multiple of 512", options.block));
         }
         let config = session.config();
         let most = config.capacity.saturating_sub(options.offset);
@@ -113,7 +112,7 @@ impl VerifyState {
 
     /// Checks that a session's device is the state's device.
     fn fits(&self, session: &Session) -> Result<(), Error> {
-        let fail = |context: String| Err(Error::new(ErrorKind::State, context));
+        let fail = |context: String| ErrorKind::State.fail(context);
         let capacity = session.config().capacity;
         if capacity < self.capacity {
             return fail(format!(
@@ -191,13 +190,10 @@ pub fn verify_load(
     progress: &mut OnProgress<'_>,
 ) -> Result<VerifyReport, Error> {
     if session.config().read_only {
-        return Err(Error::new(
-            ErrorKind::Invalid,
-            "the device is read-only; a verified load writes",
-        ));
+        return ErrorKind::Invalid.fail("the device is read-only; a verified load writes");
     }
     if options.pattern.read_percent().is_none_or(|percent| percent >= 100) {
-        return Err(Error::new(ErrorKind::Invalid, "a verified load needs writes"));
+        return ErrorKind::Invalid.fail("a verified load needs writes");
     }
     go(session, state, Some(options), progress)
 }

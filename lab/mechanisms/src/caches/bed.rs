@@ -9,8 +9,7 @@ use vlane_guest::{Host, UmlProgram};
 use super::limit::MemoryLimit;
 use super::replay::Replay;
 use super::{Arm, Options};
-use vlane_testbed::image::Image;
-use vlane_testbed::{Error, ErrorKind, Interrupt, Result, Server};
+use vlane_testbed::{ErrorKind, Fail, Image, Interrupt, Result, Server};
 
 /// Everything that measurements stand on.
 #[derive(Debug)]
@@ -65,7 +64,5 @@ pub fn bind(cpus: &[usize]) -> Result<()> {
 
 /// The result of a thread.
 pub fn joined<T>(ended: std::thread::Result<Result<T>>) -> Result<T> {
-    ended.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Process, "a thread of the measurement panicked"))
-    })
+    ended.unwrap_or_else(|_| ErrorKind::Process.fail("a thread of the measurement panicked"))
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use vlane_driver::ring::{Completion, Request, RequestKind};
 use vlane_driver::{GuestQueue, Session, SessionOptions};
-use vlane_testbed::{Error, ErrorKind, Result};
+use vlane_testbed::{Error, ErrorKind, Fail, Result};
 
 use super::job::{Done, ns_between};
 
@@ -57,7 +57,7 @@ impl Writer {
         let (mut session, places) = (Session::connect(socket, &options)?, places(ranges));
         if places.is_empty() || !session.negotiated().flush {
             let text = "the volume has no journal to write to, or takes no flush";
-            return Err(Error::new(ErrorKind::Invalid, text));
+            return ErrorKind::Invalid.fail(text);
         }
         let missing = || Error::new(ErrorKind::Process, "the session has no queue");
         let mut queue = session.start()?.0.pop().ok_or_else(missing)?;
@@ -134,7 +134,7 @@ impl Writer {
                     continue;
                 }
             };
-            return Err(Error::new(error, format!("a {kind:?} at sector {sector} {text}")));
+            return error.fail(format!("a {kind:?} at sector {sector} {text}"));
         }
     }
 }

@@ -8,8 +8,7 @@ use vlane_guest::{Guest, Initramfs, Uml};
 use super::bed::{Bed, bind, joined};
 use super::job::{Done, needs_sqlite};
 use super::plan::Job;
-use vlane_testbed::guests::wait;
-use vlane_testbed::{Error, ErrorKind, Interrupt, Result};
+use vlane_testbed::{Error, ErrorKind, Interrupt, Result, wait};
 
 /// Guests beside a busy host boot slowly, and then make their files.
 const READY: Duration = Duration::from_secs(180);

@@ -14,7 +14,7 @@ use clap::Args;
 use vlane::values;
 
 use super::plan::Job;
-use vlane_report::stats::nearest_rank;
+use vlane_report::nearest_rank;
 use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Threads of the mail server, as filebench's varmail has.

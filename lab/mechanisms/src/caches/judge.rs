@@ -1,8 +1,6 @@
 //! The goals of a cell's arms, for the common judge.
 
-use vlane_report::Spread;
-use vlane_report::judge::{Arms, Bound, Measured, Verdict};
-use vlane_report::stats::median;
+use vlane_report::{Arms, Bound, Measured, Spread, Verdict, median};
 
 use super::measure::Sample;
 use super::plan::{Cell, Expected, has_goals};

@@ -21,11 +21,11 @@ use super::plan::{Arm, Cell, Job};
 use super::replay::{Replay, recording_time};
 use super::volume::{self, Volume};
 use vlane_capture::Trace;
-use vlane_client::record::{RecordOptions, Recording, record};
 use vlane_cost::{Role, Sampler, Used};
-use vlane_testbed::control::Control;
-use vlane_testbed::guests::pause;
-use vlane_testbed::{Context, Error, ErrorKind, Output, Result, Server};
+use vlane_testbed::{
+    At, Context, Control, Error, ErrorKind, Fail, Output, RecordOptions, Recording, Result, Server,
+    pause, record,
+};
 
 /// Bytes that the neighbour reads at a time.
 const READ: u32 = 4096;
@@ -258,12 +258,11 @@ impl Bed<'_> {
         if recorded.lost > 0 {
             let lost = counted(recorded.lost, "request");
             let text = format!("the recording lost {lost}; try again on a quieter machine");
-            return Err(Error::new(ErrorKind::Io, text));
+            return ErrorKind::Io.fail(text);
         }
         let replay = Replay::new(&Trace::load(&file)?, volume);
         // It may be large, and lies in memory on some machines.
-        std::fs::remove_file(&file)
-            .context(ErrorKind::Io, || format!("{}: cannot be removed", file.display()))?;
+        std::fs::remove_file(&file).at(&file, "cannot be removed")?;
         replay
     }
 
@@ -345,8 +344,7 @@ impl Bed<'_> {
         })?;
         self.interrupt.check()?;
         if report.errors.total() > 0 {
-            let text = "the neighbour's back end answered reads with errors";
-            return Err(Error::new(ErrorKind::Process, text));
+            return ErrorKind::Process.fail("the neighbour's back end answered reads with errors");
         }
         let journal_pages = volume.cached_pages();
         Ok(Sample {

@@ -38,13 +38,11 @@ pub(crate) use self::measure::transferred;
 pub use self::plan::{Arm, Cell, Expected, Job};
 use self::volume::{SMALLEST_JOURNAL, Volume};
 use crate::express::distinct;
-use vlane_client::progress::Progress;
-use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_report::machine::usable_cpus;
-use vlane_testbed::image::{self, Place};
-use vlane_testbed::rounds::{Rounds, in_turns, settle};
-use vlane_testbed::{Also, Call, Context, Error, ErrorKind, Installs, Result, usage, word};
+use vlane_report::{Arms, Report, usable_cpus};
+use vlane_testbed::{
+    Also, Call, Context, Error, ErrorKind, Installs, Place, Progress, Result, Rounds, image,
+    in_turns, settle, usage, word,
+};
 
 /// Of the cgroup's limit, what may be dirty on the host.
 const DIRTY: u64 = 5;

@@ -24,7 +24,7 @@ use super::plan::Job;
 use super::volume::Volume;
 use vlane_capture::Trace;
 use vlane_capture::replay::prepare;
-use vlane_testbed::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{At, ErrorKind, Fail, Result};
 
 /// Seed of the written data.
 const SEED: u64 = 1;
@@ -75,7 +75,7 @@ impl Replay {
         let requests: Vec<ReplayRequest> =
             prepared.requests.into_iter().filter(|request| !is_kept(request)).collect();
         if !requests.iter().any(|request| request.kind.writes()) {
-            return Err(Error::new(ErrorKind::Invalid, "the recorded guest did not write"));
+            return ErrorKind::Invalid.fail("the recorded guest did not write");
         }
         let about = about(volume, &requests, all - requests.len());
         Ok(Self { plan: ReplayPlan::new(repeated(&requests))?, depth, about })
@@ -96,8 +96,7 @@ impl Replay {
                 if is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })?;
             if report.run.errors.total() > 0 {
-                let text = "the volume answers replayed requests with errors";
-                return Err(Error::new(ErrorKind::Process, text));
+                return ErrorKind::Process.fail("the volume answers replayed requests with errors");
             }
             reports.push(report.run);
         }
@@ -126,8 +125,7 @@ fn overlaps(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
 /// its superblock.
 fn untouched(volume: &Volume) -> Result<Vec<Range<u64>>> {
     let file = File::open(volume.image.path());
-    let file = file
-        .context(ErrorKind::Io, || format!("{}: cannot be read", volume.image.path().display()))?;
+    let file = file.at(volume.image.path(), "cannot be read")?;
     let layout = layout::read(&mut Image(file), volume.image.bytes());
     let first = volume.ranges.first().map(|range| range.start..range.start + BLOCK);
     Ok(layout.watched.into_iter().chain(first).collect())
@@ -179,8 +177,7 @@ mod tests {
     use vlane_guest::{Host, Install};
 
     use super::*;
-    use vlane_testbed::image::{Medium, Place};
-    use vlane_testbed::interrupt::Interrupt;
+    use vlane_testbed::{Interrupt, Medium, Place};
 
     fn request(at_ns: u64, kind: ReplayKind, sector: u64, sectors: u32) -> ReplayRequest {
         let done_ns = Some(at_ns + 5);

@@ -7,10 +7,10 @@ use super::Options;
 use super::judge::{CellResult, steady};
 use super::measure::{SETTLED, Sample};
 use super::plan::Job;
-use vlane_report::build::{Begun, spread, table};
-use vlane_report::experiment::{self, Experiment, Figure, Place};
-use vlane_report::judge::{Measured, Verdict};
-use vlane_report::{Note, Report, Section};
+use vlane_report::{
+    Begun, Experiment, Figure, Measured, Note, Place, Report, Section, Verdict, experiment, spread,
+    table,
+};
 
 /// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it
 /// was said to be.
@@ -153,10 +153,11 @@ fn moving(result: &CellResult) -> Vec<Note> {
 
 impl Experiment for Shown<'_> {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["Cell", "Arm"]
-    }
+    const HEADS: [&'static str; 2] = ["Cell", "Arm"];
+    const AIM: &'static str = "They are for the arms that keep the journal out of the cache and \
+                               keep what a flush promises; the others are what those are held \
+                               against, and an option that begins with --danger- has none. The \
+                               better one is the better of writeback and none in the same cell.";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         let [_, _, _, p99, ..] = figures();
@@ -165,13 +166,6 @@ impl Experiment for Shown<'_> {
 
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         self.told()
-    }
-
-    fn aim(&self) -> String {
-        "They are for the arms that keep the journal out of the cache and keep what a flush \
-         promises; the others are what those are held against, and an option that begins with \
-         --danger- has none. The better one is the better of writeback and none in the same cell."
-            .into()
     }
 
     fn judge(&self, place: &Place<'_, Sample>) -> Vec<Verdict> {
@@ -229,8 +223,7 @@ impl Experiment for Shown<'_> {
 mod tests {
     use std::time::Duration;
 
-    use vlane_report::judge::Arms;
-    use vlane_report::{Block, Cell, Severity};
+    use vlane_report::{Arms, Block, Cell, Severity};
 
     use super::super::plan::{Cell as Where, Expected, Job};
     use super::super::tests::options;

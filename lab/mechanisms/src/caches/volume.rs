@@ -7,8 +7,7 @@ use std::path::Path;
 use rustix::fs::{Advice, fadvise};
 use vlane_guest::{Host, ext4};
 
-use vlane_testbed::image::{Image, Place};
-use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result};
+use vlane_testbed::{At, ErrorKind, Fail, Image, Interrupt, Place, Result};
 
 /// Least size of a guest's volume beside its journal.
 const FILES: u64 = 256 << 20;
@@ -65,7 +64,7 @@ impl Volume {
         if found != self.journal {
             let text =
                 format!("mkfs.ext4 made a journal of {found} bytes, not of {}", self.journal);
-            return Err(Error::new(ErrorKind::Process, text));
+            return ErrorKind::Process.fail(text);
         }
         Ok(())
     }
@@ -82,13 +81,15 @@ impl Volume {
 /// # Errors
 /// [`ErrorKind::Io`].
 pub fn forget(path: &Path) -> Result<()> {
-    let failed = || format!("{}: cannot be dropped from the page cache", path.display());
-    let file =
-        OpenOptions::new().read(true).write(true).open(path).context(ErrorKind::Io, failed)?;
-    file.sync_data().context(ErrorKind::Io, failed)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .at(path, "cannot be dropped from the page cache")?;
+    file.sync_data().at(path, "cannot be dropped from the page cache")?;
     fadvise(&file, 0, None, Advice::DontNeed)
         .map_err(std::io::Error::from)
-        .context(ErrorKind::Io, failed)
+        .at(path, "cannot be dropped from the page cache")
 }
 
 #[cfg(test)]

@@ -17,10 +17,7 @@ use super::reader;
 use vlane_capture::Trace;
 use vlane_capture::analyze::class_name;
 use vlane_report::Report;
-use vlane_testbed::Call;
-use vlane_testbed::error::Result;
-use vlane_testbed::guests::Machines;
-use vlane_testbed::image::{Medium, Place};
+use vlane_testbed::{Call, Machines, Medium, Place, Result};
 use vlane_trace::{Priority, RequestKind};
 
 pub(super) mod report;

@@ -10,9 +10,7 @@ use vlane::values;
 use super::BLOCK;
 use super::machine::{Behind, Beside, GuestArgs, Task, took};
 use vlane_report::Report;
-use vlane_testbed::Call;
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::guests::Machines;
+use vlane_testbed::{Call, Error, ErrorKind, Machines, Result};
 
 pub(super) mod report;
 

@@ -13,8 +13,7 @@ use super::distinct;
 use super::machine::{Behind, Beside, GuestArgs, Task, took};
 use super::root::{Program, Root};
 use vlane_report::Report;
-use vlane_testbed::Call;
-use vlane_testbed::error::Result;
+use vlane_testbed::{Call, Result};
 
 pub(super) mod report;
 

@@ -16,20 +16,12 @@ use vlane_guest::{Disk, Guest, Host, Initramfs, ext4};
 use super::script::with_parts;
 use super::{BLOCK, Mode, Model, VOLUME, Variant, distinct, options_in, parse_latency, word};
 use vlane_capture::Trace;
-use vlane_client::progress::Progress;
-use vlane_client::record::{RecordOptions, record};
-use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_testbed::control::{Classes, Control};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::fio;
-use vlane_testbed::guests::{Machines, Maker, trouble, wait};
-use vlane_testbed::image::{Image, Medium, Place};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::output::Output;
-use vlane_testbed::rounds::{Rounds, in_turns, settle};
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, Installs, Raiser};
+use vlane_report::{Arms, Report};
+use vlane_testbed::{
+    At, Call, Classes, Context, Control, Error, ErrorKind, Image, Installs, Interrupt, Machines,
+    Maker, Medium, Output, Place, Progress, Raiser, RecordOptions, Result, Rounds, Server, Storage,
+    fio, in_turns, record, settle, trouble, wait,
+};
 
 /// Longest time from the start to the guest's first word, emulated on a busy machine.
 pub(crate) const BOOT: Duration = Duration::from_secs(240);
@@ -469,8 +461,7 @@ impl Setup<'_> {
         interrupt: &Interrupt,
     ) -> Result<(Mode, Server, Control)> {
         let dir = self.dir.join(format!("{}-{}", word(self.task.place), word(mode)));
-        let cannot = || format!("{}: cannot be made", dir.display());
-        std::fs::create_dir_all(&dir).context(ErrorKind::Io, cannot)?;
+        std::fs::create_dir_all(&dir).at(&dir, "cannot be made")?;
         let (control, image) = (dir.join("control"), dir.join("image"));
         let is_real = matches!(self.task.behind, Behind::Fresh(Some(_)));
         let mut words = if is_real { Vec::new() } else { self.model.options() };
@@ -491,7 +482,7 @@ impl Setup<'_> {
                     None => {
                         let file = std::fs::File::create(&image);
                         let file = file.and_then(|file| file.set_len(FRESH.0));
-                        file.context(ErrorKind::Io, cannot)?;
+                        file.at(&dir, "cannot be made")?;
                         &image
                     }
                 };

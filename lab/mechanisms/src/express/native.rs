@@ -11,14 +11,11 @@ use vlane_driver::{Crowd, CrowdReport, SessionOptions};
 use vlane_error::counted;
 
 use super::{BACKGROUND, BLOCK, FOREGROUND, Mode, Model, VOLUME, distinct, word};
-use vlane_client::progress::Progress;
-use vlane_report::judge::Arms;
-use vlane_report::{Report, figure};
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::rounds::{Rounds, in_turns, settle};
-use vlane_testbed::server::{Server, Storage};
-use vlane_testbed::{Call, usage};
+use vlane_report::{Arms, Report, figure};
+use vlane_testbed::{
+    Call, Context, ErrorKind, Fail, Interrupt, Progress, Result, Rounds, Server, Storage, in_turns,
+    settle, usage,
+};
 
 pub(super) mod report;
 
@@ -215,12 +212,11 @@ fn measure(
     interrupt.check()?;
     server.stop(STOP)?;
     if report.one.ios == 0 {
-        let text = format!(
+        return ErrorKind::Process.fail(format!(
             "{}: the foreground finished no read within {:?}; give more --time",
             word(mode),
             options.time
-        );
-        return Err(Error::new(ErrorKind::Process, text));
+        ));
     }
     Ok(Sample::of(&report))
 }

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use rustix::fs::OFlags;
 use vlane::values;
-use vlane_report::stats::nearest_rank;
+use vlane_report::nearest_rank;
 
 use super::BLOCK;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{At, ErrorKind, Fail, Result};
 
 /// Direct I/O wants memory at a multiple of this, at most.
 const ALIGN: usize = 4096;
@@ -46,18 +46,18 @@ pub struct Options {
 /// [`ErrorKind::Io`] if the disk cannot be read or the file not written, [`ErrorKind::Invalid`] if
 /// the disk is too small.
 pub fn run(options: &Options) -> Result<()> {
-    let cannot = || format!("{}: cannot be read or written", options.disk.display());
     let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
     let mut how = OpenOptions::new();
     match options.sync {
         true => how.write(true).create(true).truncate(true),
         false => how.read(true).custom_flags(direct),
     };
-    let mut file = how.open(&options.disk).context(ErrorKind::Io, cannot)?;
-    let blocks = file.seek(SeekFrom::End(0)).context(ErrorKind::Io, cannot)? / u64::from(BLOCK);
+    let mut file = how.open(&options.disk).at(&options.disk, "cannot be read or written")?;
+    let blocks = file.seek(SeekFrom::End(0)).at(&options.disk, "cannot be read or written")?
+        / u64::from(BLOCK);
     if blocks == 0 && !options.sync {
         let text = format!("{}: smaller than {BLOCK} bytes", options.disk.display());
-        return Err(Error::new(ErrorKind::Invalid, text));
+        return ErrorKind::Invalid.fail(text);
     }
     let mut memory = vec![0; BLOCK as usize + ALIGN];
     let from = memory.as_ptr().align_offset(ALIGN);
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
             true => file.write_all(buffer).and_then(|()| file.sync_all()),
             false => file.read_exact_at(buffer, random.u64(..blocks) * u64::from(BLOCK)),
         };
-        done.context(ErrorKind::Io, cannot)?;
+        done.at(&options.disk, "cannot be read or written")?;
         times.push(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
     for (name, us) in ["mean_us", "p50_us", "p99_us"].iter().zip(mean_and_percentiles(&mut times)) {

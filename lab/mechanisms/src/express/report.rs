@@ -3,9 +3,7 @@
 use super::machine::{Beside, PlaceResult};
 use super::word;
 use vlane_error::counted;
-use vlane_report::Note;
-use vlane_report::build::spread;
-use vlane_report::experiment::{Figure, Place};
+use vlane_report::{Figure, Note, Place, spread};
 
 /// Above this the guest's CPU scheduler decides who is served.
 const BUSY: f64 = 0.8;
@@ -72,14 +70,12 @@ pub(super) fn cpus<'a, S>(of: impl Fn(&S) -> &Beside + 'a) -> Figure<'a, S> {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use clap::{Args, ValueEnum};
-    use vlane_testbed::guests::Machines;
+    use vlane_testbed::Machines;
 
     use super::super::root::Root;
     use super::super::{Mode, Variant, fsync, guests, launch, native};
     use super::*;
-    use vlane_report::build::Begun;
-    use vlane_report::judge::Arms;
-    use vlane_report::{Block, Report, Severity};
+    use vlane_report::{Arms, Begun, Block, Report, Severity};
 
     /// Options as they are without any words.
     fn usual<O: Args>(words: &[&str]) -> O {

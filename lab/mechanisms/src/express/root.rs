@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use vlane_guest::{Host, libraries_in, run};
 
 use super::word;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{At, Context, Error, ErrorKind, Fail, Result};
 
 /// Copying and mke2fs.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -120,7 +120,7 @@ impl Root {
         // Small files take a block each.
         let size = (bytes + bytes / 4 + SPARE).next_multiple_of(1 << 20);
         let file = fs::File::create(&image).and_then(|file| file.set_len(size));
-        file.context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
+        file.at(&image, "cannot be made")?;
         let mut command = Command::new(host.program("mkfs.ext4")?);
         command
             .args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "^has_journal", "-d"])
@@ -144,7 +144,7 @@ fn tell(command: &mut Command) -> Result<String> {
         return Ok(output.text);
     }
     let text = format!("{command:?} failed ({}): {}", output.status, output.text.trim());
-    Err(Error::new(ErrorKind::Process, text))
+    ErrorKind::Process.fail(text)
 }
 
 /// Where a file of this machine is on the file system: there `/lib` and `/bin` are links into
@@ -173,8 +173,7 @@ impl Staging<'_> {
         for name in LINKS {
             let (link, to) = (self.dir.join(name), Path::new("usr").join(name));
             self.directory(&to)?;
-            std::os::unix::fs::symlink(&to, &link)
-                .context(ErrorKind::Io, || format!("{}: cannot be made", link.display()))?;
+            std::os::unix::fs::symlink(&to, &link).at(&link, "cannot be made")?;
         }
         for name in ["proc", "dev", "tmp", "root", "data", "etc"] {
             self.directory(Path::new(name))?;
@@ -184,8 +183,7 @@ impl Staging<'_> {
     }
 
     fn directory(&self, path: &Path) -> Result<()> {
-        fs::create_dir_all(self.dir.join(path))
-            .context(ErrorKind::Io, || format!("{}: cannot be made", path.display()))
+        fs::create_dir_all(self.dir.join(path)).at(path, "cannot be made")
     }
 
     fn write(&self, path: &str, text: &str) -> Result<()> {
@@ -199,27 +197,25 @@ impl Staging<'_> {
         if to.exists() {
             return Ok(());
         }
-        let cannot = || format!("{}: cannot be copied", from.display());
         if let Some(above) = to.parent() {
-            fs::create_dir_all(above).context(ErrorKind::Io, cannot)?;
+            fs::create_dir_all(above).at(from, "cannot be copied")?;
         }
-        fs::copy(from, &to).context(ErrorKind::Io, cannot)?;
+        fs::copy(from, &to).at(from, "cannot be copied")?;
         // Python compares the time of a module with that of its compiled form.
         let times =
-            fs::metadata(from).and_then(|meta| meta.modified()).context(ErrorKind::Io, cannot)?;
+            fs::metadata(from).and_then(|meta| meta.modified()).at(from, "cannot be copied")?;
         let written = fs::OpenOptions::new().append(true).open(&to);
         // A file that may not be written keeps the time of now.
         if let Ok(file) = written {
-            file.set_modified(times).context(ErrorKind::Io, cannot)?;
+            file.set_modified(times).at(from, "cannot be copied")?;
         }
         Ok(())
     }
 
     /// Copies a directory of this machine and all below it, but for what is of no use to a launch.
     fn tree(&self, from: &Path) -> Result<()> {
-        let cannot = || format!("{}: cannot be read", from.display());
-        for entry in fs::read_dir(from).context(ErrorKind::Io, cannot)? {
-            let path = entry.context(ErrorKind::Io, cannot)?.path();
+        for entry in fs::read_dir(from).at(from, "cannot be read")? {
+            let path = entry.at(from, "cannot be read")?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             match fs::metadata(&path) {
                 Ok(meta) if meta.is_dir() && !USELESS.contains(&name.as_str()) => {

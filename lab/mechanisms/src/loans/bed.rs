@@ -15,16 +15,11 @@ use vlane_sched::sys::{self, Attr};
 use super::Options;
 use super::figures::{Seen, ns};
 use vlane_capture::Trace;
-use vlane_client::progress::Progress;
-use vlane_client::record::{RecordOptions, record};
 use vlane_cost::{Role, Sampler};
-use vlane_testbed::Installs;
-use vlane_testbed::control::Control;
-use vlane_testbed::error::{Context, Error, ErrorKind, Result};
-use vlane_testbed::guests::{Machines, Maker, pause};
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::output::Output;
-use vlane_testbed::server::{Server, Storage};
+use vlane_testbed::{
+    Context, Control, Error, ErrorKind, Fail, Installs, Interrupt, Machines, Maker, Output,
+    Progress, RecordOptions, Result, Server, Storage, pause, record,
+};
 
 /// Guests beside others that compute boot slowly.
 const BOOT: Duration = Duration::from_secs(240);
@@ -221,12 +216,11 @@ pub(crate) fn last_state(log: &str, first: u32, vcpus: usize) -> Result<DaemonSt
     let own = state.vcpus.iter().filter(|vcpu| vcpu.pid == first);
     let events: u64 = own.map(|vcpu| vcpu.events).sum();
     if events == 0 || state.vcpus.len() != vcpus {
-        let text = format!(
+        return ErrorKind::Process.fail(format!(
             "the scheduler has {} of {vcpus}, and heard of {events} completions of the guest with \
              I/O; it said:\n{log}",
             counted(state.vcpus.len(), "vCPU")
-        );
-        return Err(Error::new(ErrorKind::Process, text));
+        ));
     }
     Ok(state)
 }
@@ -247,7 +241,7 @@ fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
     while done()? < first + 20 {
         interrupt.check()?;
         if begin.elapsed() > FIRST_IO {
-            return Err(Error::new(ErrorKind::Timeout, "the guest with I/O does none"));
+            return ErrorKind::Timeout.fail("the guest with I/O does none");
         }
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use vlane_report::stats::nearest_rank;
+use vlane_report::nearest_rank;
 use vlane_sched::live::state::{DaemonState, VcpuState};
 
 /// Results of one measurement.

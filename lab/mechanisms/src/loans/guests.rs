@@ -28,12 +28,8 @@ use super::figures::{EXPRESS, LIVE, Seen};
 use super::study::Study;
 use super::{DEFAULTS, Options, sched};
 use vlane_capture::Trace;
-use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::guests::Machines;
-use vlane_testbed::rounds::settle;
-use vlane_testbed::{Call, usage, word};
+use vlane_testbed::{Call, ErrorKind, Fail, Machines, Progress, Result, settle, usage, word};
 
 /// So many reads of the foreground's are a job.
 const READS: u64 = 50;
@@ -167,7 +163,7 @@ fn add_trace(seen: &mut Seen, trace: &Trace, foreground: Option<PriorityClass>) 
     } else {
         return Ok(());
     };
-    Err(Error::new(ErrorKind::Process, text))
+    ErrorKind::Process.fail(text)
 }
 
 /// Measures real guests, and makes the report.

@@ -29,13 +29,8 @@ use vlane_sched::{VcpuThreads, Vehicle};
 use super::figures::{LIVE, Seen, ns};
 use super::study::Study;
 use super::{Options, sched};
-use vlane_client::progress::Progress;
 use vlane_report::Report;
-use vlane_testbed::error::{Error, ErrorKind, Result};
-use vlane_testbed::guests::pause;
-use vlane_testbed::interrupt::Interrupt;
-use vlane_testbed::rounds::settle;
-use vlane_testbed::{Call, usage};
+use vlane_testbed::{Call, Error, ErrorKind, Interrupt, Progress, Result, pause, settle, usage};
 
 /// Token of the guest with I/O at the scheduler.
 const TOKEN: u64 = 1;

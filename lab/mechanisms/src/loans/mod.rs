@@ -18,8 +18,7 @@ use clap::Args;
 use vlane::sched::settings::HoldBackArg;
 use vlane::values;
 use vlane_policy::loan::Policy;
-use vlane_testbed::error::{Error, ErrorKind};
-use vlane_testbed::guests::Machines;
+use vlane_testbed::{Error, ErrorKind, Machines};
 
 /// Options of `vlane-lab prove loans`
 #[derive(Debug, Clone, Args)]

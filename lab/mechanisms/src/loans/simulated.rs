@@ -11,11 +11,9 @@ use clap::Args;
 use vlane::values;
 use vlane_simulate::{ABLATION, COMPARED, Load, Outcome, Scenario, Setup, Span};
 
-use vlane_client::progress::Progress;
 use vlane_error::counted;
 use vlane_report::{Note, Report, Section, Spread};
-use vlane_testbed::error::{Context, ErrorKind, Result};
-use vlane_testbed::{Call, Interrupt};
+use vlane_testbed::{Call, Context, ErrorKind, Interrupt, Progress, Result};
 
 /// Options of the simulations
 #[derive(Debug, Clone, Args)]

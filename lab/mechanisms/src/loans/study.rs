@@ -6,16 +6,15 @@ use serde::{Serialize, Serializer};
 use vlane_error::counted;
 
 use super::figures::{FURTHEST, FURTHEST_IN_ALL, Named, Seen, ms};
-use vlane_client::progress::Progress;
-use vlane_report::build::{Begun, bars, spread};
-use vlane_report::experiment::{Experiment, Figure, Place, report};
-use vlane_report::judge::{Arms, Bound, Measured, Verdict};
-use vlane_report::stats::nearest_rank;
-use vlane_report::{Axis, Block, Chart, Note, Point, Report, Section, Series, Spread};
-use vlane_testbed::error::Result;
-use vlane_testbed::rounds::{Rounds, in_turns};
+use vlane_report::experiment::report;
+use vlane_report::{
+    Arms, Axis, Begun, Block, Bound, Chart, Experiment, Figure, Measured, Note, Place, Point,
+    Report, Section, Series, Spread, Verdict, bars, nearest_rank, spread,
+};
+use vlane_testbed::{Progress, Result, Rounds, in_turns};
 
 /// Permitted deviation of a share from its weight, percent.
+// The paragraph above the goals names it, too.
 const OFF: f64 = 3.0;
 
 /// A measurement, and the words of its report.
@@ -139,10 +138,9 @@ fn sums(rounds: &[Seen]) -> Vec<u64> {
 
 impl Experiment for Study {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["load", "scheduler"]
-    }
+    const HEADS: [&'static str; 2] = ["load", "scheduler"];
+    const AIM: &'static str =
+        "They are for schedulers that lend. No share is to be 3 % off its weight.";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         let shorter = |(title, _, of): &Named| {
@@ -165,10 +163,6 @@ impl Experiment for Study {
         );
         let warnings = self.warnings.iter().map(Note::warning);
         warnings.chain([Note::info(&self.about), Note::info(facts)]).collect()
-    }
-
-    fn aim(&self) -> String {
-        format!("They are for schedulers that lend. No share is to be {OFF} % off its weight.")
     }
 
     fn judge(&self, place: &Place<'_, Sample>) -> Vec<Verdict> {

@@ -15,9 +15,9 @@ use crate::express::root::Root;
 use crate::express::script::with_parts;
 use crate::loans::bed::{END, OTHERS, SETTLE, last_state, schedule, socket};
 use vlane_cost::{Role, Sampler, ThreadFilter};
-use vlane_testbed::control::Control;
-use vlane_testbed::guests::{Machines, Maker, pause, wait};
-use vlane_testbed::{Context, Error, ErrorKind, Interrupt, Result, Server};
+use vlane_testbed::{
+    At, Context, Control, ErrorKind, Fail, Interrupt, Machines, Maker, Result, Server, pause, wait,
+};
 
 /// tune2fs, on an unused image.
 const TUNE: Duration = Duration::from_secs(120);
@@ -94,16 +94,13 @@ impl<'a> Bed<'a> {
     ) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("vlane-together-").tempdir_in(&options.disk_dir);
-        let directory = directory.context(ErrorKind::Io, || {
-            format!("{}: no room for images", options.disk_dir.display())
-        })?;
+        let directory = directory.at(&options.disk_dir, "no room for images")?;
         add_journal(host, &root.image)?;
         let dir = directory.path();
         let disk = |one: &Condition| Served::start((vlane, options), host, root, *one, dir);
         let disks = conditions.iter().map(disk).collect::<Result<Vec<_>>>()?;
         let maker = Maker::find(host, Machines::Qemu)?;
-        let bytes = std::fs::metadata(&root.image)
-            .context(ErrorKind::Io, || format!("{}: cannot be read", root.image.display()))?;
+        let bytes = std::fs::metadata(&root.image).at(&root.image, "cannot be read")?;
         let readable = outside(&disks[0].journal, bytes.len());
         let initramfs = with_shell(script(options, disks.len(), &readable), vlane, Some(fg));
         let at = |disk: &Served| Disk {
@@ -190,8 +187,7 @@ impl Served {
     ) -> Result<Self> {
         let beside = |end: &str| dir.join(format!("{}.{end}", condition.name));
         let (image, control) = (beside("img"), beside("control"));
-        std::fs::copy(&root.image, &image)
-            .context(ErrorKind::Io, || format!("{}: cannot be made", image.display()))?;
+        std::fs::copy(&root.image, &image).at(&image, "cannot be made")?;
         let mut words = condition.serve(&image, options.model, &socket(dir));
         words.extend(["--control".to_owned(), control.display().to_string()]);
         let server = Server::serve(vlane, dir, &[], words.into_iter().map(Into::into))?;
@@ -232,8 +228,7 @@ fn add_journal(host: &Host, image: &Path) -> Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let text = format!("{command:?} failed: {}", output.text.trim());
-    Err(Error::new(ErrorKind::Process, text))
+    ErrorKind::Process.fail(format!("{command:?} failed: {}", output.text.trim()))
 }
 
 /// The guest's script.

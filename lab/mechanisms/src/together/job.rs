@@ -15,7 +15,7 @@ use vlane::values;
 use super::PROGRAM;
 use crate::caches::job::{Mail, ns_between, repeat};
 use crate::caches::transferred;
-use vlane_testbed::{Context, Error, ErrorKind, Result};
+use vlane_testbed::{At, Context, Error, ErrorKind, Result};
 
 /// Parameters of the job.
 #[derive(Debug, Clone, Args)]
@@ -100,9 +100,8 @@ impl Job {
 
     /// Bytes that the readers have read, and how much was computed.
     fn progress(&self) -> Result<(u64, u64)> {
-        let computed = std::fs::metadata(&self.computed).context(ErrorKind::Io, || {
-            format!("{}: cannot be looked at", self.computed.display())
-        })?;
+        let computed =
+            std::fs::metadata(&self.computed).at(&self.computed, "cannot be looked at")?;
         Ok((transferred(self.readers)?.0, computed.len()))
     }
 

@@ -32,12 +32,9 @@ use vlane::values;
 use self::bed::Bed;
 use crate::express::Model;
 use crate::express::root::{Program, Root};
-use vlane_client::progress::Progress;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
-use vlane_report::Report;
-use vlane_report::judge::Arms;
-use vlane_testbed::rounds::{Rounds, in_turns, settle};
-use vlane_testbed::{Call, Installs, Raiser, Result};
+use vlane_report::{Arms, Report};
+use vlane_testbed::{Call, Installs, Progress, Raiser, Result, Rounds, in_turns, settle};
 
 /// vCPUs of the guest that is measured.
 pub const VCPUS: u16 = 2;

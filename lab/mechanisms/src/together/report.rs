@@ -5,11 +5,10 @@ use std::time::Duration;
 use super::{JOURNAL, Options, PROGRAM, Sample, VCPUS};
 use crate::express::root::Root;
 use vlane_error::counted;
-use vlane_report::build::Begun;
-use vlane_report::experiment::{self, Experiment, Figure, Place, arms_table, ratio_bars};
-use vlane_report::judge::Arms;
-use vlane_report::stats::nearest_rank;
-use vlane_report::{Note, Report, Section};
+use vlane_report::{
+    Arms, Begun, Experiment, Figure, Note, Place, Report, Section, arms_table, experiment,
+    nearest_rank, ratio_bars,
+};
 use vlane_units::show_size;
 
 /// Bytes of a reader's read.
@@ -79,10 +78,7 @@ fn pace(every: Option<Duration>) -> String {
 
 impl Experiment for Shown {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["where", "condition"]
-    }
+    const HEADS: [&'static str; 2] = ["where", "condition"];
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         let panels = [(waits(), 4), (lose(), 3), (pays(), 3)].into_iter();

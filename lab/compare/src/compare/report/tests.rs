@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use vlane_guest::{Accel, Choice};
-use vlane_report::build::Begun;
-use vlane_report::{Severity, Table};
+use vlane_report::{Begun, Severity, Table};
 
 use super::super::jobs::{CacheState, Settings, Sizes};
 use super::super::loads::Pattern;

@@ -4,10 +4,9 @@ use super::super::report::{cpus, guests, places};
 use super::super::{Variant, word};
 use super::{Options, Sample, hops};
 use vlane_error::counted;
-use vlane_report::build::{Begun, table};
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::Bound;
-use vlane_report::{Cell, Note, Report, Section};
+use vlane_report::{
+    Begun, Bound, Cell, Experiment, Figure, Goal, Note, Place, Report, Section, experiment, table,
+};
 use vlane_units::show_size;
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
@@ -84,6 +83,7 @@ fn recorded(result: &PlaceResult) -> Section {
 
 impl Experiment for Shown<'_> {
     type Sample = Sample;
+    const AIM: &'static str = "They are for Proposed. All variants have as many fsyncs.";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         self.judged().into_iter().map(|(figure, _)| figure).collect()
@@ -115,10 +115,6 @@ impl Experiment for Shown<'_> {
         }
         notes.push(Note::info(text));
         notes
-    }
-
-    fn aim(&self) -> String {
-        "They are for Proposed. All variants have as many fsyncs.".into()
     }
 
     fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {

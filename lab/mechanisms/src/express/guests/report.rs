@@ -5,10 +5,7 @@ use vlane_error::counted;
 use super::super::Variant;
 use super::super::report::{cpus, guests, places};
 use super::{Options, Sample};
-use vlane_report::build::Begun;
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::Bound;
-use vlane_report::{Note, Report};
+use vlane_report::{Begun, Bound, Experiment, Figure, Goal, Note, Place, Report, experiment};
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 
@@ -49,6 +46,8 @@ fn background() -> Figure<'static, Sample> {
 
 impl Experiment for Shown<'_> {
     type Sample = Sample;
+    const AIM: &'static str =
+        "The paper's foreground program takes 15 % less with everything (Proposed).";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         vec![p99()]
@@ -67,10 +66,6 @@ impl Experiment for Shown<'_> {
              the program's start is in it.",
         ));
         notes
-    }
-
-    fn aim(&self) -> String {
-        "The paper's foreground program takes 15 % less with everything (Proposed).".into()
     }
 
     fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {

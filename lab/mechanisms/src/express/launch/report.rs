@@ -6,10 +6,10 @@ use super::super::report::{cpus, guests, places};
 use super::super::root::Root;
 use super::super::{Variant, word};
 use super::{Options, Sample};
-use vlane_report::build::{Begun, bars, spread};
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::{Bound, Measured};
-use vlane_report::{Note, Report, Section};
+use vlane_report::{
+    Begun, Bound, Experiment, Figure, Goal, Measured, Note, Place, Report, Section, bars,
+    experiment, spread,
+};
 
 type PlaceResult = super::super::machine::PlaceResult<Sample>;
 
@@ -48,6 +48,8 @@ impl Shown<'_> {
 
 impl Experiment for Shown<'_> {
     type Sample = Sample;
+    const AIM: &'static str = "The paper's smallest gain of a launch is 28 % (a browser), its \
+                               largest 65 % (an office program).";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         self.launches()
@@ -69,12 +71,6 @@ impl Experiment for Shown<'_> {
             notes.push(Note::info(format!("Versions: {}.", self.root.versions.join(", "))));
         }
         notes
-    }
-
-    fn aim(&self) -> String {
-        "The paper's smallest gain of a launch is 28 % (a browser), its largest 65 % (an office \
-         program)."
-            .into()
     }
 
     fn goals(&self, _place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {

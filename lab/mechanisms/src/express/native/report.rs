@@ -2,10 +2,7 @@
 
 use super::super::{Mode, word};
 use super::{Load, Options, Sample};
-use vlane_report::build::Begun;
-use vlane_report::experiment::{self, Experiment, Figure, Goal, Place};
-use vlane_report::judge::{Arms, Bound};
-use vlane_report::{Note, Report};
+use vlane_report::{Arms, Begun, Bound, Experiment, Figure, Goal, Note, Place, Report, experiment};
 
 /// How many times shorter the foreground's 99th percentile has to be.
 const SHORTER: f64 = 10.0;
@@ -43,10 +40,9 @@ fn total() -> Figure<'static, Sample> {
 
 impl Experiment for Options {
     type Sample = Sample;
-
-    fn heads(&self) -> [&'static str; 2] {
-        ["Load", "Arm"]
-    }
+    const HEADS: [&'static str; 2] = ["Load", "Arm"];
+    const AIM: &'static str =
+        "They are for `on`. `order` and `shortest` are its two parts, each shown alone.";
 
     fn summary(&self) -> Vec<Figure<'_, Sample>> {
         vec![total()]
@@ -72,10 +68,6 @@ impl Experiment for Options {
                 self.think
             )),
         ]
-    }
-
-    fn aim(&self) -> String {
-        "They are for `on`. `order` and `shortest` are its two parts, each shown alone.".into()
     }
 
     fn goals(&self, place: &Place<'_, Sample>) -> Vec<Goal<'_, Sample>> {

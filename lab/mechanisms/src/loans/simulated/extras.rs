@@ -1,12 +1,11 @@
 //! Reports beyond one scenario: the ablation, events more and less frequent, the simulation's cost,
 //! and the conclusions.
 
-use vlane_report::build::{spread, table};
+use vlane_report::{Axis, Block, Chart, Point, Section, Series, Spread, spread, table};
 use vlane_simulate::{ABLATION, LoadOutcome, Outcome, Setup};
 
 use super::sections::{float, group, redemption, row};
 use super::{Arm, RATES, Runs, rate};
-use vlane_report::{Axis, Block, Chart, Point, Section, Series, Spread};
 
 /// Where the paper's loads are.
 const MEASURED: &str = "domain-1";

@@ -5,8 +5,9 @@ use vlane_error::counted;
 use vlane_simulate::{Load, LoadOutcome, MachineOutcome, Outcome, Scenario};
 
 use super::{Arm, Runs};
-use vlane_report::build::{bars, table};
-use vlane_report::{Axis, Block, Cell, Chart, Point, Samples, Section, Series, Spread};
+use vlane_report::{
+    Axis, Block, Cell, Chart, Point, Samples, Section, Series, Spread, bars, table,
+};
 
 /// More machines than these are grouped by their common parameters.
 const MOST_MACHINES: u64 = 20;
