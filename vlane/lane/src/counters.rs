@@ -31,7 +31,7 @@ macro_rules! counters {
                 Snapshot { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
 
-            /// Publishes the counts that the lane keeps.
+            /// Publishes what the lane counted by itself.
             fn store(&self, local: &Snapshot) {
                 $(self.$name.store(local.$name, Ordering::Relaxed);)*
             }
@@ -48,7 +48,7 @@ macro_rules! counters {
                 Snapshot { $($name: self.$name.saturating_sub(before.$name),)* }
             }
 
-            /// Every counter with its name and its meaning.
+            /// Every counter with its name and what it counts.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }

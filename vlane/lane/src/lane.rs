@@ -133,7 +133,7 @@ pub(crate) struct Lane {
     /// ... and looks at requests that come to the device or leave it.
     tracks: bool,
     links: Links,
-    /// Taken and not begun; and their weight.
+    /// Taken and not begun; and what that weighs.
     waiting: Waiting,
     ahead: Load,
     /// The lane's part in the volume's limits, if it has any.
