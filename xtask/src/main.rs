@@ -13,6 +13,7 @@ mod claim;
 mod experiment;
 mod map;
 mod page;
+mod picture;
 mod prose;
 mod published;
 #[cfg(test)]
@@ -20,6 +21,7 @@ mod readme_tests;
 mod rounds;
 mod runner;
 mod structure;
+mod texts;
 mod tidy;
 
 use std::path::Path;
