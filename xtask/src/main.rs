@@ -20,6 +20,8 @@ mod published;
 mod readme_tests;
 mod rounds;
 mod runner;
+#[cfg(test)]
+mod stored_tests;
 mod structure;
 mod texts;
 mod tidy;
