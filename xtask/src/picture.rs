@@ -16,7 +16,7 @@ use crate::texts::{Named, shown};
 const WIDTH: f64 = 360.0;
 const MARGIN: f64 = 12.0;
 /// Characters in a line of the caption, and in a bar's name with its figure.
-const CAPTION: usize = 44;
+const CAPTION: usize = 38;
 const LINE: usize = 56;
 /// Height of a bar with its name, and of a line of the caption.
 const EACH: f64 = 36.0;
