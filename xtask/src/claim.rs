@@ -1,8 +1,10 @@
 //! Statements of a publication, and vlane's goals, each compared with a report.
 
+use std::collections::BTreeMap;
+
 use crate::published::{Interval, Published, Row, Said};
 use serde::Deserialize;
-use vlane_report::{Block, Cell, Report, Section, Spread};
+use vlane_report::{Block, Cell, Report, Section, Spread, Table};
 
 use crate::rounds;
 
@@ -66,6 +68,37 @@ pub(crate) struct Place {
     /// A part of the table's or chart's caption, where a section has several.
     #[serde(default)]
     caption: String,
+}
+
+/// Several rows of a table, taken together.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Rows {
+    section: String,
+    /// A part of the table's caption, where a section has several.
+    #[serde(default)]
+    caption: String,
+    column: String,
+    /// Contents of other columns, by their titles; other rows are left out.
+    #[serde(default)]
+    only: BTreeMap<String, String>,
+    /// Rows with a figure up to this are left out.
+    above: Option<f64>,
+    take: Take,
+}
+
+/// Figure of several rows.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Take {
+    /// How many have a figure.
+    Count,
+    /// The sum of their figures.
+    Sum,
+    /// The smallest median, with its spread.
+    Least,
+    /// The largest median, with its spread.
+    Most,
 }
 
 /// Part of a spread within bounds. The median decides.
@@ -193,11 +226,7 @@ impl Place {
                     && row.len() >= self.row.len()
                     && self.row.iter().zip(row.iter()).all(|(text, cell)| says(cell, text))
             })?;
-            match row.get(index)? {
-                Cell::Figure(spread) => Some(*spread),
-                Cell::Number(value) => Spread::of(&[*value]),
-                Cell::Text(_) | Cell::Empty => None,
-            }
+            spread_of(row.get(index)?)
         })
     }
 
@@ -209,6 +238,48 @@ impl Place {
             let point = series.points.iter().find(|p| (p.x - x).abs() < 1e-9)?;
             chart.caption.contains(&self.caption).then_some(point.y)
         })
+    }
+}
+
+impl Rows {
+    /// Their figure; `None` without such a table, and without a row unless rows are counted.
+    pub(crate) fn find(&self, report: &Report) -> Option<Spread> {
+        let section = report.sections.iter().find(|section| section.id == self.section)?;
+        let spreads = section.blocks.iter().find_map(|block| match block {
+            Block::Table(table) if table.caption.contains(&self.caption) => self.spreads(table),
+            Block::Table(_) | Block::Chart(_) => None,
+        })?;
+        let by_median = |a: &Spread, b: &Spread| a.median.total_cmp(&b.median);
+        match self.take {
+            Take::Count => Spread::of(&[spreads.len() as f64]),
+            Take::Sum => Spread::of(&[spreads.iter().map(|spread| spread.median).sum()]),
+            Take::Least => spreads.into_iter().min_by(by_median),
+            Take::Most => spreads.into_iter().max_by(by_median),
+        }
+    }
+
+    /// Figures of the column in the rows that are not left out; `None` if a column is missing.
+    fn spreads(&self, table: &Table) -> Option<Vec<Spread>> {
+        let at = |title: &String| table.columns.iter().position(|column| column.title == *title);
+        let only = self.only.iter().map(|(title, text)| Some((at(title)?, text)));
+        let only: Vec<_> = only.collect::<Option<_>>()?;
+        let index = at(&self.column)?;
+        let rows = table.rows.iter().filter(|row| {
+            only.iter().all(|(at, text)| row.get(*at).is_some_and(|cell| shown(cell) == **text))
+        });
+        let spreads = rows.filter_map(|row| spread_of(row.get(index)?));
+        Some(
+            spreads.filter(|spread| self.above.is_none_or(|least| spread.median > least)).collect(),
+        )
+    }
+}
+
+/// A cell's figure, if it has one.
+fn spread_of(cell: &Cell) -> Option<Spread> {
+    match cell {
+        Cell::Figure(spread) => Some(*spread),
+        Cell::Number(value) => Spread::of(&[*value]),
+        Cell::Text(_) | Cell::Empty => None,
     }
 }
 

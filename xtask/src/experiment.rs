@@ -1,18 +1,33 @@
 //! One experiment: its description, and the folder that it lives in.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use vlane_report::Report;
 
 use crate::claim::{Figure, Goal};
+use crate::picture::Picture;
+use crate::texts::{Named, Value};
 
 /// `experiment.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Description {
-    /// The heading of its page.
+    /// Its name in lists, and its page's heading as long as it has no answer.
     pub(crate) title: String,
+    /// The answer in one short sentence, with placeholders ([`crate::texts`]): its page's heading.
+    #[serde(default)]
+    pub(crate) answer: String,
+    /// At most two sentences below the answer, losses first, with placeholders.
+    #[serde(default)]
+    pub(crate) lead: String,
+    /// The picture that stands first on its page.
+    pub(crate) picture: Option<Picture>,
+    /// Figures that the texts name.
+    #[serde(default, rename = "value")]
+    pub(crate) values: BTreeMap<String, Value>,
     /// The publication, and the figure or table in it.
     pub(crate) source: String,
     /// The question.
@@ -42,7 +57,7 @@ pub(crate) struct Description {
     /// vlane's own goals, which are no published figures.
     #[serde(default, rename = "goal")]
     pub(crate) goals: Vec<Goal>,
-    /// Results that agree with the publication, those that do not, and why.
+    /// Results that agree with the publication, those that do not, and why; with placeholders.
     #[serde(default)]
     pub(crate) discussion: String,
 }
@@ -53,6 +68,13 @@ pub(crate) struct Experiment {
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
     pub(crate) about: Description,
+}
+
+impl Description {
+    /// The figures that its texts can name.
+    pub(crate) fn named<'a>(&'a self, report: &'a Report) -> Named<'a> {
+        Named { goals: &self.goals, figures: &self.figures, values: &self.values, report }
+    }
 }
 
 impl Experiment {
@@ -67,8 +89,9 @@ impl Experiment {
         }
         let figures = about.figures.iter().map(|figure| (&figure.says, figure.fault()));
         let goals = about.goals.iter().map(|goal| (&goal.says, goal.fault()));
+        let values = about.values.iter().map(|(name, value)| (name, value.fault()));
         if let Some((says, fault)) =
-            figures.chain(goals).find_map(|(says, fault)| Some((says, fault?)))
+            figures.chain(goals).chain(values).find_map(|(says, fault)| Some((says, fault?)))
         {
             bail!("{}: `{says}`: {fault}", file.display());
         }
@@ -105,5 +128,22 @@ impl Experiment {
         let used =
             self.about.uses.as_ref().and_then(|used| all.iter().find(|other| other.name == *used));
         &used.unwrap_or(self).folder
+    }
+
+    /// Its stored report; none if it was not measured yet.
+    pub(crate) fn report(&self, all: &[Self]) -> Result<Option<Report>> {
+        let file = self.source_of_result(all).join("result.json");
+        let report = file.is_file().then(|| Report::read(&file)).transpose();
+        report.with_context(|| format!("{}: the result cannot be read", self.name))
+    }
+
+    /// One of its texts with the figures of a report.
+    pub(crate) fn filled(&self, key: &str, text: &str, report: &Report) -> Result<String> {
+        self.about.named(report).fill(text.trim()).with_context(|| self.place(key))
+    }
+
+    /// A key of its description, for errors.
+    pub(crate) fn place(&self, key: &str) -> String {
+        format!("experiments/{}/experiment.toml: {key}", self.name)
     }
 }

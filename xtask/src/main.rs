@@ -13,13 +13,17 @@ mod claim;
 mod experiment;
 mod map;
 mod page;
+mod picture;
 mod prose;
 mod published;
 #[cfg(test)]
 mod readme_tests;
 mod rounds;
 mod runner;
+#[cfg(test)]
+mod stored_tests;
 mod structure;
+mod texts;
 mod tidy;
 
 use std::path::Path;

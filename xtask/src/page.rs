@@ -1,34 +1,39 @@
 //! The page of an experiment, and the index of all.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use crate::published::{self, Direction, Interval, Row};
 use anyhow::{Context, Result};
 use vlane_report::machine::{Load, Storage};
 use vlane_report::{Block, Report, Section, Severity, markdown, svg_file};
 
 use crate::claim::Within;
 use crate::experiment::Experiment;
+use crate::picture;
+use crate::published::{self, Direction, Row};
+use crate::texts::shown;
 
 const GENERATED: &str =
     "<!-- Made by `cargo xtask experiments`; what is written by hand is in experiment.toml. -->\n";
 
+/// A page of an experiment, and its pictures.
+pub(crate) struct Page {
+    pub(crate) text: String,
+    /// Names of files, and their contents.
+    pub(crate) pictures: BTreeMap<String, String>,
+}
+
 /// Writes the page and the charts of one experiment.
-pub(crate) fn write(one: &Experiment, all: &[Experiment], report: &Report) -> Result<()> {
+pub(crate) fn write(one: &Experiment, all: &[Experiment], report: Option<&Report>) -> Result<()> {
+    let page = Page::of(one, all, report)?;
     remove_old_charts(&one.folder)?;
-    let sections: Vec<_> = report
-        .sections
-        .iter()
-        .filter(|s| one.about.sections.is_empty() || one.about.sections.contains(&s.id))
-        .collect();
-    let mut pictures = String::new();
-    for section in sections {
-        pictures += &charts_of(one, section)?;
+    let page_file = [("README.md".to_owned(), page.text)];
+    for (name, content) in page.pictures.into_iter().chain(page_file) {
+        let file = one.folder.join(name);
+        std::fs::write(&file, content).with_context(|| format!("{}", file.display()))?;
     }
-    let text = page(one, all, report, &pictures);
-    let file = one.folder.join("README.md");
-    std::fs::write(&file, text).with_context(|| format!("{}", file.display()))
+    Ok(())
 }
 
 fn remove_old_charts(folder: &Path) -> Result<()> {
@@ -41,28 +46,127 @@ fn remove_old_charts(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes a section's charts; returns the lines that show them.
-fn charts_of(one: &Experiment, section: &Section) -> Result<String> {
-    let mut text = String::new();
-    let charts = section.blocks.iter().filter_map(|block| match block {
-        Block::Chart(chart) => Some(chart),
-        Block::Table(_) => None,
-    });
-    for (index, chart) in charts.enumerate() {
-        let name = format!("{}-{}.svg", section.id, index + 1);
-        let file = one.folder.join(&name);
-        std::fs::write(&file, svg_file(chart)).with_context(|| format!("{}", file.display()))?;
-        let _ = writeln!(text, "![{}]({name})\n", chart.caption.replace(['[', ']'], ""));
+impl Page {
+    /// The page of an experiment: answer, picture and figures first, then how it was measured.
+    pub(crate) fn of(
+        one: &Experiment,
+        all: &[Experiment],
+        report: Option<&Report>,
+    ) -> Result<Self> {
+        let about = &one.about;
+        let mut page = Self { text: GENERATED.into(), pictures: BTreeMap::new() };
+        let Some(report) = report else {
+            let _ = writeln!(page.text, "# {}: not measured yet\n", about.title);
+            page.text += &method(one, all, None);
+            return Ok(page);
+        };
+        let first = page.add_answer(one, report)?;
+        page.text += &figures(one, report);
+        let discussion = one.filled("discussion", &about.discussion, report)?;
+        if !discussion.is_empty() {
+            let _ = writeln!(page.text, "## Discussion\n\n{discussion}\n");
+        }
+        for section in report.sections.iter().filter(|section| about.tables.contains(&section.id)) {
+            page.text += &tables_of(section);
+        }
+        page.text += &method(one, all, Some(report));
+        page.add_charts(one, report, &first);
+        Ok(page)
     }
-    Ok(text)
+
+    /// Adds the answer, the first picture and the warnings; returns the picture's name.
+    fn add_answer(&mut self, one: &Experiment, report: &Report) -> Result<String> {
+        let about = &one.about;
+        let text = &mut self.text;
+        match one.filled("answer", &about.answer, report)? {
+            answer if answer.is_empty() => {
+                let _ = writeln!(text, "# {}\n", about.title);
+            }
+            answer => {
+                let lead = one.filled("lead", &about.lead, report)?;
+                let _ = writeln!(text, "# {answer}\n\n{lead}\n");
+            }
+        }
+        if let Some(reason) = report.disturbance() {
+            let _ = writeln!(text, "**Inconclusive:** {reason}.\n");
+        }
+        let mut first = String::new();
+        if let Some(picture) = &about.picture {
+            let drawn = picture.drawn(&about.named(report));
+            let (name, caption, svg) = drawn.with_context(|| one.place("picture"))?;
+            let _ = writeln!(text, "{}", shown_picture(&name, &caption));
+            self.pictures.insert(format!("{name}.svg"), svg);
+            first = name;
+        }
+        for note in report.notes.iter().filter(|note| note.severity == Severity::Warning) {
+            let _ = writeln!(text, "> {}\n", note.text);
+        }
+        Ok(first)
+    }
+
+    /// Adds the other charts of the experiment's sections.
+    fn add_charts(&mut self, one: &Experiment, report: &Report, first: &str) {
+        let ids = &one.about.sections;
+        let is_own = |section: &str| ids.is_empty() || ids.iter().any(|id| id == section);
+        let others = picture::charts(report)
+            .filter(|(section, name, _)| is_own(section) && name != first)
+            .collect::<Vec<_>>();
+        if !others.is_empty() {
+            self.text += "## Figures\n\n";
+        }
+        for (_, name, chart) in others {
+            let _ = writeln!(self.text, "{}", shown_picture(&name, &chart.caption));
+            self.pictures.insert(format!("{name}.svg"), svg_file(chart));
+        }
+    }
 }
 
-fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -> String {
+/// The line that shows a picture.
+fn shown_picture(name: &str, caption: &str) -> String {
+    format!("![{}]({name}.svg)\n", caption.replace(['[', ']'], ""))
+}
+
+/// The figures of an experiment: published ones, goals, and the report's summary.
+fn figures(one: &Experiment, report: &Report) -> String {
     let about = &one.about;
-    let mut text = format!("{GENERATED}# {}\n\nSource: {}.\n\n", about.title, about.source);
-    let _ = writeln!(
-        text,
-        "**Question.** {}\n\n**Method.** {}\n",
+    let mut text = String::new();
+    if !about.figures.is_empty() {
+        let rows: Vec<_> = about.figures.iter().map(|figure| figure.row(report)).collect();
+        let table = markdown::table(&published::table("", &rows));
+        let _ = writeln!(text, "## Published and here\n\n{}\n\n{table}", published::LEGEND);
+    }
+    if !about.goals.is_empty() {
+        text += "## Our own goals\n\nThese are vlane's wishes; no publication has them.\n\n\
+                 | goal | wanted | here (min-max) | outcome |\n|---|---|---|---|\n";
+        for goal in &about.goals {
+            let (here, outcome) = match (goal.judge(report), report.disturbance()) {
+                (Some((here, _)), Some(reason)) => {
+                    (shown(&here, None), format!("inconclusive: {reason}"))
+                }
+                (Some((here, within)), None) => (shown(&here, None), within.word().into()),
+                (None, _) => ("not measured".into(), String::new()),
+            };
+            let _ = writeln!(text, "| {} | {} | {here} | {outcome} |", goal.says, goal.bounds());
+        }
+        text += "\n";
+    }
+    if !about.tables.is_empty() && !report.summary.is_empty() {
+        text += "## Summary\n\n";
+        for sentence in &report.summary {
+            let _ = writeln!(text, "- {sentence}");
+        }
+        text += "\n";
+    }
+    text
+}
+
+/// The question, the method, the command and the last result.
+fn method(one: &Experiment, all: &[Experiment], report: Option<&Report>) -> String {
+    let about = &one.about;
+    let mut text = format!(
+        "## The experiment\n\n**{}.** Source: {}.\n\n**Question.** {}\n\n**Method.** {}\n\n",
+        about.title,
+        about.source,
         about.question.trim(),
         about.method.trim()
     );
@@ -80,46 +184,7 @@ fn page(one: &Experiment, all: &[Experiment], report: &Report, pictures: &str) -
         one.name,
         command.replace("{result}", "result.json")
     );
-    text += &last_result(report, &folder);
-    for note in report.notes.iter().filter(|note| note.severity == Severity::Warning) {
-        let _ = writeln!(text, "> {}\n", note.text);
-    }
-    if !about.tables.is_empty() {
-        for sentence in &report.summary {
-            let _ = writeln!(text, "- {sentence}");
-        }
-        text += "\n";
-    }
-    if !about.figures.is_empty() {
-        let rows: Vec<_> = about.figures.iter().map(|figure| figure.row(report)).collect();
-        let table = markdown::table(&published::table("", &rows));
-        let _ = writeln!(text, "## Published and here\n\n{}\n\n{table}", published::LEGEND);
-    }
-    if !about.goals.is_empty() {
-        text += "## Our own goals\n\nThese are vlane's wishes; no publication has them.\n\n\
-                 | goal | wanted | here (min-max) | outcome |\n|---|---|---|---|\n";
-        for goal in &about.goals {
-            let (here, outcome) = match (goal.judge(report), report.disturbance()) {
-                (Some((here, _)), Some(reason)) => {
-                    (shown(&here), format!("inconclusive: {reason}"))
-                }
-                (Some((here, within)), None) => (shown(&here), within.word().into()),
-                (None, _) => ("not measured".into(), String::new()),
-            };
-            let _ = writeln!(text, "| {} | {} | {here} | {outcome} |", goal.says, goal.bounds());
-        }
-        text += "\n";
-    }
-    if !about.discussion.trim().is_empty() {
-        let _ = writeln!(text, "{}\n", about.discussion.trim());
-    }
-    for section in report.sections.iter().filter(|section| about.tables.contains(&section.id)) {
-        text += &tables_of(section);
-    }
-    if !pictures.is_empty() {
-        let _ = write!(text, "## Figures\n\n{pictures}");
-    }
-    text
+    text + &report.map(|report| last_result(report, &folder)).unwrap_or_default()
 }
 
 /// The line on the last result, its date and its machine; `folder` is where it lies.
@@ -161,26 +226,6 @@ fn tables_of(section: &Section) -> String {
     text
 }
 
-/// `2.55 (2.40-2.61)`.
-fn shown(here: &Interval) -> String {
-    if here.runs < 2 {
-        return number(here.middle);
-    }
-    let [middle, low, high] = [here.middle, here.low, here.high].map(number);
-    format!("{middle} ({low}-{high}){}", here.pairing())
-}
-
-/// Three significant digits or so.
-fn number(value: f64) -> String {
-    match value.abs() {
-        v if v >= 1000.0 => format!("{value:.0}"),
-        v if v >= 100.0 => format!("{value:.0}"),
-        v if v >= 10.0 => format!("{value:.1}"),
-        v if v >= 0.1 || v == 0.0 => format!("{value:.2}"),
-        _ => format!("{value:.4}"),
-    }
-}
-
 /// The cells of the index about an experiment: directions, sizes, what was not measured; goals.
 fn counted(rows: &[Row], goals: &[Option<Within>]) -> String {
     let count = |of: &[(&str, usize)]| {
@@ -209,43 +254,48 @@ fn counted(rows: &[Row], goals: &[Option<Within>]) -> String {
 
 /// Writes `experiments/README.md`.
 pub(crate) fn write_index(root: &Path, all: &[Experiment]) -> Result<()> {
-    let mut text = format!(
-        "{GENERATED}# Experiments\n\nThe figures and tables of the publications that vlane builds \
-         on, repeated. Each folder says what it asks, how to run it, what came\nout last and how \
-         that compares with the publication. `cargo xtask experiments` runs them all, `cargo \
-         xtask experiments NAME` one,\n`--list` names them.\n\n{}\n\nGoals are vlane's own, and \
-         no published figures.\n\n| experiment | source | direction | size | not measured | our \
-         own goals |\n|---|---|---|---|---|---|\n",
-        published::LEGEND
-    );
-    for one in all {
-        let report = Report::read(&one.source_of_result(all).join("result.json"));
-        let counts = match &report {
-            Ok(report) if report.disturbance().is_some() => "inconclusive | | | ".into(),
-            Ok(report) => {
-                let rows: Vec<_> =
-                    one.about.figures.iter().map(|figure| figure.row(report)).collect();
-                let goals = one.about.goals.iter().map(|goal| Some(goal.judge(report)?.1));
-                counted(&rows, &goals.collect::<Vec<_>>())
-            }
-            Err(_) => " | | | ".into(),
-        };
-        // An experiment without a measurement has no page yet.
-        let page = if report.is_ok() { "README.md" } else { "experiment.toml" };
-        let _ = writeln!(
-            text,
-            "| [{}]({}/{page}) | {} | {} |",
-            one.about.title, one.name, one.about.source, counts
-        );
-    }
     let file = root.join("experiments/README.md");
-    std::fs::write(&file, text).with_context(|| format!("{}", file.display()))
+    std::fs::write(&file, index(all)?).with_context(|| format!("{}", file.display()))
+}
+
+/// The index: all answers, then all counts.
+fn index(all: &[Experiment]) -> Result<String> {
+    let mut answers = String::new();
+    let mut table = String::new();
+    for one in all {
+        let report = one.report(all)?;
+        let about = &one.about;
+        let (answer, counts) = match &report {
+            Some(report) => {
+                let answer = one.filled("answer", &about.answer, report)?;
+                let rows: Vec<_> = about.figures.iter().map(|figure| figure.row(report)).collect();
+                let goals = about.goals.iter().map(|goal| Some(goal.judge(report)?.1));
+                match report.disturbance() {
+                    Some(_) => (answer, "inconclusive | | | ".into()),
+                    None => (answer, counted(&rows, &goals.collect::<Vec<_>>())),
+                }
+            }
+            None => ("not measured yet".into(), " | | | ".into()),
+        };
+        let link = format!("[{}]({}/README.md)", about.title, one.name);
+        let _ = writeln!(answers, "- {link}: {answer}");
+        let _ = writeln!(table, "| {link} | {} | {counts} |", about.source);
+    }
+    Ok(format!(
+        "{GENERATED}# Experiments\n\nThe figures and tables of the publications that vlane builds \
+         on, repeated. Each page begins with the answer.\n`cargo xtask experiments` runs them \
+         all, `cargo xtask experiments NAME` one, `--list` names them.\n\n## Answers\n\n{answers}\n\
+         ## Comparison with the publications\n\n{}\n\nGoals are vlane's own, and no published \
+         figures.\n\n| experiment | source | direction | size | not measured | our own goals \
+         |\n|---|---|---|---|---|---|\n{table}",
+        published::LEGEND
+    ))
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use crate::published::Published;
+    use crate::published::{Interval, Published};
     use vlane_report::{Cell, Column, Spread, Table};
 
     use super::*;

@@ -1,4 +1,6 @@
 //! Figures of README.md are those of stored experiments, or of the table of `docs/src/bench.md`.
+//!
+//! Its text may have other numbers only where they are no measurements.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
@@ -47,6 +49,41 @@ const STORED: &[(&str, &str, &str, &str, &str)] = &[
     ),
 ];
 
+/// Sentences of the text with a ratio in the place of `{}`, the experiment, and the two figures.
+const STORED_IN_TEXT: &[(&str, &str, &str, &str)] = &[
+    (
+        "With all mechanisms, an fsync takes {} of the time",
+        "together",
+        r#"section = "waits", row = ["all"], column = "fsync, median""#,
+        r#"section = "waits", row = ["nothing"], column = "fsync, median""#,
+    ),
+    (
+        "a program starts in {} of it",
+        "together",
+        r#"section = "waits", row = ["all"], column = "launch, median""#,
+        r#"section = "waits", row = ["nothing"], column = "launch, median""#,
+    ),
+    (
+        "The readers have {} of their reads",
+        "together",
+        r#"section = "lose", row = ["all"], column = "readers""#,
+        r#"section = "lose", row = ["nothing"], column = "readers""#,
+    ),
+    (
+        "the other guests {} of their CPU time",
+        "together",
+        r#"section = "lose", row = ["all"], column = "other guests""#,
+        r#"section = "lose", row = ["nothing"], column = "other guests""#,
+    ),
+];
+
+/// Numbers of the text that are no measurements, with their words.
+const CONDITIONS: &[&str] = &[
+    "You need Linux 6.1 or later and a Rust toolchain (1.88 or later,",
+    "Debian 12's qemu-storage-daemon 7.2 with",
+    "Apache-2.0 or MIT",
+];
+
 #[derive(Deserialize)]
 struct Ratio {
     of: Place,
@@ -73,6 +110,57 @@ fn figure(cell: &str) -> &str {
     cell.split(" (").next().unwrap()
 }
 
+/// A stored report, and two places in it.
+fn stored(name: &str, of: &str, over: &str) -> (Report, Ratio) {
+    let report = read(&format!("experiments/{name}/result.json"));
+    let places = toml::from_str(&format!("of = {{{of}}}\nover = {{{over}}}")).unwrap();
+    (Report::from_json(&report).unwrap(), places)
+}
+
+/// A page's text in one line, without tables, code and the targets of links.
+fn text_of(page: &str) -> String {
+    let is_text = |line: &&str| !line.starts_with('|') && !line.starts_with("    ");
+    let text = page.lines().filter(is_text).collect::<Vec<_>>().join(" ");
+    let text = text.split('`').step_by(2).collect::<Vec<_>>().join("`");
+    let mut parts = text.split("](");
+    let first = parts.next().unwrap().to_owned();
+    let rests = parts.map(|part| part.split_once(')').map_or("", |(_, rest)| rest));
+    rests.fold(first, |text, rest| text + "]" + rest)
+}
+
+/// Faults of a page's text: sentences that are not in it, and a number that no sentence has.
+fn faults(page: &str) -> Vec<String> {
+    let measured_sentences = STORED_IN_TEXT.iter().map(|(sentence, name, of, over)| {
+        let (report, places) = stored(name, of, over);
+        let interval = measured(&places.of, Some(&places.over), &report).unwrap();
+        assert!(!interval.is_unpaired && interval.is_decisive(), "{sentence}");
+        sentence.replace("{}", &format!("{:.2}", interval.middle))
+    });
+    let conditions = CONDITIONS.iter().map(|&sentence| sentence.to_owned());
+    let mut text = text_of(page);
+    let mut faults = Vec::new();
+    for sentence in measured_sentences.chain(conditions) {
+        match text.split_once(&sentence) {
+            Some((before, after)) => text = before.to_owned() + after,
+            None => faults.push(sentence),
+        }
+    }
+    let is_number = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
+    faults.extend(text.split_whitespace().filter(is_number).map(str::to_owned));
+    faults
+}
+
+#[test]
+fn readme_text_has_figures_of_measurements() {
+    let readme = read("README.md");
+    assert_eq!(faults(&readme), [""; 0]);
+    let changed = readme.replace("an fsync takes\n0.26", "an fsync takes\n0.25");
+    let sentence = "With all mechanisms, an fsync takes 0.26 of the time";
+    assert_eq!(faults(&changed), [sentence, "0.25"]);
+    let added = readme.replace("## Licence", "It is 3 times as fast.\n\n## Licence");
+    assert_eq!(faults(&added), ["3"]);
+}
+
 #[test]
 fn readme_has_figures_of_measurements() {
     let bench = results("docs/src/bench.md");
@@ -88,9 +176,7 @@ fn readme_has_figures_of_measurements() {
             assert!(bench.iter().any(is_same), "no stored figure: {row:?}");
             continue;
         };
-        let report = read(&format!("experiments/{name}/result.json"));
-        let report = Report::from_json(&report).unwrap();
-        let places: Ratio = toml::from_str(&format!("of = {{{of}}}\nover = {{{over}}}")).unwrap();
+        let (report, places) = stored(name, of, over);
         let interval = measured(&places.of, Some(&places.over), &report).unwrap();
         assert!(!interval.is_unpaired && interval.is_decisive(), "{about}");
         let [middle, low, high] = [interval.middle, interval.low, interval.high];

@@ -67,14 +67,7 @@ pub(crate) fn run(root: &Path, names: &[String], list: bool, pages: bool) -> Res
     // A run serves every experiment that uses its report, also those that were not named.
     let folders: Vec<_> = chosen.iter().map(|one| one.source_of_result(&all)).collect();
     for one in all.iter().filter(|one| folders.contains(&one.source_of_result(&all))) {
-        let result = one.source_of_result(&all).join("result.json");
-        if !result.is_file() {
-            println!("{}: not measured yet", one.name);
-            continue;
-        }
-        let report = Report::read(&result)
-            .with_context(|| format!("{}: the result cannot be read", one.name))?;
-        page::write(one, &all, &report)?;
+        page::write(one, &all, one.report(&all)?.as_ref())?;
         println!("{}", one.folder.join("README.md").display());
     }
     page::write_index(root, &all)?;
