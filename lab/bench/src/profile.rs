@@ -12,7 +12,7 @@ use toml::Spanned;
 use vlane_driver::{Arrivals, Limit, Rate, SessionOptions, Wait, Want, Workload};
 
 use super::values::{Ioprio, Pattern, Size, Time};
-use vlane_testbed::{Context, Error, ErrorKind, Fail, Result};
+use vlane_testbed::{Context, ErrorKind, Fail, Result};
 
 /// The profiles that come with vlane: name and text.
 const EMBEDDED: [(&str, &str); 8] = [
@@ -409,11 +409,9 @@ impl Profile {
     /// # Errors
     /// [`ErrorKind::Format`] with the line and the key.
     pub fn parse(text: &str, origin: &str) -> Result<Self> {
-        let file: File = toml::from_str(text).map_err(|error| {
-            Error::new(
-                ErrorKind::Format,
-                format!("{origin}: not a profile: {}", error.to_string().trim_end()),
-            )
+        let file: File = toml::from_str(text).or_else(|error| {
+            let error = error.to_string();
+            ErrorKind::Format.fail(format!("{origin}: not a profile: {}", error.trim_end()))
         })?;
         let at = |span: std::ops::Range<usize>| {
             text[..span.start.min(text.len())].matches('\n').count() + 1

@@ -82,18 +82,15 @@ const FLUSHES: [Told<Flushing>; 4] = [
 fn samples(run: &Saved) -> Samples {
     let mut columns = vec![("Load", ""), ("Target", ""), ("Round", "")];
     columns.extend(FIGURES.map(|(title, unit, _)| (title, unit)));
-    let mut rows = Vec::new();
-    for results in &run.loads {
-        for target in &results.targets {
-            for (run, round) in target.runs.iter().zip(0_u32..) {
-                let (load, target) = (results.load.name.clone(), target.target.name.clone());
-                let mut row = vec![load.into(), target.into(), Cell::Number(round.into())];
-                row.extend(FIGURES.map(|(.., of)| Cell::from(of(run))));
-                rows.push(row);
-            }
-        }
-    }
-    Samples::new("runs", "Every run of every load", &columns, rows)
+    let targets = run.loads.iter().flat_map(|load| load.targets.iter().map(move |t| (load, t)));
+    let rows = targets.flat_map(|(LoadRuns { load, .. }, TargetRuns { target, runs, .. })| {
+        runs.iter().zip(0_u32..).map(move |(run, round)| {
+            let names = [&load.name, &target.name].map(|name| name.clone().into());
+            let figures = FIGURES.map(|(.., of)| Cell::from(of(run)));
+            names.into_iter().chain([Cell::Number(round.into())]).chain(figures).collect()
+        })
+    });
+    Samples::new("runs", "Every run of every load", &columns, rows.collect())
 }
 
 /// A table of a load's targets.

@@ -1,8 +1,6 @@
 //! `vlane-lab compare host`: host, virtio and emulated disks side by side, on the user's own
 //! machine.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use vlane_compare::compare::columns::Column;
 use vlane_compare::compare::{self, Found, Options, loads};
@@ -10,32 +8,24 @@ use vlane_compare::work;
 use vlane_report::text;
 use vlane_testbed::Installs;
 
-use crate::output::{OutputArgs, Overwrite, called, width};
+use crate::output::{OutputArgs, called, width};
 
 /// Compare disks: the host, vlane, virtio-blk, qemu-storage-daemon, emulated
 ///
 /// Needs QEMU, fio, busybox, mkfs.ext4, and space for one scratch image per guest disk. Needs no
 /// root. Takes less than ten minutes.
 #[derive(Debug, Args)]
+#[command(mut_arg("html", |html| html.default_value("compare.html")))]
 pub struct CompareArgs {
     #[command(flatten)]
     options: Options,
-    /// Install missing programs by apt-get (as root), and a guest kernel into the cache directory
-    #[arg(long)]
-    install: bool,
-
-    /// File for the page with the pictures
-    #[arg(long, value_name = "FILE", default_value = "compare.html")]
-    html: PathBuf,
+    #[command(flatten)]
+    installs: Installs,
     /// Write no page
     #[arg(long)]
     no_html: bool,
-    /// Also write the report as JSON; `-` is standard output and replaces the text
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-
     #[command(flatten)]
-    overwrite: Overwrite,
+    output: OutputArgs,
 }
 
 /// Runs the command.
@@ -54,10 +44,10 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let html = (!args.no_html).then(|| args.html.clone());
-    let output = OutputArgs { html, json: args.json.clone(), overwrite: args.overwrite };
+    let mut output = args.output.clone();
+    output.html = output.html.filter(|_| !args.no_html);
     output.check()?;
-    let host = Installs { install: args.install }.host()?;
+    let host = args.installs.host()?;
     if options.work {
         return output.show(&called(|call| work::run(options, &host, call))?);
     }

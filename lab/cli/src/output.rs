@@ -16,7 +16,7 @@ const WIDTH: usize = 140;
 const NARROWEST: usize = 80;
 
 /// Destinations of a report
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct OutputArgs {
     /// Write the report as a page with pictures
     #[arg(long, value_name = "FILE")]

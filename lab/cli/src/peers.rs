@@ -28,9 +28,6 @@ pub struct PeersArgs {
     /// Print a Markdown table of the main rows at the end
     #[arg(long)]
     markdown: bool,
-    /// Also print the project's own targets, and whether they are met
-    #[arg(long, conflicts_with = "fixed_load")]
-    targets: bool,
     /// Write every single measurement to a file, as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -63,7 +60,7 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
     let done = |result: &RowResult| {
         print!("{}", peers::lines(result));
         so_far.push(result.clone());
-        // After every row: a run that is killed keeps what it has.
+        // After every row: a killed run keeps the rows before.
         written = json.as_ref().map_or(Ok(()), |output| peers::write_json(output, &so_far));
     };
     let (outcome, report) = called(|call| peers::run(&args.options, call, done))?;
@@ -71,9 +68,6 @@ pub fn run(args: &PeersArgs) -> anyhow::Result<()> {
         println!("not measured: {missing}");
     }
     println!("\n{}", report.summary.join("\n"));
-    if args.targets {
-        println!("\n{}", peers::targets(&outcome.rows));
-    }
     if args.markdown {
         println!("\n{}", peers::markdown(&outcome.rows));
     }

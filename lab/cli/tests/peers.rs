@@ -99,7 +99,6 @@ fn rows_of_other_kind_are_refused() {
         &["compare", "peers", "--fixed-load", "--rows", "ram-write"][..],
         &["compare", "peers", "--rows", "null-1k-d1"],
         &["compare", "peers", "--also", "--poll-max 0"],
-        &["compare", "peers", "--fixed-load", "--targets"],
     ] {
         let (code, said) = ends(words);
         assert_eq!(code, Some(2), "{words:?}: {said}");

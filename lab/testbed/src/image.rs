@@ -55,10 +55,9 @@ impl Place {
         if let Some(dir) = wanted {
             let place = place(dir);
             place.check(bytes).map_err(|why| {
-                Error::new(
-                    ErrorKind::Invalid,
-                    format!("{}: {why}; give another directory with {option}", dir.display()),
-                )
+                let dir = dir.display();
+                let text = format!("{dir}: {why}; give another directory with {option}");
+                Error::new(ErrorKind::Invalid, text)
             })?;
             return Ok(place.told());
         }

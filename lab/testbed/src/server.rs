@@ -74,10 +74,9 @@ pub fn on_cpus(spec: Spec, cpus: &[usize]) -> Result<Spec> {
         return Ok(spec);
     }
     let taskset = find_program("taskset").ok_or_else(|| {
-        Error::new(
-            ErrorKind::Missing,
-            "taskset is not on this machine; on Debian or Ubuntu: apt-get install util-linux",
-        )
+        let text =
+            "taskset is not on this machine; on Debian or Ubuntu: apt-get install util-linux";
+        Error::new(ErrorKind::Missing, text)
     })?;
     let list: Vec<_> = cpus.iter().map(ToString::to_string).collect();
     let mut args: Vec<OsString> = vec!["-c".into(), list.join(",").into(), spec.program.into()];

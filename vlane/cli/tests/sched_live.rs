@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use scheduler::may_schedule;
 use vlane_cost::{Role, Sampler, ThreadFilter};
+use vlane_error::describe;
 use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
 use vlane_sched::live::source::{Mailbox, Mark};
 use vlane_sched::live::state::VcpuState;
 use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{RealTime, Settings, describe, monotonic_ns};
+use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
 use vlane_sched::sys::{self, Class};
 use vlane_sched::{VcpuThreads, Vehicle};
 

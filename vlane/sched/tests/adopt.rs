@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use vlane_error::describe;
 use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
 use vlane_sched::live::socket::Hub;
 use vlane_sched::live::source::{Mailbox, Mark, Poster};
 use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{self, RealTime, Settings, describe, monotonic_ns};
+use vlane_sched::realtime::{self, RealTime, Settings, monotonic_ns};
 use vlane_sched::sys::{self, Attr, Class};
 use vlane_sched::{ErrorKind, VcpuThreads, Vehicle};
 use vlane_testing::skip;

@@ -234,7 +234,7 @@ fn measure(
     };
     let each = profile.time + profile.ramp;
     if runs.repeats.is_none() && runs.profile.is_none() {
-        // One option makes several measurements of what would be one.
+        // One option makes several measurements of one.
         let (times, seconds) = (counted(steps, "time"), each.as_secs_f64());
         eprintln!(
             "measuring {times}, {seconds:.1} s each, because one has no spread; --repeat 1 \

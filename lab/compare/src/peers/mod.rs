@@ -34,7 +34,7 @@ use self::bench::Bench;
 pub use self::judge::Verdict;
 pub use self::plan::{Row, rows};
 use self::report::report;
-pub use self::report::{lines, markdown, targets};
+pub use self::report::{lines, markdown};
 
 /// Options of the measurement
 #[derive(Debug, Clone, Args)]

@@ -97,24 +97,6 @@ pub fn markdown(results: &[RowResult]) -> String {
     md::table(&compared(claims().filter(|(_, claim, _)| claim.headline || !is_any)))
 }
 
-/// The targets of the project itself, and which of them are met.
-pub fn targets(results: &[RowResult]) -> String {
-    let verdicts = || results.iter().flat_map(|result| &result.verdicts);
-    let mut out = String::new();
-    for v in verdicts() {
-        let met = match v.met {
-            Met::Yes => "met",
-            Met::No => "NOT MET",
-            Met::Unclear => "unclear",
-        };
-        let (target, ratio) = (&v.target, v.told_ratio());
-        out += &format!("  {met:<8} {}: {}, target {target}: {ratio}\n", v.row, v.metric);
-    }
-    let count = |wanted: Met| verdicts().filter(|v| v.met == wanted).count();
-    let (met, unclear) = (count(Met::Yes), count(Met::Unclear));
-    out + &format!("{met} of {} targets met, {unclear} unclear\n", verdicts().count())
-}
-
 /// In how many comparisons vlane is better, worse, the same, and in how many that is not known.
 fn comparisons(results: &[RowResult]) -> Vec<String> {
     let differences =

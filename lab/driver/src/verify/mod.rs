@@ -83,10 +83,8 @@ impl VerifyState {
         let region = region(options.offset, Some(size), options.block, config)?;
         let count =
             usize::try_from(region.blocks).ok().filter(|n| *n <= 1 << 30).ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Invalid,
-                    "the region has too many blocks to keep account of; give a size",
-                )
+                let text = "the region has too many blocks to keep account of; give a size";
+                Error::new(ErrorKind::Invalid, text)
             })?;
         let now =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

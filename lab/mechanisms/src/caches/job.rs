@@ -427,9 +427,14 @@ mod tests {
         done
     }
 
+    /// True if a guest does it during the measurement.
+    fn is_guest(job: Job) -> bool {
+        !matches!(job, Job::Commits | Job::MailReplay)
+    }
+
     #[test]
     fn guest_jobs_run_and_report() {
-        for job in Job::value_variants().iter().filter(|job| job.is_guest()) {
+        for job in Job::value_variants().iter().filter(|job| is_guest(**job)) {
             match done(*job, Duration::from_millis(200)) {
                 // On a slow disk not one transaction may end in time; that is no failure, though.
                 Ok(done) => assert!(done.per_second == 0.0 || done.p99_us > 0.0, "{done:?}"),
@@ -504,7 +509,7 @@ mod tests {
 
     #[test]
     fn guest_jobs_differ_from_driver_jobs() {
-        for job in Job::value_variants().iter().filter(|job| !job.is_guest()) {
+        for job in Job::value_variants().iter().filter(|job| !is_guest(**job)) {
             assert_eq!(done(*job, Duration::ZERO).unwrap_err().kind(), ErrorKind::Usage);
         }
     }

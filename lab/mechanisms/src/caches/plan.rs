@@ -53,11 +53,6 @@ impl Job {
         about(self)
     }
 
-    /// True if a guest does it during the measurement.
-    pub fn is_guest(self) -> bool {
-        !matches!(self, Self::Commits | Self::MailReplay)
-    }
-
     /// True if there is a guest at all.
     pub fn needs_guest(self) -> bool {
         self != Self::Commits
