@@ -183,7 +183,7 @@ pub fn report<E: Experiment>(
         }
     }
     said.sort_by_key(|figure| !figure.is_tail());
-    summary.extend(compared.iter().map(|place| sentence(&said, place)));
+    summary.extend(compared.iter().flat_map(|place| sentences(&said, place)));
     let mut notes = experiment.notes(places);
     let arms = places.iter().flat_map(|place| &place.arms.0);
     notes.extend(few(arms.map(|arm| arm.rounds.len()).max().unwrap_or(0)));
@@ -202,9 +202,11 @@ pub fn few(rounds: usize) -> Option<Note> {
     (rounds < ENOUGH).then(|| Note::warning(text))
 }
 
-/// The ratios of a place in a sentence, losses first. A figure without a difference is only named.
-fn sentence<S>(figures: &[Figure<'_, S>], place: &Place<'_, S>) -> String {
+/// The ratios of a place in a sentence for each arm, losses first. A figure without a difference is
+/// only named.
+fn sentences<S>(figures: &[Figure<'_, S>], place: &Place<'_, S>) -> Vec<String> {
     let others = place.arms.0.iter().skip(1).filter(|arm| !arm.is_again());
+    let first = place.arms.0.first().map_or("", |arm| arm.arm.as_str());
     let each = others.map(|arm| {
         let (mut seen, mut same) = (Vec::new(), Vec::new());
         for figure in figures {
@@ -222,10 +224,9 @@ fn sentence<S>(figures: &[Figure<'_, S>], place: &Place<'_, S>) -> String {
         if !same.is_empty() {
             seen.push(format!("no difference seen in {}", same.join(", ")));
         }
-        format!("{}: {}", arm.arm, seen.join(", "))
+        format!("{}, {} relative to {first}: {}.", place.name, arm.arm, seen.join(", "))
     });
-    let first = place.arms.0.first().map_or("", |arm| arm.arm.as_str());
-    format!("{}, relative to {first}: {}.", place.name, each.collect::<Vec<_>>().join("; "))
+    each.collect()
 }
 
 /// The goals, and their outcomes.
@@ -408,9 +409,9 @@ mod tests {
             Figure::new("mean", "s", |s: &Sample| s.time),
             Figure::maybe("reads", "/s", |s: &Sample| s.reads),
         ];
-        let expected = "here, relative to off: on: reads 0.25 (0.25-0.25), p99 0.25 (0.25-0.25), \
+        let expected = "here, on relative to off: reads 0.25 (0.25-0.25), p99 0.25 (0.25-0.25), \
                         mean 0.25 (0.25-0.25).";
-        assert_eq!(sentence(&figures, &place), expected);
+        assert_eq!(sentences(&figures, &place), [expected]);
     }
 
     #[test]
@@ -432,7 +433,7 @@ mod tests {
         let ids: Vec<&str> = report.sections.iter().map(|section| section.id.as_str()).collect();
         assert_eq!(ids, ["goals", "times", "p99", "over-first", "here"]);
         assert_eq!(report.summary[0], "Of 1 goals 1 are met, 0 are not; of 0 nothing can be said.");
-        let expected = "here, relative to off: on: p99 0.40 (0.25-0.50), time 0.40 (0.25-0.50).";
+        let expected = "here, on relative to off: p99 0.40 (0.25-0.50), time 0.40 (0.25-0.50).";
         assert_eq!(report.summary[1], expected);
         assert_eq!(report.notes.len(), 1, "three rounds are few");
         let mut disturbed = report.clone();
@@ -447,8 +448,8 @@ mod tests {
         assert_eq!(exact.disturbance(), None);
         arms.0[2].rounds[0].time = 1.0;
         let place = here(&arms);
-        let noisy = sentence(&Readers.summary(), &place);
-        assert_eq!(noisy, "here, relative to off: on: no difference seen in time.");
+        let noisy = sentences(&Readers.summary(), &place);
+        assert_eq!(noisy, ["here, on relative to off: no difference seen in time."]);
         assert_eq!(report.samples[0].rows.len(), 9);
         let Block::Table(figures) = &report.sections[4].blocks[0] else { panic!("a table") };
         assert_eq!((figures.rows.len(), &figures.rows[0][2]), (3, &Cell::Empty));

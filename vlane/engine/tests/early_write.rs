@@ -127,6 +127,11 @@ fn volume_without_dirty_pages_has_no_thread() {
         (Cache::Writeback, Mode::On, 1),
     ] {
         let rig = rig(&path, cache, mode);
+        // A thread names itself when it runs first.
+        let begin = Instant::now();
+        while threads() < expected && begin.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         assert_eq!(threads(), expected, "{cache:?} {mode:?}");
         drop(rig);
         assert_eq!(threads(), 0, "{cache:?}: it ends with its volume");

@@ -373,7 +373,7 @@ fn table_has_all_rows_picture_reached_ones() {
     let late: Vec<_> =
         report.summary.iter().filter(|text| text.starts_with("Not reached: ")).collect();
     assert_eq!(late.len(), all - reached);
-    assert!(late.iter().all(|text| text.contains("qemu-storage-daemon 10.0k IOPS")), "{late:?}");
+    assert!(late.iter().all(|text| text.contains(": vlane 10.0k IOPS, ")), "{late:?}");
     assert!(report.notes.iter().any(|note| note.text.contains("instructions: not counted")));
 }
 

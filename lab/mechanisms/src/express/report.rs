@@ -171,7 +171,7 @@ mod tests {
         let (usual, with_syncs) = (report(&[]), report(&["--background-sync"]));
         is_whole(&usual);
         assert_eq!((goals_of(&usual), goals_of(&with_syncs), warnings(&usual)), (3, 4, 0));
-        let expected = "uml, relative to Vanilla: Proposed: Fsync p99 0.75 (0.75-0.75), Fsync p50 \
+        let expected = "uml, Proposed relative to Vanilla: Fsync p99 0.75 (0.75-0.75), Fsync p50 \
                         0.25 (0.25-0.25), no difference seen in Reads.";
         let met = "Of 3 goals 2 are met, 1 are not; of 0 nothing can be said.";
         assert_eq!(usual.summary, [met, expected]);

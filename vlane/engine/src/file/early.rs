@@ -27,10 +27,10 @@ const PART: u64 = 1 << 20;
 const PARTS: usize = 4096;
 /// The foreground has gone when no express request came for so long.
 const PRESENCE: Duration = Duration::from_secs(1);
-/// The shortest pause of the thread while the foreground is present.
+/// Pause of the thread while the foreground is present and no part is noted.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The longest: a part that took longer met a busy storage.
-const LONG_PAUSE: Duration = Duration::from_millis(500);
+/// The shortest and the longest pause after a part.
+const PACE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(500)];
 
 /// The channels' notes for the thread.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub(super) struct Written {
     is_any: AtomicBool,
     /// An express request was seen since the thread looked.
     is_foreground: AtomicBool,
+    /// The thread waits for the next express request.
+    is_idle: AtomicBool,
     is_ending: AtomicBool,
     waker: Arc<Waker>,
 }
@@ -51,17 +53,21 @@ impl Written {
             parts: (0..PARTS).map(|_| AtomicU64::new(0)).collect(),
             is_any: AtomicBool::new(false),
             is_foreground: AtomicBool::new(false),
+            is_idle: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             waker,
         }
     }
 
-    /// Notes an express request. Wakes the thread if it had seen none.
+    /// Notes an express request. Wakes the thread if it waits for one, and never from a pause.
     #[inline]
     pub(super) fn sees_foreground(&self) {
         if !self.is_foreground.load(Ordering::Relaxed) {
-            self.is_foreground.store(true, Ordering::Relaxed);
-            wake(&self.waker);
+            // In one order with those of `Writer::waits`: one of the two threads sees the other.
+            self.is_foreground.store(true, Ordering::SeqCst);
+            if self.is_idle.load(Ordering::SeqCst) {
+                wake(&self.waker);
+            }
         }
     }
 
@@ -167,11 +173,15 @@ impl Writer {
         let offset = part.saturating_mul(PART);
         // An error is the next flush's to report: this open file has a cursor of errors of its own.
         let _ = pages::write_back(&self.file, &(offset..offset.saturating_add(PART)));
-        begin.elapsed().clamp(PAUSE, LONG_PAUSE)
+        begin.elapsed().clamp(PACE[0], PACE[1])
     }
 
-    /// Waits so long, or without a foreground until one comes. A wake-up ends the wait.
+    /// Waits so long, or without a foreground until one comes. The volume's end ends the wait.
     fn waits(&self, pause: Option<Duration>) {
+        self.written.is_idle.store(pause.is_none(), Ordering::SeqCst);
+        if pause.is_none() && self.written.is_foreground.load(Ordering::SeqCst) {
+            return;
+        }
         let limit =
             pause.map(|pause| Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) });
         let waker = &*self.written.waker;
@@ -186,6 +196,28 @@ impl Writer {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn express_requests_wake_an_idle_thread_only() {
+        let written = Arc::new(Written::new(waker().unwrap()));
+        let is_woken = || rustix::io::read(&*written.waker, &mut [0; 8]).is_ok();
+        let mut writer = Writer {
+            written: Arc::clone(&written),
+            file: tempfile::tempfile().unwrap(),
+            hand: 0,
+            seen: None,
+        };
+        // Paces the parts: requests do not end the pause.
+        writer.waits(Some(Duration::from_millis(1)));
+        written.sees_foreground();
+        assert!(!is_woken());
+        // One that came before the wait is not missed.
+        writer.waits(None);
+        assert!(writer.round() && writer.seen.is_some());
+        writer.written.is_idle.store(true, Ordering::SeqCst);
+        written.sees_foreground();
+        assert!(is_woken());
+    }
 
     #[test]
     fn noted_parts_come_once_in_order() {
