@@ -3,7 +3,7 @@
 //! The same client and the same device, one after the other and in turns (A B, B A, ...), so that
 //! other load of the machine hits both alike. Server and client have a CPU each, except where a row
 //! is about sharing them. Comparisons are pair by pair, and [`vlane_report::stats`] decides if the
-//! difference is more than noise. The project's own targets are beside that ([`targets`]).
+//! difference is more than noise.
 //!
 //! One set of rows asks for all that a back end can do. The client is vlane's own driver, or fio
 //! with libblkio. Another set ([`Options::fixed_load`]) is about the cost at a given rate. The
