@@ -121,7 +121,7 @@ pub struct Loan {
     pub boosts: u64,
     /// When its first boost was; `None` before.
     pub since: Option<u64>,
-    /// Spent, and no boost until it opens again ([`Loan::reopens_at_ns`]).
+    /// Spent, and no boost until all of it is redeemed (the paper), or half.
     pub redeeming: bool,
     /// The rate at which the last loan was spent, parts per million of a CPU (the paper's cm); 0:
     /// not known yet.
