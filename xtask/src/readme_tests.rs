@@ -1,4 +1,4 @@
-//! Figures of README.md are those of stored experiments, or of the table of `docs/src/bench.md`.
+//! Figures of README.md, and of the table of `docs/src/bench.md`, are those of stored experiments.
 //!
 //! Its text may have other numbers only where they are no measurements.
 #![allow(clippy::unwrap_used, reason = "tests")]
@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use vlane_report::Report;
+use vlane_report::{Block, Cell, Report};
 
 use crate::claim::{Place, measured};
 
@@ -161,19 +161,46 @@ fn readme_text_has_figures_of_measurements() {
     assert_eq!(faults(&added), ["3"]);
 }
 
+/// The verdicts of the stored comparison with peers, as text.
+fn verdicts() -> Vec<Vec<String>> {
+    let report = Report::from_json(&read("experiments/peers/result.json")).unwrap();
+    let section = report.sections.iter().find(|section| section.id == "verdicts").unwrap();
+    let Block::Table(table) = &section.blocks[0] else { panic!("a table") };
+    let text = |cell: &Cell| if let Cell::Text(text) = cell { text.clone() } else { panic!() };
+    table.rows.iter().map(|row| row.iter().map(text).collect()).collect()
+}
+
+/// True if a row of a page has the figures and the verdict of a stored comparison.
+fn is_stored(row: &[String], verdicts: &[Vec<String>]) -> bool {
+    let [_, vlane, other, ratio, word] = row else { panic!("{row:?}") };
+    verdicts.iter().any(|verdict| {
+        [&verdict[2], &verdict[4]] == [vlane, ratio]
+            && figure(&verdict[3]) == figure(other)
+            && verdict[5].starts_with(word)
+    })
+}
+
+#[test]
+fn bench_table_has_stored_figures() {
+    let verdicts = verdicts();
+    let rows = results("docs/src/bench.md");
+    assert!(rows.len() >= 10);
+    for mut row in rows {
+        assert!(is_stored(&row, &verdicts), "no stored figure: {row:?}");
+        row[1].insert(0, '1');
+        assert!(!is_stored(&row, &verdicts), "{row:?}");
+    }
+}
+
 #[test]
 fn readme_has_figures_of_measurements() {
-    let bench = results("docs/src/bench.md");
+    let verdicts = verdicts();
     for row in results("README.md") {
-        let [about, vlane, other, ratio, word] = &row[..] else { panic!("{row:?}") };
+        let [about, vlane, other, ratio, _] = &row[..] else { panic!("{row:?}") };
         let Some((_, _, name, of, over)) =
             STORED.iter().find(|(begin, cell, ..)| about.starts_with(begin) && cell == ratio)
         else {
-            let is_same = |other_row: &Vec<String>| {
-                [&other_row[1], &other_row[3], &other_row[4]] == [vlane, ratio, word]
-                    && figure(&other_row[2]) == figure(other)
-            };
-            assert!(bench.iter().any(is_same), "no stored figure: {row:?}");
+            assert!(is_stored(&row, &verdicts), "no stored figure: {row:?}");
             continue;
         };
         let (report, places) = stored(name, of, over);
