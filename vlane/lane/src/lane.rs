@@ -74,7 +74,7 @@ pub struct LaneConfig {
     pub counters: Arc<Counters>,
     /// The receiver of events that the lane cannot deal with.
     pub events: EventSender,
-    /// Where the lane writes down what the storage has to answer; none for storage that cannot
+    /// The storage's due answers, noted by the lane; none for storage that cannot
     /// hang.
     pub watch: Option<Arc<PendingRequests>>,
     /// The volume's treatment of its requests' priorities.
@@ -133,7 +133,7 @@ pub(crate) struct Lane {
     /// ... and looks at requests that come to the device or leave it.
     tracks: bool,
     links: Links,
-    /// Taken and not begun; and what that weighs.
+    /// Taken and not begun; and the weight of these requests.
     waiting: Waiting,
     ahead: Load,
     /// The lane's part in the volume's limits, if it has any.

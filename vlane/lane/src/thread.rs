@@ -1,6 +1,7 @@
 //! A lane thread: its loop and its one wait point.
 
 #[cfg(vlane_simulated)]
+#[path = "../../../checks/dst/lane/src/simulated.rs"]
 pub mod simulated;
 
 use std::collections::VecDeque;

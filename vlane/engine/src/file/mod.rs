@@ -44,6 +44,7 @@ mod ranges;
 mod recorded;
 mod rereads;
 #[cfg(vlane_simulated)]
+#[path = "../../../../checks/dst/engine/src/simulated.rs"]
 mod simulated;
 mod stack;
 mod sync_thread;
