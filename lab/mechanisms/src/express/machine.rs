@@ -555,12 +555,13 @@ impl Setup<'_> {
     }
 }
 
-/// CPU time of a back end so far, in us, and its requests.
-pub(crate) fn used(control: &Control) -> Result<(f64, f64)> {
+/// CPU time of a back end so far, in us, its requests, and the interrupts of its guest.
+pub(crate) fn used(control: &Control) -> Result<(f64, f64, f64)> {
     let counters = control.counters()?;
     let count = |name: &str| counters.sum.get(name).copied().unwrap_or(0) as f64;
     let requests = ["reads", "writes", "flushes", "others"].map(count).iter().sum();
-    Ok(((counters.process.user_ns + counters.process.system_ns) as f64 / 1e3, requests))
+    let cpu_us = (counters.process.user_ns + counters.process.system_ns) as f64 / 1e3;
+    Ok((cpu_us, requests, count("signals")))
 }
 
 /// `vda`, `vdb`, ...

@@ -249,23 +249,9 @@ fn wait_for_io(control: &Control, interrupt: &Interrupt) -> Result<()> {
 }
 
 /// Caveats that a reader must know before believing figures of these guests.
-pub(crate) fn warnings(machines: Machines) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let autogroup =
-        std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
-    if autogroup.trim() == "1" {
-        let text = "Each guest is in a session of its own, which the kernel's autogroups give \
-                    equal shares: a vCPU that owes cannot be held back against other sessions. \
-                    Without (sysctl kernel.sched_autogroup_enabled=0) loans are granted more \
-                    often.";
-        warnings.push(text.to_owned());
-    }
-    if machines == Machines::Uml {
-        let text = "A User-Mode Linux guest lets its present process run on until a system call \
-                    of it or the guest's own timer tick (10 ms) when an interrupt comes: the \
-                    host's scheduler cannot shorten that, and about one response in six waits for \
-                    it.";
-        warnings.push(text.to_owned());
-    }
-    warnings
+pub(super) fn warnings(machines: Machines) -> Vec<String> {
+    let text = "A User-Mode Linux guest lets its present process run on until a system call of it \
+                or the guest's own timer tick (10 ms) when an interrupt comes: the host's \
+                scheduler cannot shorten that, and about one response in six waits for it.";
+    Vec::from_iter((machines == Machines::Uml).then(|| text.to_owned()))
 }

@@ -139,9 +139,9 @@ impl<'a> Bed<'a> {
         self.guest.send(&format!("{seq} {device} {}\n", u8::from(disk.condition.express)))?;
         let limit = self.options.ramp + self.options.extent().1 + LATE;
         wait(&mut self.guest, &format!("begin.{seq}"), limit, interrupt)?;
-        let (before, counted) = (sampler.take(), used(&disk.control)?.1);
+        let (before, earlier) = (sampler.take(), used(&disk.control)?);
         wait(&mut self.guest, &format!("end.{seq}"), limit, interrupt)?;
-        let (used, counted) = (sampler.take().since(&before), used(&disk.control)?.1 - counted);
+        let (used, later) = (sampler.take().since(&before), used(&disk.control)?);
         let (pages, journal_pages) = disk.cached();
         wait(&mut self.guest, &format!("over.{seq}"), limit, interrupt)?;
         let said = wait(&mut self.guest, &format!("done.{seq}"), limit, interrupt)?;
@@ -160,7 +160,8 @@ impl<'a> Bed<'a> {
             guest_cpus: cpus[1],
             scheduler_us: scheduled * 1e6,
             others_cpus: cpus.iter().skip(2).take(self.others.len()).sum(),
-            requests: counted / seconds,
+            requests: (later.1 - earlier.1) / seconds,
+            interrupts: (later.2 - earlier.2) / seconds,
             boosts: boosts.unwrap_or(0.0),
             pages,
             journal_pages,

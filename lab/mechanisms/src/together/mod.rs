@@ -171,6 +171,8 @@ struct Sample {
     back_end_us: f64,
     /// Its requests, per second.
     requests: f64,
+    /// Interrupts that the guest gets from it, per second.
+    interrupts: f64,
     /// CPU time of the scheduler, us per second.
     scheduler_us: f64,
     /// Boosts, per second.

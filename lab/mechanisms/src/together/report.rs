@@ -65,6 +65,7 @@ fn pays() -> Vec<Figure<'static, Sample>> {
         Figure::maybe("journal in the page cache", "pages", move |s: &Sample| {
             pages(s.journal_pages)
         }),
+        Figure::new("interrupts", "/s", |s: &Sample| s.interrupts),
         Figure::new("scheduler", "ms of CPU/s", |s: &Sample| s.scheduler_us / 1e3),
         Figure::new("boosts", "/s", |s: &Sample| s.boosts),
         Figure::maybe("page cache", "pages", move |s: &Sample| pages(s.pages)),
@@ -124,8 +125,6 @@ impl Shown {
             let text = format!("Loans were not measured, alone or with all: {why}.");
             notes.push(Note::warning(text));
         }
-        let of_guests = crate::loans::bed::warnings(vlane_testbed::guests::Machines::Qemu);
-        notes.extend(of_guests.into_iter().map(Note::warning));
         let (guests, readers) = (counted(others, "guest"), counted(options.readers, "reader"));
         let vcpus = counted(usize::from(VCPUS) + others, "vCPU");
         let (guest, cpus) = (&self.guest, counted(cpus, "CPU"));
@@ -170,9 +169,10 @@ impl Shown {
         let lost = "Readers: all of them together. Compute: what the guest's own processes, one \
                     for each vCPU, computed, in turns of a thousand steps. Other guests: the CPU \
                     time of those that only compute, which is their progress.";
-        let paid = "Back end: its CPU time, also for each request. Scheduler: that of `vlane sched \
-                    run`. Pages: of the disk's image, and of the journal in it, in the host's page \
-                    cache at the end of the turn.";
+        let paid = "Back end: its CPU time, also for each request. Interrupts: those that the \
+                    guest gets. Scheduler: the CPU time of `vlane sched run`. Pages: of the disk's \
+                    image, and of the journal in it, in the host's page cache at the end of the \
+                    turn.";
         for (id, title, text, figures) in [
             ("lose", "What the others lose", lost, lose()),
             ("pays", "What the host pays", paid, pays()),
