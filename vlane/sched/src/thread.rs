@@ -37,6 +37,29 @@ pub struct Thread {
     stat: File,
 }
 
+/// A group of threads whose nice values count among each other.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NiceGroup {
+    /// All threads without a group.
+    Host,
+    /// The autogroup of a session, by its name.
+    Session(String),
+    /// A cgroup with the controller `cpu` of version 1, by its path.
+    Version1(String),
+    /// A cgroup of version 2, by its path.
+    Version2(String),
+}
+
+impl std::fmt::Display for NiceGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("no group"),
+            Self::Session(name) => write!(f, "session {name}"),
+            Self::Version1(path) | Self::Version2(path) => write!(f, "cgroup {path}"),
+        }
+    }
+}
+
 /// Returns true if the error means that a thread no longer exists.
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
@@ -207,27 +230,26 @@ impl Thread {
         Ok(matches!(self.read_stat()?.0, b'T' | b't'))
     }
 
-    /// The group within which its nice value counts: its cgroup, or in none its session's
-    /// autogroup. Threads with the same text compete with each other.
-    pub fn competes_in(&self) -> String {
+    /// The group within which its nice value counts.
+    pub fn competes_in(&self) -> NiceGroup {
         let read = |name: &str| {
             std::fs::read_to_string(format!("/proc/{}/{name}", self.tid)).unwrap_or_default()
         };
         let groups = read("cgroup");
         // Without a controller of version 1 it is the only hierarchy of version 2.
-        let path = cpu_group(&groups)
-            .or_else(|| groups.lines().find_map(|line| line.strip_prefix("0::")))
-            .unwrap_or("/");
+        let version1 = cpu_group(&groups);
+        let version2 = groups.lines().find_map(|line| line.strip_prefix("0::"));
+        match version1.or(version2) {
+            None | Some("/") => {}
+            Some(path) if version1.is_some() => return NiceGroup::Version1(path.to_owned()),
+            Some(path) => return NiceGroup::Version2(path.to_owned()),
+        }
         let enabled =
             std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").unwrap_or_default();
-        if path == "/" && enabled.trim() == "1" {
-            let autogroup = read("autogroup");
-            return autogroup
-                .split_whitespace()
-                .next()
-                .map_or_else(|| "/".into(), |name| format!("session {name}"));
+        match read("autogroup").split_whitespace().next() {
+            Some(name) if enabled.trim() == "1" => NiceGroup::Session(name.to_owned()),
+            _ => NiceGroup::Host,
         }
-        format!("cgroup {path}")
     }
 
     /// The group whose real-time budget counts for it, as a message for people; empty if unknown.

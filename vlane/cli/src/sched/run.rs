@@ -16,13 +16,13 @@ use vlane_policy::loan::{Claim, Policy};
 use vlane_sched::discover::{Machine, pid_of_domain};
 use vlane_sched::ext::{self, Presence};
 use vlane_sched::link::{Adoption, Link};
-use vlane_sched::live::backends::Backends;
+use vlane_sched::live::backends::{Backends, Claims};
 use vlane_sched::live::socket::Socket;
 use vlane_sched::live::source::Mailbox;
 use vlane_sched::live::state::Completions;
 use vlane_sched::live::{Daemon, Ending};
 use vlane_sched::realtime::guard::GuardCommand;
-use vlane_sched::realtime::{self, RealTime, Settings, repair};
+use vlane_sched::realtime::{self, RealTime, Settings, groups, repair};
 use vlane_sched::thread::Thread;
 use vlane_sched::{ErrorKind, ProcessId, VcpuThreads, Vehicle};
 use vlane_socket::Access;
@@ -227,6 +227,19 @@ impl RunArgs {
         Ok(named)
     }
 
+    /// The claim of each process: as named, else as its group's weight says.
+    fn claims_of_others(&self, named: HashMap<ProcessId, Claim>) -> Claims {
+        let (this, is_weight_given) = (self.claim(usize::MAX, 0), !self.weight.is_empty());
+        Box::new(move |process| {
+            let mut claim = named.get(&process).copied().unwrap_or(this);
+            claim.vm = process.pid;
+            if !is_weight_given && let Some(weight) = groups::weight_of(process.pid) {
+                claim.weight = weight;
+            }
+            claim
+        })
+    }
+
     /// Where back ends register, and the machines that were named as a whole.
     fn backends(&self, completions: Completions) -> anyhow::Result<Option<Backends>> {
         let whole = self.pid.len() + self.domain.len() + self.qmp.len();
@@ -259,10 +272,7 @@ impl RunArgs {
             machines.push(machine);
         }
         let expected: Vec<ProcessId> = claims.keys().copied().collect();
-        let this = self.claim(usize::MAX, 0);
-        let claims = move |process: ProcessId| {
-            claims.get(&process).copied().unwrap_or(Claim { vm: process.pid, ..this })
-        };
+        let claims = self.claims_of_others(claims);
         let path = self.listen.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
         let link = Link::bind_for(
             &path,
@@ -290,7 +300,7 @@ impl RunArgs {
                 self.listen_mode
             );
         }
-        let mut backends = Backends::new(link, completions, Box::new(claims))?;
+        let mut backends = Backends::new(link, completions, claims)?;
         for process in expected {
             backends.expect(process);
         }
@@ -367,20 +377,19 @@ fn parse_adopt(text: &str) -> Result<Adopt, String> {
     }
 }
 
-/// Nice values hold within a group only: says so when vCPUs are in several.
+/// Says so when vCPUs are in several groups that cannot be held back.
 fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
     let tids = named.iter().flat_map(|(threads, _)| &threads.tids);
-    let groups: BTreeSet<String> =
-        tids.filter_map(|&tid| Thread::open(tid).ok()).map(|thread| thread.competes_in()).collect();
-    if groups.len() > 1 {
-        let groups: Vec<String> = groups.into_iter().collect();
+    let threads: Vec<Thread> = tids.filter_map(|&tid| Thread::open(tid).ok()).collect();
+    let all: BTreeSet<_> = threads.iter().map(Thread::competes_in).collect();
+    if all.len() > 1 && !threads.iter().all(groups::can_be_held_back) {
+        let names: Vec<String> = all.iter().map(ToString::to_string).collect();
         tracing::warn!(
             "the vCPUs are in {} groups ({}), which share the CPUs by the groups' own weights: a \
-             vCPU that owes cannot be held back against those of other groups, so shares stay \
-             fair, but one that computes all the time is soon denied its boosts; put them into \
-             one group (or session) to have both",
-            groups.len(),
-            groups.join(", ")
+             vCPU that owes cannot be held back against other groups if its group has other \
+             programs, and is soon denied its boosts; give each machine a cgroup or a session",
+            names.len(),
+            names.join(", ")
         );
     }
 }

@@ -7,7 +7,9 @@
 
 mod boosts;
 pub mod budget;
+pub mod groups;
 pub mod guard;
+mod held;
 mod payers;
 pub mod repair;
 pub mod table;
@@ -29,7 +31,9 @@ use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Po
 
 use self::boosts::Boost;
 use self::budget::Budget;
+use self::groups::Group;
 use self::guard::{Guard, GuardCommand};
+use self::held::Groups;
 use self::payers::{Payer, Payers};
 use self::table::Table;
 use self::take::refused;
@@ -57,6 +61,9 @@ const GUARD_AGAIN_NS: u64 = 1_000_000_000;
 /// numbers before one comes again. With its default of 32,768 numbers, that takes 800,000 new
 /// threads a second. The accounting looks at each thread more often.
 const RECENT_NS: u64 = 40_000_000;
+
+/// A vCPU's groups are looked up anew after this time: other programs may have come into them.
+const GROUPS_NS: u64 = 10_000_000_000;
 
 /// CPU time that this thread has used, ns.
 pub(crate) fn own_cpu_ns() -> u64 {
@@ -137,6 +144,8 @@ struct Managed {
     /// When its threads were last seen to be there.
     seen: u64,
     held_back: bool,
+    /// Groups that are held back with it, and when they are looked up anew.
+    groups: (Vec<Group>, u64),
     complained: bool,
     /// Some of its threads are not what they are to be: the system has refused. Tried again with
     /// the accounting.
@@ -202,6 +211,9 @@ pub struct RealTime {
     default_slice_ns: u64,
     /// Threads without a vCPU that could not be restored: retried with the accounting.
     strays: Vec<Member>,
+    groups: Groups,
+    /// A group could not be held back, which was reported.
+    groups_complained: bool,
     counts: Counts,
 }
 
@@ -271,6 +283,8 @@ impl RealTime {
             pool_ns: 0,
             default_slice_ns,
             strays: Vec::new(),
+            groups: Groups::default(),
+            groups_complained: false,
             counts: Counts::default(),
         })
     }
@@ -484,6 +498,7 @@ impl RealTime {
                 result = Err(error);
             }
         }
+        self.hold_groups();
         result
     }
 
@@ -546,11 +561,17 @@ impl RealTime {
             let hold = if managed.held_back { credit < -paid } else { credit < -owes };
             if hold != managed.held_back {
                 managed.held_back = hold;
+                if hold && managed.groups.1 <= now {
+                    let first = managed.members.first();
+                    let groups = first.map(|member| Group::above(&member.thread));
+                    managed.groups = (groups.unwrap_or_default(), now + GROUPS_NS);
+                }
                 self.counts.held_back += u64::from(hold);
                 let applied = self.apply(id);
                 self.complain(id, "not held back, or not let go", applied);
             }
         }
+        self.hold_groups();
     }
 }
 
@@ -595,6 +616,7 @@ impl Vehicle for RealTime {
             boost: None,
             seen: monotonic_ns(),
             held_back: false,
+            groups: (Vec::new(), 0),
             complained: false,
             uneven: false,
         });
@@ -747,7 +769,8 @@ impl Drop for RealTime {
                 tracing::error!("{}", describe(&error));
             }
         }
-        // Threads that cannot be restored stay in the table, for the guard.
+        // Threads and groups that cannot be restored stay in the table, for the guard.
         self.even_out();
+        self.hold_groups();
     }
 }

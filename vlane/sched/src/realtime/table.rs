@@ -15,11 +15,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::groups::{GroupEntry, NOTE};
 use super::trusted::{self, Directory};
 use crate::sys::{self, Attr, Class};
 use crate::thread::{is_gone, is_same};
 use crate::{Error, ErrorKind, Result};
 
+/// Slots of a group's note, which begins at a multiple of its length.
+const GROUP_SLOTS: usize = NOTE / BYTES;
 /// Bytes in a slot.
 const BYTES: usize = 64;
 const SLOT: u64 = BYTES as u64;
@@ -185,13 +188,23 @@ impl Table {
     ///
     /// The file cannot be written.
     pub fn enter(&mut self, entry: &Entry) -> io::Result<usize> {
-        let slot = self.used.iter().position(|used| !used).unwrap_or(self.used.len());
-        self.file.write_all_at(&entry.to_bytes(), (slot as u64 + 1) * SLOT)?;
-        if slot == self.used.len() {
-            self.used.push(true);
-        } else {
-            self.used[slot] = true;
-        }
+        self.put(&entry.to_bytes())
+    }
+
+    /// The same for a group.
+    pub(super) fn enter_group(&mut self, bytes: &[u8; NOTE]) -> io::Result<usize> {
+        self.put(bytes)
+    }
+
+    /// Writes into the first free slots. Several begin where they cross no page.
+    fn put(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let slots = bytes.len() / BYTES;
+        let is_used = |slot: &usize| self.used.get(*slot) == Some(&true);
+        let slot = (slots - 1..).step_by(slots).find(|&at| !(at..at + slots).any(|s| is_used(&s)));
+        let slot = slot.unwrap_or(self.used.len());
+        self.file.write_all_at(bytes, (slot as u64 + 1) * SLOT)?;
+        self.used.resize(self.used.len().max(slot + slots), false);
+        self.used[slot..slot + slots].fill(true);
         Ok(slot)
     }
 
@@ -201,10 +214,17 @@ impl Table {
     ///
     /// The file cannot be written.
     pub fn strike(&mut self, slot: usize) -> io::Result<()> {
-        self.file.write_all_at(&[0; BYTES], (slot as u64 + 1) * SLOT)?;
-        if let Some(used) = self.used.get_mut(slot) {
-            *used = false;
-        }
+        self.erase(slot, 1)
+    }
+
+    /// The same for a group.
+    pub(super) fn strike_group(&mut self, slot: usize) -> io::Result<()> {
+        self.erase(slot, GROUP_SLOTS)
+    }
+
+    fn erase(&mut self, slot: usize, slots: usize) -> io::Result<()> {
+        self.file.write_all_at(&[0; NOTE][..slots * BYTES], (slot as u64 + 1) * SLOT)?;
+        self.used.iter_mut().skip(slot).take(slots).for_each(|used| *used = false);
         Ok(())
     }
 
@@ -328,12 +348,23 @@ impl Reader {
             if bytes == [0; BYTES] {
                 continue;
             }
-            let Some(entry) = Entry::from_bytes(&bytes).filter(Entry::is_ordinary) else {
+            let done = if GroupEntry::begins(&bytes) {
+                let mut note = [0; NOTE];
+                let begin = at - SLOT;
+                at = begin + NOTE as u64;
+                let is_whole = at <= end && self.file.read_exact_at(&mut note, begin).is_ok();
+                let entry = is_whole.then(|| GroupEntry::from_bytes(&note)).flatten();
+                entry.map(|entry| entry.restore())
+            } else {
+                let entry = Entry::from_bytes(&bytes).filter(Entry::is_ordinary);
+                entry.map(|entry| entry.restore())
+            };
+            let Some(done) = done else {
                 restored.damaged += 1;
                 continue;
             };
             restored.seen += 1;
-            match entry.restore() {
+            match done {
                 Ok(changed) => restored.changed += usize::from(changed),
                 Err(_) => restored.failed += 1,
             }
