@@ -21,6 +21,6 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     config.hold_back = options.hold_back.or(config.hold_back);
     let settings = |policy: Policy| Ok((policy, config.settings(policy)?));
     let policies = Policy::ALL.into_iter().map(settings).collect::<Result<Vec<_>>>()?;
-    let scheduler = (&*runtime_dir(), &GuardCommand::own()?);
+    let scheduler = (&*runtime_dir(), &GuardCommand::own());
     Ok(live::run(options, &policies, scheduler, call)?)
 }

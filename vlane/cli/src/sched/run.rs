@@ -355,7 +355,7 @@ impl RunArgs {
             }
             (VehicleArg::Auto, _) => tracing::info!("vehicle realtime: {}", ext.words()),
         }
-        Ok(Box::new(RealTime::new(settings, state_dir, GuardCommand::own()?)?))
+        Ok(Box::new(RealTime::new(settings, state_dir, GuardCommand::own())?))
     }
 }
 
@@ -385,10 +385,9 @@ fn warn_of_groups(named: &[(VcpuThreads, Claim)]) {
     if all.len() > 1 && !threads.iter().all(groups::can_be_held_back) {
         let names: Vec<String> = all.iter().map(ToString::to_string).collect();
         tracing::warn!(
-            "the vCPUs are in {} groups ({}), which share the CPUs by the groups' own weights: a \
+            "the vCPUs are in several groups ({}), which share the CPUs by the groups' weights: a \
              vCPU that owes cannot be held back against other groups if its group has other \
              programs, and is soon denied its boosts; give each machine a cgroup or a session",
-            names.len(),
             names.join(", ")
         );
     }

@@ -49,13 +49,11 @@ impl Groups {
         let entry = GroupEntry { group: group.clone(), was };
         let bytes = entry.to_bytes().ok_or(io::ErrorKind::InvalidFilename)?;
         let slot = table.enter_group(&bytes)?;
-        match group.hold_back() {
-            Ok(()) => self.held.push((entry, slot)),
-            Err(error) => {
-                table.strike_group(slot)?;
-                return if is_gone(&error) { Ok(()) } else { Err(error) };
-            }
+        if let Err(error) = group.hold_back() {
+            table.strike_group(slot)?;
+            return if is_gone(&error) { Ok(()) } else { Err(error) };
         }
+        self.held.push((entry, slot));
         Ok(())
     }
 }

@@ -562,9 +562,9 @@ impl RealTime {
             if hold != managed.held_back {
                 managed.held_back = hold;
                 if hold && managed.groups.1 <= now {
-                    let first = managed.members.first();
-                    let groups = first.map(|member| Group::above(&member.thread));
-                    managed.groups = (groups.unwrap_or_default(), now + GROUPS_NS);
+                    let first = managed.members.iter().take(1);
+                    let groups = first.flat_map(|member| Group::above(&member.thread)).collect();
+                    managed.groups = (groups, now + GROUPS_NS);
                 }
                 self.counts.held_back += u64::from(hold);
                 let applied = self.apply(id);
