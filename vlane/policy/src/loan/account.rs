@@ -44,6 +44,8 @@ pub enum Denial {
     Over,
     /// The loan is spent and not redeemed yet.
     Redeeming,
+    /// Boosts make this vCPU's responses longer.
+    Unhelpful,
     /// It has run ahead of its share by more than the overdraft.
     Overdrawn,
 }
@@ -196,6 +198,8 @@ pub struct Account {
     pub redemption_permille: u64,
     /// CPU time after which a boost ends, served or not; [`Policy::Adaptive`] moves it.
     pub boost_max_ns: u64,
+    /// No loans are granted, because boosts do not help; [`Policy::Adaptive`] decides.
+    pub without_loans: bool,
     /// The boost that is on.
     pub boosted: Option<Boosted>,
     /// The payer of the last boost, on or not.
@@ -215,6 +219,7 @@ impl Account {
             base_line_ns: params.line_ns,
             redemption_permille: params.redemption_permille,
             boost_max_ns: params.boost_max_ns,
+            without_loans: false,
             boosted: None,
             last_boosted: None,
             boost_used_ns: 0,
@@ -247,11 +252,15 @@ impl Account {
             return None;
         }
         let (left_ns, credit_ns) = (self.loan.left_ns(), self.credit_ns);
-        if left_ns > unsettled_ns && !is_overdrawn(credit_ns - signed(unsettled_ns), params) {
+        let is_off = self.without_loans;
+        if !is_off
+            && left_ns > unsettled_ns
+            && !is_overdrawn(credit_ns - signed(unsettled_ns), params)
+        {
             return Some(true);
         }
         // More charges change neither.
-        let is_denied = left_ns == 0 || is_overdrawn(credit_ns, params);
+        let is_denied = is_off || left_ns == 0 || is_overdrawn(credit_ns, params);
         (is_denied && credit_ns <= 0).then_some(false)
     }
 
@@ -274,6 +283,7 @@ impl Account {
             Policy::AlwaysBoost => None,
             Policy::Credit if doing == Doing::Blocked => Some(Denial::Over),
             Policy::Credit => Some(Denial::Waiting),
+            Policy::Loan | Policy::Adaptive if self.without_loans => Some(Denial::Unhelpful),
             Policy::Loan | Policy::Adaptive if self.loan.left_ns() == 0 => Some(Denial::Redeeming),
             Policy::Loan | Policy::Adaptive if is_overdrawn(self.credit_ns, params) => {
                 Some(Denial::Overdrawn)

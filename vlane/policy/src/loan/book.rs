@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::account::{Account, Decision, Denial, Doing};
 use super::goal::{Goal, Observations};
 use super::params::{Params, Payment, Policy};
+use super::trial::Trial;
 use super::units::{DEFAULT_WEIGHT, PERMILLE, mul_div};
 
 /// Which account: its place in the book. A place is given anew after [`Book::close`].
@@ -44,6 +45,7 @@ pub struct Vcpu {
     /// Its credits and its loan.
     pub account: Account,
     watch: Observations,
+    trial: Trial,
     /// CPU time that it had used at the last accounting.
     used_before_ns: u64,
 }
@@ -91,6 +93,7 @@ impl Book {
             claim,
             account: Account::new(&self.params),
             watch: Observations::default(),
+            trial: Trial::default(),
             used_before_ns: 0,
         };
         let place = self.vcpus.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -138,6 +141,9 @@ impl Book {
         if decision == Decision::Denied(Denial::Redeeming) {
             vcpu.watch.denied();
         }
+        // One that owns credits is denied until the terms of its loan have adapted.
+        let is_denied = matches!(decision, Decision::Denied(_)) && vcpu.account.credit_ns <= 0;
+        vcpu.trial.event(is_denied);
         Some(decision)
     }
 
@@ -185,6 +191,7 @@ impl Book {
         let Some(vcpu) = self.vcpu_mut(id) else { return };
         vcpu.account.served();
         vcpu.watch.served(response_ns, goal);
+        vcpu.trial.served(response_ns);
     }
 
     /// The boost of a vCPU is over without a served event: it went to sleep, or could not be given.
@@ -224,6 +231,7 @@ impl Book {
             if self.params.policy == Policy::Adaptive {
                 vcpu.watch.allotted(allotment);
                 vcpu.watch.adapt(now, &mut vcpu.account, &self.goal, &self.params);
+                vcpu.account.without_loans = vcpu.trial.ends(now);
             }
         }
     }

@@ -38,7 +38,7 @@
 //!   idle vCPU redeems as fast as a computing one.
 //!
 //! [`Policy::Adaptive`] finds line, redemption share and the length of a boost from a [`Goal`],
-//! which the paper leaves open.
+//! which the paper leaves open. It leaves boosts out while they make responses longer.
 //!
 //! [`Account`] is one vCPU's, [`Book`] is a host's. All of it is integers. Units and constants are
 //! in [`units`].
@@ -47,6 +47,7 @@ mod account;
 mod book;
 mod goal;
 mod params;
+mod trial;
 pub mod units;
 
 pub use account::{Account, Boosted, Decision, Denial, Doing, Loan, Priority, Totals};
