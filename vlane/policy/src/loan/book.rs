@@ -190,7 +190,9 @@ impl Book {
         let goal = self.goal.response_ns;
         let Some(vcpu) = self.vcpu_mut(id) else { return };
         vcpu.account.served();
-        vcpu.watch.served(response_ns, goal);
+        if !vcpu.account.without_loans {
+            vcpu.watch.served(response_ns, goal);
+        }
         vcpu.trial.served(response_ns);
     }
 
@@ -230,7 +232,10 @@ impl Book {
             vcpu.account.allot(now, due, allotment, &self.params);
             if self.params.policy == Policy::Adaptive {
                 vcpu.watch.allotted(allotment);
-                vcpu.watch.adapt(now, &mut vcpu.account, &self.goal, &self.params);
+                // Without loans it would find that less is enough.
+                if !vcpu.account.without_loans {
+                    vcpu.watch.adapt(now, &mut vcpu.account, &self.goal, &self.params);
+                }
                 vcpu.account.without_loans = vcpu.trial.ends(now);
             }
         }

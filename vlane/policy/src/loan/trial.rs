@@ -19,6 +19,9 @@ const PAUSE: u32 = 2;
 /// So often at most.
 const DOUBLED: u32 = 6;
 
+/// Longer responses count as so long.
+const LONGEST_US: u64 = 1_000_000;
+
 /// Responses and the sum of their squares, in us.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Responses {
@@ -66,8 +69,9 @@ impl Trial {
         self.denied += u64::from(is_denied);
     }
 
-    pub(super) const fn served(&mut self, response_ns: u64) {
-        let us = response_ns / 1000;
+    pub(super) fn served(&mut self, response_ns: u64) {
+        // That of a machine that was stopped would decide alone.
+        let us = (response_ns / 1000).min(LONGEST_US);
         self.responses.number += 1;
         self.responses.squares = self.responses.squares.saturating_add(us.saturating_mul(us));
     }
@@ -99,7 +103,7 @@ impl Trial {
             self.usual = self.usual.and(self.responses);
             if self.left > 0 {
                 self.left -= 1;
-            } else if self.is_off || self.denied * STRAINED >= self.events {
+            } else if self.is_off || self.denied * STRAINED >= self.events.max(1) {
                 self.is_off = !self.is_off;
                 self.is_experiment = true;
             }
