@@ -237,6 +237,79 @@ fn weights_hold_under_eevdf() {
     assert!(vehicle.counts().held_back > 0);
 }
 
+/// A cgroup of version 1, removed when this is dropped. Its threads go back to the highest one.
+struct Cgroup(std::path::PathBuf);
+
+impl Cgroup {
+    const ROOT: &str = "/sys/fs/cgroup/cpu";
+
+    fn new() -> Option<Self> {
+        let path = Path::new(Self::ROOT).join(format!("vlane-live-{}", std::process::id()));
+        let is_version1 = Path::new(Self::ROOT).join("cpu.shares").exists();
+        if !is_version1 || std::fs::create_dir(&path).is_err() {
+            // One of version 2 takes no single threads by itself.
+            vlane_testing::skip("no cgroup of version 1 can be made here");
+            return None;
+        }
+        // Some kernels have a real-time budget for each group.
+        let _ = std::fs::write(path.join("cpu.rt_runtime_us"), "100000");
+        Some(Self(path))
+    }
+
+    fn take(&self, hog: &Hog) {
+        std::fs::write(self.0.join("tasks"), hog.tid.to_string()).unwrap();
+    }
+
+    fn is_held_back(&self) -> bool {
+        std::fs::read_to_string(self.0.join("cpu.shares")).unwrap().trim() == "15"
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let tids = std::fs::read_to_string(self.0.join("tasks")).unwrap_or_default();
+        for tid in tids.lines() {
+            let _ = std::fs::write(Path::new(Self::ROOT).join("tasks"), tid);
+        }
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn group_is_held_with_all_its_vcpus() {
+    if !may_schedule() {
+        return;
+    }
+    let Some(cgroup) = Cgroup::new() else { return };
+    Daemon::raise().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let hogs: Vec<Hog> = (0..2 + 2 * cpus).map(|_| Hog::new()).collect();
+    hogs[..2].iter().for_each(|hog| cgroup.take(hog));
+    // The second one in the group owes nothing, or as much as the first.
+    for (second, is_held) in [(8192, false), (16, true)] {
+        let mut vehicle = vehicle(Policy::Loan, dir.path(), |_| {});
+        let ids: Vec<_> = [16, second]
+            .into_iter()
+            .chain(std::iter::repeat(256))
+            .zip(&hogs)
+            .map(|(weight, hog)| {
+                let claim = Claim { vm: hog.tid, weight, cap_permille: 0 };
+                vehicle.add(&hog.threads("hog"), claim).unwrap()
+            })
+            .collect();
+        let (begin, seen) = (Instant::now(), std::cell::Cell::new(false));
+        tick_until(&mut vehicle, "the group is held back", |vehicle| {
+            seen.set(seen.get() || cgroup.is_held_back());
+            let is_over = vehicle.is_held_back(ids[0]) && begin.elapsed() > Duration::from_secs(3);
+            if is_held { seen.get() } else { is_over }
+        });
+        assert_eq!(seen.get(), is_held);
+        drop(vehicle);
+        assert!(!cgroup.is_held_back());
+    }
+}
+
 #[test]
 fn capped_vcpu_runs_after_the_others() {
     if !may_schedule() {

@@ -16,7 +16,7 @@ use vlane_policy::loan::{Claim, Policy};
 use vlane_sched::discover::{Machine, pid_of_domain};
 use vlane_sched::ext::{self, Presence};
 use vlane_sched::link::{Adoption, Link};
-use vlane_sched::live::backends::{Backends, Claims};
+use vlane_sched::live::backends::Backends;
 use vlane_sched::live::socket::Socket;
 use vlane_sched::live::source::Mailbox;
 use vlane_sched::live::state::Completions;
@@ -227,19 +227,6 @@ impl RunArgs {
         Ok(named)
     }
 
-    /// The claim of each process: as named, else as its group's weight says.
-    fn claims_of_others(&self, named: HashMap<ProcessId, Claim>) -> Claims {
-        let (this, is_weight_given) = (self.claim(usize::MAX, 0), !self.weight.is_empty());
-        Box::new(move |process| {
-            let mut claim = named.get(&process).copied().unwrap_or(this);
-            claim.vm = process.pid;
-            if !is_weight_given && let Some(weight) = groups::weight_of(process.pid) {
-                claim.weight = weight;
-            }
-            claim
-        })
-    }
-
     /// Where back ends register, and the machines that were named as a whole.
     fn backends(&self, completions: Completions) -> anyhow::Result<Option<Backends>> {
         let whole = self.pid.len() + self.domain.len() + self.qmp.len();
@@ -272,7 +259,10 @@ impl RunArgs {
             machines.push(machine);
         }
         let expected: Vec<ProcessId> = claims.keys().copied().collect();
-        let claims = self.claims_of_others(claims);
+        let this = self.claim(usize::MAX, 0);
+        let claims = move |process: ProcessId| {
+            claims.get(&process).copied().unwrap_or(Claim { vm: process.pid, ..this })
+        };
         let path = self.listen.clone().unwrap_or_else(|| runtime_dir().join("sched.sock"));
         let link = Link::bind_for(
             &path,
@@ -300,7 +290,7 @@ impl RunArgs {
                 self.listen_mode
             );
         }
-        let mut backends = Backends::new(link, completions, claims)?;
+        let mut backends = Backends::new(link, completions, Box::new(claims))?;
         for process in expected {
             backends.expect(process);
         }

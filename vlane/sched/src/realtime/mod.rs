@@ -31,9 +31,8 @@ use vlane_policy::loan::{Account, Book, Claim, Decision, Doing, Goal, Params, Po
 
 use self::boosts::Boost;
 use self::budget::Budget;
-use self::groups::Group;
 use self::guard::{Guard, GuardCommand};
-use self::held::Groups;
+use self::held::{Groups, VcpuGroups};
 use self::payers::{Payer, Payers};
 use self::table::Table;
 use self::take::refused;
@@ -61,9 +60,6 @@ const GUARD_AGAIN_NS: u64 = 1_000_000_000;
 /// numbers before one comes again. With its default of 32,768 numbers, that takes 800,000 new
 /// threads a second. The accounting looks at each thread more often.
 const RECENT_NS: u64 = 40_000_000;
-
-/// A vCPU's groups are looked up anew after this time: other programs may have come into them.
-const GROUPS_NS: u64 = 10_000_000_000;
 
 /// CPU time that this thread has used, ns.
 pub(crate) fn own_cpu_ns() -> u64 {
@@ -143,9 +139,9 @@ struct Managed {
     boost: Option<Boost>,
     /// When its threads were last seen to be there.
     seen: u64,
-    held_back: bool,
-    /// Groups that are held back with it, and when they are looked up anew.
-    groups: (Vec<Group>, u64),
+    /// When it was held back; none: it is not.
+    held_since: Option<u64>,
+    groups: VcpuGroups,
     complained: bool,
     /// Some of its threads are not what they are to be: the system has refused. Tried again with
     /// the accounting.
@@ -212,8 +208,6 @@ pub struct RealTime {
     /// Threads without a vCPU that could not be restored: retried with the accounting.
     strays: Vec<Member>,
     groups: Groups,
-    /// A group could not be held back, which was reported.
-    groups_complained: bool,
     counts: Counts,
 }
 
@@ -284,7 +278,6 @@ impl RealTime {
             default_slice_ns,
             strays: Vec::new(),
             groups: Groups::default(),
-            groups_complained: false,
             counts: Counts::default(),
         })
     }
@@ -425,7 +418,7 @@ impl RealTime {
         for member in &managed.members {
             let attr = match boosted {
                 true => Attr::round_robin(priority::BOOST),
-                false => self.base(member.was, managed.held_back),
+                false => self.base(member.was, managed.held_since.is_some()),
             };
             // The number of a thread that has ended may be another's, but not that soon.
             if !is_recent && member.thread.has_ended() {
@@ -489,16 +482,16 @@ impl RealTime {
         self.boosted.clear();
         for id in self.places() {
             let Ok(managed) = self.managed(id) else { continue };
-            if managed.boost.take().is_none() && !managed.held_back {
+            if managed.boost.take().is_none() && managed.held_since.is_none() {
                 continue;
             }
-            managed.held_back = false;
+            managed.held_since = None;
             self.book.end(id);
             if let Err(error) = self.apply(id) {
                 result = Err(error);
             }
         }
-        self.hold_groups();
+        self.hold_groups(monotonic_ns());
         result
     }
 
@@ -558,20 +551,15 @@ impl RealTime {
                 continue;
             };
             let Ok(managed) = self.managed(id) else { continue };
-            let hold = if managed.held_back { credit < -paid } else { credit < -owes };
-            if hold != managed.held_back {
-                managed.held_back = hold;
-                if hold && managed.groups.1 <= now {
-                    let first = managed.members.iter().take(1);
-                    let groups = first.flat_map(|member| Group::above(&member.thread)).collect();
-                    managed.groups = (groups, now + GROUPS_NS);
-                }
+            let hold = if managed.held_since.is_some() { credit < -paid } else { credit < -owes };
+            if hold != managed.held_since.is_some() {
+                managed.held_since = hold.then_some(now);
                 self.counts.held_back += u64::from(hold);
                 let applied = self.apply(id);
                 self.complain(id, "not held back, or not let go", applied);
             }
         }
-        self.hold_groups();
+        self.hold_groups(now);
     }
 }
 
@@ -615,8 +603,8 @@ impl Vehicle for RealTime {
             unsettled_ns: 0,
             boost: None,
             seen: monotonic_ns(),
-            held_back: false,
-            groups: (Vec::new(), 0),
+            held_since: None,
+            groups: VcpuGroups::default(),
             complained: false,
             uneven: false,
         });
@@ -730,7 +718,7 @@ impl Vehicle for RealTime {
     }
 
     fn is_held_back(&self, id: VcpuId) -> bool {
-        self.known(id).is_some_and(|managed| managed.held_back)
+        self.known(id).is_some_and(|managed| managed.held_since.is_some())
     }
 
     fn is_gone(&self, id: VcpuId) -> bool {
@@ -771,6 +759,6 @@ impl Drop for RealTime {
         }
         // Threads and groups that cannot be restored stay in the table, for the guard.
         self.even_out();
-        self.hold_groups();
+        self.hold_groups(monotonic_ns());
     }
 }

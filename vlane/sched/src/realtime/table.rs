@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::groups::{GroupEntry, NOTE};
+use super::groups::{Group, NOTE};
 use super::trusted::{self, Directory};
 use crate::sys::{self, Attr, Class};
 use crate::thread::{is_gone, is_same};
@@ -348,13 +348,13 @@ impl Reader {
             if bytes == [0; BYTES] {
                 continue;
             }
-            let done = if GroupEntry::begins(&bytes) {
+            let done = if Group::is_note(&bytes) {
                 let mut note = [0; NOTE];
                 let begin = at - SLOT;
                 at = begin + NOTE as u64;
                 let is_whole = at <= end && self.file.read_exact_at(&mut note, begin).is_ok();
-                let entry = is_whole.then(|| GroupEntry::from_bytes(&note)).flatten();
-                entry.map(|entry| entry.restore())
+                let group = is_whole.then(|| Group::from_bytes(&note)).flatten();
+                group.map(|group| group.restore())
             } else {
                 let entry = Entry::from_bytes(&bytes).filter(Entry::is_ordinary);
                 entry.map(|entry| entry.restore())
