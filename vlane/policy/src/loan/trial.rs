@@ -1,4 +1,4 @@
-//! [`Policy::Adaptive`](super::Policy::Adaptive): finds by experiment if boosts help a vCPU.
+//! [`Policy::Adaptive`](super::Policy::Adaptive): finds by trial if boosts help a vCPU.
 //!
 //! A vCPU may compute all the time, and have so many events that no loan lasts. Boosts then make
 //! some of its waits short and, while it pays for them, others long. Without boosts the mean can be
@@ -11,9 +11,9 @@ use super::units::MS;
 
 /// The time that is compared. In the first tenth of it a vCPU may still live on credits.
 const WINDOW_NS: u64 = 3_990 * MS;
-/// With fewer responses in a window there is no experiment: boosts are on.
+/// With fewer responses in a window there is no trial: boosts are on.
 const FEWEST: u64 = 50;
-/// Windows between two experiments after one that has changed the way. Each one that has not
+/// Windows between two trials after one that has changed the way. Each one that has not
 /// doubles them.
 const PAUSE: u32 = 2;
 /// So often at most.
@@ -53,13 +53,13 @@ pub(super) struct Trial {
     events: u64,
     denied: u64,
     is_off: bool,
-    /// An experiment is on, with the other way than the usual one.
-    is_experiment: bool,
+    /// A trial is on, with the other way than the usual one.
+    is_trial: bool,
     /// Of the windows before, with the usual way.
     usual: Responses,
-    /// Windows until the next experiment.
+    /// Windows until the next trial.
     left: u32,
-    /// Experiments one after the other that have not changed the way.
+    /// Trials one after the other that have not changed the way.
     failed: u32,
 }
 
@@ -82,7 +82,7 @@ impl Trial {
         let is_enough = self.responses.number >= FEWEST;
         let (mean, usual) = (self.responses.mean(), self.usual.mean());
         // A way that is clearly worse is left at once.
-        let is_worse = self.is_experiment && is_enough && mean > usual.saturating_add(usual / 2);
+        let is_worse = self.is_trial && is_enough && mean > usual.saturating_add(usual / 2);
         if now.saturating_sub(since) < WINDOW_NS && !is_worse {
             return self.is_off;
         }
@@ -90,7 +90,7 @@ impl Trial {
             *self = Self { since: Some(now), ..Self::default() };
             return false;
         }
-        if std::mem::take(&mut self.is_experiment) {
+        if std::mem::take(&mut self.is_trial) {
             // An eighth is within what the same way differs from itself.
             if mean < usual - usual / 8 {
                 (self.usual, self.failed) = (self.responses, 0);
@@ -105,7 +105,7 @@ impl Trial {
                 self.left -= 1;
             } else if self.is_off || self.denied * STRAINED >= self.events.max(1) {
                 self.is_off = !self.is_off;
-                self.is_experiment = true;
+                self.is_trial = true;
             }
         }
         self.since = Some(now);
@@ -150,7 +150,7 @@ mod tests {
             prop_assert!(share >= 360, "{}", off);
         }
 
-        /// Without a difference, experiments take less than a tenth of the time.
+        /// Without a difference, trials take less than a tenth of the time.
         #[test]
         fn equal_ways_leave_boosts_on(
             events in 50u64..2000,

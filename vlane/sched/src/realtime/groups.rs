@@ -59,7 +59,7 @@ impl Group {
         let own = below_root.take_while(|group| has_only(group, thread.pid(), &mut left));
         let mut found: Vec<Self> = own
             .map(|group| Self { path: group.join(file), start: 0 })
-            .filter(|group| group.weights().is_some() && group.to_bytes().is_some())
+            .filter(|group| group.path.exists() && group.to_bytes().is_some())
             .collect();
         if found.len() > 2 {
             found.drain(1..found.len() - 1);
