@@ -5,80 +5,21 @@ mod scheduler;
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
+use scheduler::live::{Hog, PATIENCE};
 use scheduler::may_schedule;
-use vlane_error::describe;
-use vlane_policy::loan::{Claim, Decision, Goal, Params, Policy};
+use vlane_policy::loan::{Claim, Decision, Params, Policy};
+use vlane_sched::Vehicle;
 use vlane_sched::live::source::{Mailbox, Mark};
 use vlane_sched::live::state::VcpuState;
 use vlane_sched::live::{Daemon, Ending};
-use vlane_sched::realtime::guard::GuardCommand;
 use vlane_sched::realtime::{RealTime, Settings, monotonic_ns};
 use vlane_sched::sys::{self, Class};
-use vlane_sched::{VcpuThreads, Vehicle};
-
-/// Until something that must come is taken for missing: the machine may have a lot else to do.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A thread that computes until it is dropped.
-struct Hog {
-    tid: u32,
-    stop: Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Hog {
-    fn new() -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (tell, told) = std::sync::mpsc::channel();
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
-            while !stopped.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-        });
-        Self { tid: told.recv().unwrap(), stop, thread: Some(thread) }
-    }
-
-    fn class(&self) -> Class {
-        sys::get(self.tid).unwrap().class
-    }
-
-    fn threads(&self, name: &str) -> VcpuThreads {
-        VcpuThreads { pid: std::process::id(), index: 0, tids: vec![self.tid], name: name.into() }
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(std::thread::JoinHandle::join);
-    }
-}
 
 fn vehicle(policy: Policy, dir: &Path, change: impl Fn(&mut Settings)) -> RealTime {
-    let mut settings = Settings::new(Params::sound(policy), Goal::default());
-    change(&mut settings);
-    let guard = GuardCommand {
-        program: env!("CARGO_BIN_EXE_vlane").into(),
-        args: vec!["sched".into(), "guard".into()],
-    };
-    // A guard has five seconds to be ready. A busy machine may not give it any CPU in that time.
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match RealTime::new(settings.clone(), dir, guard.clone()) {
-            Ok(vehicle) => return vehicle,
-            Err(error) => {
-                let why = describe(&error);
-                assert!(why.contains("it was not ready") && Instant::now() < until, "{why}");
-            }
-        }
-    }
+    scheduler::live::vehicle(env!("CARGO_BIN_EXE_vlane"), policy, dir, change)
 }
 
 /// The number of times that the guard has restored all threads. It does so if this thread, the

@@ -7,6 +7,8 @@
     reason = "each test program uses its own part of this; tests may unwrap"
 )]
 
+pub mod live;
+
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
