@@ -41,6 +41,9 @@ impl Machine {
     /// In a session of its own.
     fn in_session() -> Self {
         let program = Self::start();
+        // Until then it is in the session of its parent, which may have no group.
+        let name = format!("/proc/{}/comm", program.pid());
+        wait("the shell runs", || std::fs::read_to_string(&name).unwrap() == "sh\n");
         let weight = format!("/proc/{}/autogroup", program.pid()).into();
         Self { program, weight, cgroup: None }
     }
