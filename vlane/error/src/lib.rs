@@ -12,6 +12,8 @@
 mod limit;
 pub mod program;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 pub use limit::raise_descriptor_limit;
 
 /// A number of things in words: `1 thread`, `2 threads`.
@@ -34,6 +36,24 @@ pub fn counted(number: impl std::fmt::Display, one: &str) -> String {
 pub fn describe(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Locks plain data, also if a thread panicked that held it.
+///
+/// ```
+/// # use std::sync::{Arc, Mutex};
+/// let number = Arc::new(Mutex::new(1));
+/// let other = Arc::clone(&number);
+/// let thread = std::thread::spawn(move || {
+///     *other.lock().unwrap() += 1;
+///     let _held = other.lock().unwrap();
+///     panic!("of a test");
+/// });
+/// assert!(thread.join().is_err() && number.lock().is_err());
+/// assert_eq!(*vlane_error::locked(&number), 2);
+/// ```
+pub fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes `Error` and `Result` for a crate with these kinds.

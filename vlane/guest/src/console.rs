@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::process::Child;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use vlane_error::locked;
 
 /// A guest in a panic loop must not take all memory; results beyond this are still read.
 const KEPT: usize = 4 << 20;
@@ -56,21 +58,21 @@ impl Console {
             while let Ok(length @ 1..) = pipe.read(&mut buffer) {
                 console.add(place, &buffer[..length], echo);
             }
-            console.lock().open -= 1;
+            locked(&console.shared.0).open -= 1;
             console.shared.1.notify_all();
         });
     }
 
     /// One more pipe; its place.
     fn pipe(&self) -> usize {
-        let mut state = self.lock();
+        let mut state = locked(&self.shared.0);
         state.open += 1;
         state.begun.push(Vec::new());
         state.begun.len() - 1
     }
 
     fn add(&self, place: usize, bytes: &[u8], echo: Option<Echo>) {
-        let mut state = self.lock();
+        let mut state = locked(&self.shared.0);
         let State { text, whole, begun, results, .. } = &mut *state;
         text.truncate(*whole);
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -99,12 +101,12 @@ impl Console {
 
     /// Everything that was printed so far.
     pub(crate) fn text(&self) -> String {
-        self.lock().text.clone()
+        locked(&self.shared.0).text.clone()
     }
 
     /// The results so far.
     pub(crate) fn results(&self) -> BTreeMap<String, String> {
-        self.lock().results.clone()
+        locked(&self.shared.0).results.clone()
     }
 
     /// Waits until `found` finds something in the text and the results, the pipes are closed, or
@@ -115,7 +117,7 @@ impl Console {
         found: impl Fn(&str, &BTreeMap<String, String>) -> Option<T>,
     ) -> Option<T> {
         let deadline = Instant::now() + limit;
-        let mut state = self.lock();
+        let mut state = locked(&self.shared.0);
         loop {
             if let Some(value) = found(&state.text, &state.results) {
                 return Some(value);
@@ -132,11 +134,7 @@ impl Console {
     /// Waits until every pipe that is followed was closed at its other end; false when time is up.
     pub(crate) fn wait_closed(&self, limit: Duration) -> bool {
         let _: Option<()> = self.wait_for(limit, |_, _| None);
-        self.lock().open == 0
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.shared.0).open == 0
     }
 }
 

@@ -179,6 +179,11 @@ impl ClassBoard {
         u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1)
     }
 
+    /// A time of that clock.
+    pub(crate) fn instant(&self, at: Nanos) -> Instant {
+        self.origin + std::time::Duration::from_nanos(at)
+    }
+
     pub(crate) fn lane(&self, index: usize) -> Option<&LaneClasses> {
         self.lanes.get(index)
     }

@@ -23,6 +23,8 @@ use crate::{ClassBoard, Counters, JOURNAL, LaneConfig, event_channel};
 const LIMIT: Duration = Duration::from_secs(60);
 /// The latency of a device that answers no request during a test.
 const HOUR: Duration = Duration::from_secs(3600);
+/// No answer waits longer for others.
+const LONGEST: Duration = Duration::from_millis(10);
 /// As Linux writes them: best effort 0, 3 and 7.
 const EXPRESS: u32 = 2 << 13;
 const EXT4: u32 = 2 << 13 | 3;
@@ -141,6 +143,20 @@ impl Guest {
 
     fn answered(&self, ioprio: u32) -> usize {
         self.answered.iter().filter(|answered| **answered == ioprio).count()
+    }
+
+    /// Stops its lane, and returns the place in the ring at which its next server begins.
+    fn stop(&mut self) -> usize {
+        let (reply, stopped) = channel();
+        self.lane.stop(reply);
+        let begin = Instant::now();
+        while self.lane.settle() != Settled::Ends {
+            assert!(begin.elapsed() < LIMIT, "it does not end");
+            self.round(false);
+        }
+        // Its thread does not serve a lane that has ended: the rest begins with the next one.
+        self.reap(false);
+        stopped.recv().unwrap().unwrap().base as usize & 0x7fff
     }
 
     /// Number of background requests that are answered before an express request that is made now.
@@ -276,18 +292,66 @@ fn stopped_queue_loses_no_waiting_request() {
                 guest.submit(1, ioprio);
             }
             (0..rounds).for_each(|_| guest.round(false));
-            let (reply, stopped) = channel();
-            guest.lane.stop(reply);
-            let begin = Instant::now();
-            while guest.lane.settle() != Settled::Ends {
-                assert!(begin.elapsed() < LIMIT, "{format:?}, {rounds} rounds: does not end");
-                guest.round(false);
-            }
-            // Its thread does not serve a lane that has ended: the rest begins with the next one.
-            guest.reap(false);
-            let base = stopped.recv().unwrap().unwrap().base & 0x7fff;
-            assert_eq!(guest.answered.len(), base as usize, "{format:?}, {rounds} rounds");
+            let base = guest.stop();
+            assert_eq!(guest.answered.len(), base, "{format:?}, {rounds} rounds");
         }
+    }
+}
+
+/// An answer waits while more requests wait for the device, and never longer than a limit. One of
+/// the foreground takes all along.
+#[test]
+fn answers_of_other_reads_share_interrupts() {
+    for format in [Format::Split, Format::Packed] {
+        let mut guest = guest(format, 300, Some(Duration::from_millis(1)), Mode::Order);
+        guest.submit(200, NONE);
+        guest.round(true);
+        let (mut most, mut submitted, begin) = (0, 0, Instant::now());
+        while most < 4 {
+            assert!(begin.elapsed() < LIMIT, "{format:?}: {most} answers together");
+            let express = guest.answered(EXPRESS);
+            if express == submitted {
+                guest.submit(1, EXPRESS);
+                submitted += 1;
+            }
+            guest.round(true);
+            let coalesced = guest.lane.coalesced;
+            most = most.max(coalesced);
+            assert!(coalesced == 0 || guest.answered(EXPRESS) == express, "{format:?}: it waits");
+            let until = guest.lane.deadline().filter(|_| coalesced > 0);
+            assert!(until.is_none_or(|until| until <= Instant::now() + LONGEST));
+        }
+        // Without new requests none waits for ever.
+        guest.rounds_until(false, |guest| guest.free.len() == 300);
+    }
+}
+
+#[test]
+fn stopped_lane_shows_coalesced_answers() {
+    for format in [Format::Split, Format::Packed] {
+        let mut guest = guest(format, 300, Some(Duration::from_millis(1)), Mode::Order);
+        guest.submit(1, EXPRESS);
+        guest.submit(200, NONE);
+        guest.rounds_until(false, |guest| guest.lane.coalesced > 2);
+        let base = guest.stop();
+        assert_eq!(guest.answered.len(), base, "{format:?}");
+    }
+}
+
+/// The foreground's requests may wait in the guest for places in the ring, and its fsync for a
+/// write.
+#[test]
+fn full_ring_and_writes_have_no_coalescing() {
+    for (kind, count) in [(RequestKind::Read, 290), (RequestKind::Write, 200)] {
+        let mut guest = guest(Format::Split, 300, Some(Duration::from_millis(1)), Mode::Order);
+        guest.submit(1, EXPRESS);
+        guest.submit_kind(kind, count, NONE);
+        // Reads that come again keep the ring full.
+        let again = kind == RequestKind::Read;
+        guest.rounds_until(again, |guest| {
+            assert_eq!(guest.lane.coalesced, 0, "{kind:?}");
+            guest.answered.len() > 200
+        });
     }
 }
 

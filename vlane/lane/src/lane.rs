@@ -11,9 +11,7 @@ mod order;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use vlane_engine::{
-    Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, StorageFile, Taken,
-};
+use vlane_engine::{Channel, Decisions, Engine, EngineError, Operation, Outcome, PART, Taken};
 use vlane_io::{Finished, InflightQueue, Instant, Uring};
 use vlane_policy::express::{Class, Express, Mode};
 use vlane_ring::{Queue, Request, RequestKind, Slot, Status};
@@ -105,17 +103,6 @@ enum Idle {
     InChannel,
 }
 
-/// The result of showing a lane's answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shown {
-    /// There were no answers.
-    Nothing,
-    /// The guest can see them, and is looking.
-    Answers,
-    /// The guest can see them, and was signalled.
-    Signalled,
-}
-
 pub(crate) struct Lane {
     pub(crate) index: u16,
     pub(crate) token: u32,
@@ -151,8 +138,9 @@ pub(crate) struct Lane {
     sectors: u64,
     read_only: bool,
     serial: [u8; 20],
-    /// Answers that the guest has not been shown.
+    /// Answers that the guest has not been shown, and those that wait for others.
     unshown: usize,
+    pub(crate) coalesced: usize,
     has_answered: bool,
     /// The counters have changed since they were stored.
     is_touched: bool,
@@ -202,10 +190,9 @@ impl Lane {
         let mut channel = engine.channel(slots)?;
         channel.set_write_through(write_through);
         channel.set_mode(classes.as_ref().map_or(Mode::Off, |classes| classes.mode()));
-        let files: &[StorageFile] = channel.files();
         queue.disable_notify();
         queue.set_index(index);
-        let queue = InflightQueue::new(queue, place, files, uring);
+        let queue = InflightQueue::new(queue, place, channel.files(), uring);
         let lane = Lane {
             index,
             token,
@@ -229,6 +216,7 @@ impl Lane {
             read_only: geometry.read_only,
             serial,
             unshown: 0,
+            coalesced: 0,
             has_answered: false,
             is_touched: true,
             counters: counted_before,
@@ -284,7 +272,7 @@ impl Lane {
             self.answer(slot, status);
             if show_early && self.unshown >= show_after {
                 self.observers.shown_early(|| !self.queue.has_available());
-                show_after = if self.show() == Shown::Signalled { SHOW_AFTER_WAKE } else { 1 };
+                show_after = if self.show() { SHOW_AFTER_WAKE } else { 1 };
             }
         }
         if left < BUDGET {
@@ -519,11 +507,13 @@ impl Lane {
     /// Answers a request that was begun before.
     #[inline]
     fn answer_begun(&mut self, slot: Slot, status: Status) {
-        if self.tracks {
-            self.leaves_device(slot, true);
-        }
+        let coalesces = self.tracks && self.leaves_device(slot, true);
         self.begun.remove(self.queue.request(slot));
         self.answer(slot, status);
+        if coalesces {
+            self.unshown -= 1;
+            self.coalesced += 1;
+        }
     }
 
     /// Answers a request.
@@ -649,27 +639,29 @@ impl Lane {
         std::mem::take(&mut self.has_answered)
     }
 
-    /// Shows the guest the answers that it has not seen, and signals it if it wants to be.
+    /// Shows the guest the answers that it has not seen, and signals it if it wants to be; returns
+    /// true if it was.
     #[inline]
-    fn show(&mut self) -> Shown {
+    fn show(&mut self) -> bool {
         if self.unshown == 0 {
-            return Shown::Nothing;
+            return false;
         }
-        self.unshown = 0;
+        (self.unshown, self.coalesced) = (0, 0);
         self.has_answered = true;
-        if !self.observers.shown(|| self.queue.show()) {
-            return Shown::Answers;
+        let signals = self.observers.shown(|| self.queue.show());
+        if signals {
+            self.counters.signals += 1;
+            self.write_call();
         }
-        self.counters.signals += 1;
-        self.write_call();
-        Shown::Signalled
+        signals
     }
 
-    /// The time when the lane can continue by itself: its channel's deadline, or its part of the
-    /// limits.
+    /// The time when the lane can continue by itself: its channel's deadline, its part of the
+    /// limits, or the end of coalescing.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        if self.limits.is_some() { self.deadline_with_limits() } else { self.channel_deadline() }
+        let has_others = self.limits.is_some() || self.coalesced > 0;
+        if has_others { self.first_deadline() } else { self.channel_deadline() }
     }
 
     #[inline]

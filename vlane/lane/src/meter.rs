@@ -5,8 +5,10 @@
 //! has some, it reads none. A thread that has work wakes the governor, if that sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use vlane_error::locked;
 
 /// One thread's meter, on separate cache lines.
 #[derive(Debug, Default)]
@@ -81,7 +83,7 @@ impl Meters {
     /// thread that got some at this moment may not: look again a moment later, before sleeping for
     /// longer.
     pub(crate) fn wake_me(&self) {
-        *self.looker.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
+        *locked(&self.looker) = Some(std::thread::current());
         self.asleep.store(true, Ordering::SeqCst);
     }
 
@@ -93,7 +95,7 @@ impl Meters {
     #[cold]
     pub(crate) fn wake(&self) {
         if self.asleep.swap(false, Ordering::SeqCst)
-            && let Some(looker) = &*self.looker.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some(looker) = &*locked(&self.looker)
         {
             looker.unpark();
         }

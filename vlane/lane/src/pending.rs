@@ -7,9 +7,10 @@
 //! is none, and is woken by the next request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::Thread;
 
+use vlane_error::locked;
 use vlane_ring::{Request, RequestKind, Slot};
 
 /// The kind of a request that waits for the storage.
@@ -81,7 +82,7 @@ impl PendingRequests {
     /// All requests that the storage has now. Those that come or are answered meanwhile may be
     /// among them or not.
     pub fn look(&self) -> Vec<Waiting> {
-        let lanes = self.lanes();
+        let lanes = locked(&self.lanes);
         let mut found = Vec::new();
         for plate in lanes.iter() {
             for (slot, entry) in (0..).zip(&plate.entries) {
@@ -94,7 +95,7 @@ impl PendingRequests {
     /// From now on the next request wakes the calling thread ([`std::thread::park`]). A request
     /// that comes at this moment may not: look again a moment later, before sleeping for longer.
     pub fn wake_me(&self) {
-        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(std::thread::current());
+        *locked(&self.watcher) = Some(std::thread::current());
         self.asleep.store(true, Ordering::SeqCst);
     }
 
@@ -107,14 +108,10 @@ impl PendingRequests {
     #[cold]
     pub fn wake(&self) {
         if self.asleep.swap(false, Ordering::SeqCst)
-            && let Some(thread) = &*self.watcher.lock().unwrap_or_else(PoisonError::into_inner)
+            && let Some(thread) = &*locked(&self.watcher)
         {
             thread.unpark();
         }
-    }
-
-    fn lanes(&self) -> MutexGuard<'_, Vec<Arc<Plate>>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -130,7 +127,7 @@ impl LanePending {
     pub(crate) fn new(watch: Arc<PendingRequests>, queue: u16, slots: u16) -> LanePending {
         let entries = (0..slots).map(|_| AtomicU64::new(0)).collect();
         let plate = Arc::new(Plate { queue, entries });
-        watch.lanes().push(Arc::clone(&plate));
+        locked(&watch.lanes).push(Arc::clone(&plate));
         LanePending { watch, plate, begun: 0 }
     }
 
@@ -171,7 +168,7 @@ impl LanePending {
 
 impl Drop for LanePending {
     fn drop(&mut self) {
-        self.watch.lanes().retain(|plate| !Arc::ptr_eq(plate, &self.plate));
+        locked(&self.watch.lanes).retain(|plate| !Arc::ptr_eq(plate, &self.plate));
     }
 }
 

@@ -3,10 +3,11 @@
 use std::io::IoSliceMut;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::io::ReadWriteFlags;
+use vlane_error::locked;
 use vlane_hint::LaneHint;
 use vlane_io::cross_thread_queues;
 use vlane_memory::{DirtyLog, GuestMemory};
@@ -99,7 +100,7 @@ impl Pool {
         (0..at_once).try_for_each(|number| pool.workers.make(number))?;
         if let Some(meters) = meters {
             let steering = GovernorThread::start(threads, Arc::clone(&pool.routes), meters)?;
-            *pool.steering.lock().unwrap_or_else(PoisonError::into_inner) = Some(steering);
+            *locked(&pool.steering) = Some(steering);
         }
         Ok(pool)
     }
@@ -113,7 +114,7 @@ impl Pool {
     /// holds a file of the image's or memory of the guest's. A process that exits while it has a
     /// ring leaves that to the kernel, which does it some time later. No lane can start any more.
     pub fn end(&self) {
-        drop(self.steering.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(locked(&self.steering).take());
         self.routes.end();
         self.workers.join();
     }
@@ -159,14 +160,10 @@ impl Pool {
         wait(&answer, calls)
     }
 
-    fn lock_limits(&self) -> MutexGuard<'_, (Limits, Option<Arc<Budget>>)> {
-        self.limits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sets the common limits of all lanes from now on: those that run, and those that start. Does
     /// not wait for those that run; each goes by the new limits after the round that it is in.
     pub fn set_limits(&self, limits: Limits) {
-        let mut held = self.lock_limits();
+        let mut held = locked(&self.limits);
         let budget = match &held.1 {
             Some(old) => old.replaced_by(limits),
             None => Budget::new(limits),
@@ -181,7 +178,7 @@ impl Pool {
 
     /// The common limits of all lanes, and how often they kept one waiting since they were set.
     pub fn limits(&self) -> (Limits, Waits) {
-        let held = self.lock_limits();
+        let held = locked(&self.limits);
         (held.0, held.1.as_ref().map(|budget| budget.waits()).unwrap_or_default())
     }
 
@@ -197,7 +194,7 @@ impl Pool {
     ) -> Result<(), LaneError> {
         let counters = Arc::clone(&config.counters);
         let (reply, answer) = channel();
-        let held = self.lock_limits();
+        let held = locked(&self.limits);
         let limits = held.1.clone();
         self.send(index, Message::Start { index, config: Box::new(config), limits, reply })?;
         drop(held);

@@ -6,7 +6,9 @@
 //! with the lane. The data path never comes here.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use vlane_error::locked;
 
 use crate::counters::Counters;
 use crate::inbox::{Inbox, Message, Outbox};
@@ -35,7 +37,7 @@ pub(crate) struct Running {
 
 impl std::fmt::Debug for Routes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let threads: Vec<_> = self.lock().iter().map(|place| place.thread).collect();
+        let threads: Vec<_> = locked(&self.places).iter().map(|place| place.thread).collect();
         f.debug_struct("Routes").field("threads", &threads).finish_non_exhaustive()
     }
 }
@@ -47,14 +49,10 @@ impl Routes {
         Routes { outboxes, places: Mutex::new(places) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Place>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends a message to a lane, wherever it is; returns true if its thread is there. A message
     /// for an unknown queue is dropped.
     pub(crate) fn send(&self, index: u16, message: Message) -> bool {
-        let places = self.lock();
+        let places = locked(&self.places);
         let thread =
             places.get(usize::from(index)).and_then(|place| self.outboxes.get(place.thread));
         thread.is_some_and(|outbox| outbox.send(message).is_ok())
@@ -62,12 +60,12 @@ impl Routes {
 
     /// The thread of a queue's lane, whether it runs or not.
     pub(crate) fn thread_of(&self, index: u16) -> Option<usize> {
-        self.lock().get(usize::from(index)).map(|place| place.thread)
+        locked(&self.places).get(usize::from(index)).map(|place| place.thread)
     }
 
     /// Queues, whether their lanes run or not.
     pub(crate) fn queues(&self) -> u16 {
-        u16::try_from(self.lock().len()).unwrap_or(u16::MAX)
+        u16::try_from(locked(&self.places).len()).unwrap_or(u16::MAX)
     }
 
     /// Tells all threads to end.
@@ -85,7 +83,7 @@ impl Routes {
 
     /// A lane was started, or ended.
     pub(crate) fn set_running(&self, index: u16, counters: Option<Arc<Counters>>) {
-        if let Some(place) = self.lock().get_mut(usize::from(index)) {
+        if let Some(place) = locked(&self.places).get_mut(usize::from(index)) {
             place.running = counters;
         }
     }
@@ -96,12 +94,12 @@ impl Routes {
             let counters = Arc::clone(place.running.as_ref()?);
             Some(Running { lane, thread: place.thread, counters })
         };
-        (0..).zip(self.lock().iter()).filter_map(running).collect()
+        (0..).zip(locked(&self.places).iter()).filter_map(running).collect()
     }
 
     /// Asks a lane that runs to go to another thread.
     pub(crate) fn move_lane(&self, index: u16, to: usize) {
-        let places = self.lock();
+        let places = locked(&self.places);
         let Some(place) = places.get(usize::from(index)).filter(|place| place.running.is_some())
         else {
             return;
@@ -127,7 +125,7 @@ impl Routes {
         unread: &mut VecDeque<Message>,
     ) -> Option<Box<Lane>> {
         let index = lane.index;
-        let mut places = self.lock();
+        let mut places = locked(&self.places);
         unread.extend(std::iter::from_fn(|| inbox.next()));
         let Some(outbox) = self.outboxes.get(to) else { return Some(lane) };
         let (mail, others): (Vec<_>, Vec<_>) =

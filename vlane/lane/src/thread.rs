@@ -401,8 +401,11 @@ impl Thread {
         }
     }
 
+    /// It has shown all its answers.
     fn lane(&mut self, index: u16) -> Option<&mut Lane> {
-        self.lanes.iter_mut().flatten().find(|lane| lane.index == index)
+        let lane = self.lanes.iter_mut().flatten().find(|lane| lane.index == index)?;
+        lane.show_coalesced();
+        Some(lane)
     }
 
     fn with(&mut self, index: u16, reply: &Sender<()>, change: impl FnOnce(&mut Lane)) {

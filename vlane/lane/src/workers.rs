@@ -2,11 +2,12 @@
 //! most guests use.
 
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::thread::CpuSet;
+use vlane_error::locked;
 use vlane_io::{CrossThreadQueue, Uring};
 
 use crate::error::LaneError;
@@ -57,16 +58,12 @@ impl Workers {
         Workers { routes, workers: Mutex::new(workers) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Worker>> {
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Makes a thread, if it is not made yet.
     ///
     /// # Errors
     /// [`LaneError::Io`] without io_uring, [`LaneError::System`]. The next attempt may go well.
     pub(crate) fn make(&self, number: usize) -> Result<(), LaneError> {
-        self.lock().get_mut(number).map_or(Ok(()), |worker| worker.make(&self.routes))
+        locked(&self.workers).get_mut(number).map_or(Ok(()), |worker| worker.make(&self.routes))
     }
 
     /// Sends a message to a lane; makes its thread, if a lane is to start.
@@ -75,7 +72,7 @@ impl Workers {
     /// As [`Workers::make`]; [`LaneError::Gone`].
     pub(crate) fn send(&self, index: u16, message: Message) -> Result<(), LaneError> {
         let thread = self.routes.thread_of(index).ok_or(LaneError::Gone)?;
-        let mut workers = self.lock();
+        let mut workers = locked(&self.workers);
         if let Some(worker) = workers.get_mut(thread)
             && let Worker::Unmade(_, told) = worker
         {
@@ -104,14 +101,14 @@ impl Workers {
             Worker::Made(thread) => thread.is_finished(),
             Worker::Gone => true,
         };
-        let workers = self.lock();
+        let workers = locked(&self.workers);
         (0..workers.len()).filter(|number| has_ended(&workers[*number])).collect()
     }
 
     /// Waits for the end of all threads, which must have been asked to end. None is made any more.
     pub(crate) fn join(&self) {
         // The lock is not held for as long as a thread may take.
-        let workers = std::mem::take(&mut *self.lock());
+        let workers = std::mem::take(&mut *locked(&self.workers));
         for worker in workers {
             if let Worker::Made(thread) = worker
                 && thread.join().is_err()
@@ -166,19 +163,19 @@ impl Birth {
         let name = format!("lane-{}", self.number);
         let (ready, started) = channel();
         let cradle = Arc::new(Mutex::new(Some(self)));
-        let lock = |cradle: &Mutex<Option<Box<Birth>>>, put: Option<Box<Birth>>| {
-            std::mem::replace(&mut *cradle.lock().unwrap_or_else(PoisonError::into_inner), put)
+        let swap = |cradle: &Mutex<Option<Box<Birth>>>, put: Option<Box<Birth>>| {
+            std::mem::replace(&mut *locked(cradle), put)
         };
         let own = Arc::clone(&cradle);
         let body = move || {
-            let Some(birth) = lock(&own, None) else { return };
+            let Some(birth) = swap(&own, None) else { return };
             match birth.begin() {
                 Ok(mut thread) => {
                     let _ = ready.send(Ok(()));
                     thread.run();
                 }
                 Err((error, birth)) => {
-                    lock(&own, Some(birth));
+                    swap(&own, Some(birth));
                     let _ = ready.send(Err(error));
                 }
             }
@@ -186,7 +183,7 @@ impl Birth {
         let spawned = std::thread::Builder::new().name(name).spawn(body).map_err(LaneError::from);
         let made = spawned
             .and_then(|thread| started.recv().map_err(|_| LaneError::Gone)?.map(|()| thread));
-        made.map_err(|error| (error, lock(&cradle, None)))
+        made.map_err(|error| (error, swap(&cradle, None)))
     }
 
     /// On the thread itself.

@@ -4,12 +4,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
+use vlane_error::locked;
 
 /// The time that a silent front end may keep another one waiting. Front ends speak as soon as they
 /// are connected.
@@ -41,12 +42,12 @@ impl Acceptor {
 
     /// Copies the front end that was admitted before its turn, for a process that takes over.
     pub(crate) fn copy_next(&self) -> io::Result<Option<UnixStream>> {
-        self.next().as_ref().map(UnixStream::try_clone).transpose()
+        locked(&self.next).as_ref().map(UnixStream::try_clone).transpose()
     }
 
     /// Admits a front end before its turn.
     pub(crate) fn admit_first(&self, stream: UnixStream) {
-        *self.next() = Some(stream);
+        *locked(&self.next) = Some(stream);
         // Full means readable.
         let _ = rustix::io::write(&self.admitted, &1u64.to_ne_bytes());
     }
@@ -58,12 +59,12 @@ impl Acceptor {
 
     /// Returns true if a front end was admitted before its turn.
     pub(crate) fn has_next(&self) -> bool {
-        self.next().is_some()
+        locked(&self.next).is_some()
     }
 
     /// Returns true if a front end was admitted before its turn, and is still there.
     pub(crate) fn is_awaited(&self) -> bool {
-        self.next().as_ref().is_some_and(|stream| !has_hung_up(stream))
+        locked(&self.next).as_ref().is_some_and(|stream| !has_hung_up(stream))
     }
 
     /// Readable when a front end was admitted before its turn since [`Acceptor::saw`].
@@ -78,14 +79,10 @@ impl Acceptor {
 
     /// Accepts the next front end. Does not wait.
     pub(crate) fn accept(&self) -> io::Result<UnixStream> {
-        match self.next().take() {
+        match locked(&self.next).take() {
             Some(stream) => Ok(stream),
             None => self.socket.accept().map(|(stream, _)| stream),
         }
-    }
-
-    fn next(&self) -> MutexGuard<'_, Option<UnixStream>> {
-        self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -103,7 +100,7 @@ pub(crate) struct Silence<'a> {
 impl<'a> Silence<'a> {
     pub(crate) fn new(acceptor: &'a Acceptor) -> Silence<'a> {
         // A front end waited already while another process served.
-        let waiting = acceptor.next().take().map(|stream| (stream, Instant::now()));
+        let waiting = locked(&acceptor.next).take().map(|stream| (stream, Instant::now()));
         Silence { acceptor, waiting, is_stuck: false }
     }
 
@@ -173,7 +170,7 @@ impl Drop for Silence<'_> {
     fn drop(&mut self) {
         match self.waiting.take() {
             Some((stream, _)) => self.acceptor.admit_first(stream),
-            None => *self.acceptor.next() = None,
+            None => *locked(&self.acceptor.next) = None,
         }
     }
 }

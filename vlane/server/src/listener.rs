@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -15,6 +15,7 @@ use crate::handover::{Arrived, HandedServer, HandoverError, Relief, Successor};
 use crate::session::{Handle, Restored, Session};
 use crate::volume::Volume;
 use crate::waiting;
+use vlane_error::locked;
 use vlane_socket::{Access, ListenError, Place, Shortage, SocketFile};
 
 /// Serves a volume on a socket, to one front end after another.
@@ -52,17 +53,13 @@ impl Stopper {
     pub fn stop(&self) {
         // First: a session that begins from now on sees it before any message.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        let current = self.current().clone();
+        let current = locked(&self.current).clone();
         if let Some(Current { stream, session }) = current {
             // Storage that hangs delays this, while it holds no resource that others need.
             session.end();
             // It may be in the middle of an unfinished message, or of an answer that is not read.
             let _ = stream.shutdown(Shutdown::Both);
         }
-    }
-
-    fn current(&self) -> MutexGuard<'_, Option<Current>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -158,7 +155,7 @@ impl Listener {
         let path = self.file.path().display().to_string();
         waiting::watch(path, Arc::clone(&self.acceptor), Arc::downgrade(volume));
         let relief = self.relief(volume);
-        if let Some(restored) = self.restored.lock().unwrap_or_else(PoisonError::into_inner).take()
+        if let Some(restored) = locked(&self.restored).take()
             && let Err(error) = self.run_restored(restored, relief.as_ref())
         {
             tracing::warn!("{}: cannot continue a session: {error}", self.file.path().display());
@@ -230,17 +227,18 @@ impl Listener {
         stream.set_nonblocking(false)?;
         let session = Session::new(Arc::clone(volume))?;
         let current = Current { stream: Arc::new(stream.try_clone()?), session: session.handle() };
-        *self.stopper.current() = Some(current);
+        *locked(&self.stopper.current) = Some(current);
         session.run_at(stream, &self.stopper.stop, Some(&self.acceptor), relief);
-        *self.stopper.current() = None;
+        *locked(&self.stopper.current) = None;
         Ok(())
     }
 
     fn run_restored(&self, restored: Restored, relief: Option<&Relief<'_>>) -> io::Result<()> {
         let stream = Arc::new(restored.stream.try_clone()?);
-        *self.stopper.current() = Some(Current { stream, session: restored.session.handle() });
+        *locked(&self.stopper.current) =
+            Some(Current { stream, session: restored.session.handle() });
         restored.run(&self.stopper.stop, &self.acceptor, relief);
-        *self.stopper.current() = None;
+        *locked(&self.stopper.current) = None;
         Ok(())
     }
 
@@ -262,14 +260,14 @@ impl Listener {
     pub fn abandon(&self) {
         self.file.remove();
         self.refuse();
-        if let Some(Current { stream, .. }) = self.stopper.current().as_ref() {
+        if let Some(Current { stream, .. }) = locked(&self.stopper.current).as_ref() {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
     /// The volume's size changed: tells the present session's front end.
     pub fn size_changed(&self) {
-        let session = self.stopper.current().as_ref().map(|current| current.session.clone());
+        let session = locked(&self.stopper.current).as_ref().map(|current| current.session.clone());
         if let Some(session) = session {
             session.size_changed();
         }

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc::WeakSender;
+use vlane_error::locked;
 
 /// A volume's recording, if there is one.
 #[derive(Debug, Default)]
@@ -28,7 +29,7 @@ pub(crate) struct Active {
 impl Recording {
     /// Returns true if a trace is being recorded.
     pub(crate) fn is_running(&self) -> bool {
-        let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let state = locked(&self.state);
         state.active.as_ref().is_some_and(Active::is_alive)
     }
 }

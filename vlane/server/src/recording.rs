@@ -5,15 +5,16 @@
 //! CPU time). It gives the trace's bytes to the reader. A reader that is too slow makes it wait;
 //! the lanes never wait, they count the records that find no place.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use vlane_error::locked;
 use vlane_lane::{Recorded, RecorderConfig, recorder};
 use vlane_trace::{Entry, Header, Writer};
 
-use crate::recorded::{Active, Recording, State};
+use crate::recorded::{Active, Recording};
 use crate::volume::Volume;
 
 /// Entries that a lane's ring holds: 4.5 MiB, and 50 ms of 1.3 million requests a second.
@@ -48,13 +49,9 @@ pub(crate) enum Refused {
 }
 
 impl Recording {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the present one in order, and lets no other begin.
     pub(crate) fn end(&self) {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         state.is_ending = true;
         if let Some(active) = &state.active {
             active.stop.store(true, Ordering::Relaxed);
@@ -69,7 +66,7 @@ impl Recording {
     ) -> Result<Receiver<Vec<u8>>, Refused> {
         let asked = Instant::now();
         loop {
-            let patience = match &volume.recording.lock().active {
+            let patience = match &locked(&volume.recording.state).active {
                 Some(active) if active.is_left() => ENDING,
                 _ => MISSED,
             };
@@ -85,7 +82,7 @@ impl Recording {
     /// Begins one; what it gives are the trace's bytes, until the receiver is dropped or the volume
     /// ends.
     fn begin(volume: &Arc<Volume>, hashes: bool) -> Result<Receiver<Vec<u8>>, Refused> {
-        let mut state = volume.recording.lock();
+        let mut state = locked(&volume.recording.state);
         if state.is_ending {
             return Err(Refused::Ending);
         }

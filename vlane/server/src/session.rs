@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
+use vlane_error::locked;
 use vlane_lane::{
     EventReceiver, EventSender, LaneConfig, LaneError, LaneEvent, Snapshot, event_channel,
 };
@@ -137,7 +138,8 @@ impl Session {
         let peer = rustix::net::sockopt::socket_peercred(stream)
             .ok()
             .map(|c| c.pid.as_raw_nonzero().get());
-        *self.volume.facts() = Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
+        *locked(&self.volume.session) =
+            Some(SessionFacts { number, pid: peer, ..SessionFacts::default() });
         peer
     }
 
@@ -145,9 +147,9 @@ impl Session {
     fn end(&self, number: u64, peer: Option<i32>, stream: UnixStream, end: End) -> End {
         let name = &self.volume.config.name;
         probes::session_disconnect(u32::try_from(number).unwrap_or(u32::MAX));
-        *self.volume.facts() = None;
+        *locked(&self.volume.session) = None;
         let counters = {
-            let mut state = self.lock();
+            let mut state = locked(&self.state);
             // Losses were reported.
             let _ = state.stop_all();
             state.report()
@@ -192,7 +194,7 @@ impl Session {
         let mut report = SessionReport::new(number, &self.volume);
         let mut is_message = false;
         loop {
-            if report.turn(&self.volume, || self.lock().sight(), is_message) {
+            if report.turn(&self.volume, || locked(&self.state).sight(), is_message) {
                 self.tell_unused(number, peer);
             }
             let limit = report.timeout();
@@ -270,7 +272,7 @@ impl Session {
     fn handle_message(&self, messages: &mut Messages, watched: &UnixStream) -> Result<()> {
         let _handling = arriving::handling();
         if let Some(channel) = config_change::peek(watched) {
-            self.lock().backend_channel = Some(channel);
+            locked(&self.state).backend_channel = Some(channel);
         }
         if let Some(table) = padded_table::take(watched) {
             self.use_table(watched, table)
@@ -312,7 +314,7 @@ impl Session {
     fn use_table(&self, stream: &UnixStream, mut table: padded_table::Table) -> Result<()> {
         let files = std::mem::take(&mut table.files);
         let done = match files.len() == table.regions.len() {
-            true => self.lock().set_mem_table(&table.regions, files, None).map(drop),
+            true => locked(&self.state).set_mem_table(&table.regions, files, None).map(drop),
             false => Err(refuse("a memory table needs one file for each region")),
         };
         //= vhost-user VHOST_USER_PROTOCOL_F_REPLY_ACK
@@ -324,13 +326,8 @@ impl Session {
 
     /// GET_VRING_BASE_SKIP_DRAIN.
     fn suspend(&self, stream: &UnixStream, queue: u32) -> Result<()> {
-        let base = self.lock().take_base(queue, true)?;
+        let base = locked(&self.state).take_base(queue, true)?;
         skip_drain::answer(stream, queue, base.num).map_err(Error::SocketError)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // A panic in a handler leaves plain data behind, which `stop_all` can deal with.
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// # Errors
@@ -340,7 +337,7 @@ impl Session {
             let name = &self.volume.config.name;
             match event {
                 LaneEvent::Unreachable { index, hole } => {
-                    let shared = self.lock().memory.to_string();
+                    let shared = locked(&self.state).memory.to_string();
                     tracing::warn!(
                         "{name}: queue {index}: a request has a buffer at {hole:#x}, which is not \
                          in the memory that the front end shares ({shared}); this and similar \
@@ -352,7 +349,7 @@ impl Session {
                     let (whose, what_to_do) = match reason {
                         Broken::PlaceLost { .. } => ("", String::new()),
                         Broken::BadAddress { .. } => {
-                            let shared = self.lock().memory.to_string();
+                            let shared = locked(&self.state).memory.to_string();
                             let text = format!(
                                 ", nor is the place for its status; shared are {shared}. {}",
                                 session_report::PLUG
@@ -362,10 +359,10 @@ impl Session {
                         _ => ("its driver broke the rules: ", String::new()),
                     };
                     tracing::warn!("{name}: queue {index} is stopped: {whose}{reason}{what_to_do}");
-                    self.lock().signal_error(index);
+                    locked(&self.state).signal_error(index);
                 }
                 LaneEvent::Lost { index } => {
-                    let mut state = self.lock();
+                    let mut state = locked(&self.state);
                     // There is no ring left to stop.
                     if let Some(vring) = state.vrings.get_mut(usize::from(index)) {
                         vring.running = false;
@@ -398,14 +395,14 @@ impl Handle {
     /// `virtio_queue_restore_last_avail_idx`). Requests that are answered later would be repeated
     /// by the next back end and answered twice. A Linux guest gives up a queue that does that.
     pub(crate) fn end(&self) {
-        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut state = locked(&self.state);
         state.ended = true;
         let _ = state.stop_all();
     }
 
     /// Informs the lanes of the volume's new size, and the front end if it supports that.
     pub(crate) fn size_changed(&self) {
-        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut state = locked(&self.state);
         let sectors = self.volume.geometry().sectors;
         state.config.set_sectors(sectors);
         for index in state.running() {
@@ -715,7 +712,7 @@ impl State {
 
     /// Publishes the facts for the control socket.
     fn tell_facts(&self) {
-        if let Some(facts) = &mut *self.volume.facts() {
+        if let Some(facts) = &mut *locked(&self.volume.session) {
             (facts.features, facts.lanes) = (self.features, self.running());
         }
     }

@@ -8,10 +8,11 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use vlane_error::locked;
 use vlane_lane::{PendingRequests, Waiting};
 
 /// The time that a request may wait for the storage before that is reported.
@@ -104,13 +105,9 @@ impl Drop for Stalls {
 }
 
 impl Shared {
-    fn seen(&self) -> MutexGuard<'_, HashMap<Waiting, Instant>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn look(&self) -> Vec<Unanswered> {
         let (requests, now) = (self.watch.look(), Instant::now());
-        let mut seen = self.seen();
+        let mut seen = locked(&self.seen);
         let before = std::mem::take(&mut *seen);
         let mut found = Vec::with_capacity(requests.len());
         for request in requests {

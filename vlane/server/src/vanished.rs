@@ -3,9 +3,10 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::inotify::WatchFlags;
+use vlane_error::locked;
 use vlane_socket::Changes;
 
 /// A socket's file: its path, its device and inode.
@@ -26,7 +27,7 @@ impl Vanishing {
         let left = Arc::<Mutex<Vec<SocketFile>>>::default();
         let looked_at = Arc::clone(&left);
         let tell = move |_: Option<&std::ffi::OsStr>| {
-            looked_at.lock().unwrap_or_else(PoisonError::into_inner).retain(|(path, was)| {
+            locked(&looked_at).retain(|(path, was)| {
                 let is_there = identity(path) == Some(*was);
                 if !is_there {
                     tell(path);
@@ -41,9 +42,7 @@ impl Vanishing {
             // the number of its names changed.
             let events = WatchFlags::ATTRIB | WatchFlags::MOVE_SELF | WatchFlags::DELETE_SELF;
             if changes.watch(path, events).is_ok() {
-                left.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push((path.to_owned(), identity));
+                locked(&left).push((path.to_owned(), identity));
             }
         }
         Vanishing { left, _changes: changes }
@@ -51,7 +50,7 @@ impl Vanishing {
 
     /// From now on, this process itself removes them.
     pub fn end(&self) {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        locked(&self.left).clear();
     }
 }
 

@@ -1,11 +1,12 @@
 //! The served volume: an engine and its lane threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use vlane_engine::file::Identity;
 use vlane_engine::{Engine, Geometry, LostWrite};
+use vlane_error::locked;
 use vlane_lane::{
     Alarm, ClassBoard, Counters, LaneError, PollMode, Pool, PoolConfig, Snapshot, Topology, Waits,
 };
@@ -115,7 +116,7 @@ pub struct Volume {
     /// None for storage that cannot hang.
     stalls: Option<Stalls>,
     sessions: AtomicU64,
-    session: Mutex<Option<SessionFacts>>,
+    pub(crate) session: Mutex<Option<SessionFacts>>,
     /// The identity of the image, if it is one.
     identity: Option<Identity>,
     /// A guest that had another disk may continue with it.
@@ -316,12 +317,7 @@ impl Volume {
 
     /// The present session.
     pub(crate) fn session(&self) -> Option<SessionFacts> {
-        self.facts().clone()
-    }
-
-    /// Locks the facts on the present session, to change them.
-    pub(crate) fn facts(&self) -> MutexGuard<'_, Option<SessionFacts>> {
-        self.session.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.session).clone()
     }
 
     pub(crate) fn serial(&self) -> [u8; 20] {

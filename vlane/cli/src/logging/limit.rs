@@ -11,12 +11,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, callsite};
 use tracing_subscriber::layer::{Context, Filter};
+use vlane_error::locked;
 
 /// Messages that one place may tell at once.
 const BURST: u32 = 100;
@@ -120,10 +121,6 @@ struct LeftOut {
 }
 
 impl Limit {
-    fn places(&self) -> MutexGuard<'_, HashMap<callsite::Identifier, Place>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// True if a message of a place is logged; it is counted otherwise.
     fn admits(
         &self,
@@ -132,7 +129,7 @@ impl Limit {
         now: Instant,
         example: impl FnOnce() -> String,
     ) -> bool {
-        let mut places = self.places();
+        let mut places = locked(&self.places);
         let place = places.entry(place).or_insert(Place { whole: now, left_out: None });
         let whole = place.whole.max(now) + REFILL;
         if whole <= now + BURST * REFILL {
@@ -151,14 +148,14 @@ impl Limit {
 
     /// Counts of the messages left out since the last look.
     fn take_left_out(&self) -> Vec<LeftOut> {
-        self.places().values_mut().filter_map(|place| place.left_out.take()).collect()
+        locked(&self.places).values_mut().filter_map(|place| place.left_out.take()).collect()
     }
 
     /// Waits until something is left out; says whether it is.
     fn leaves_out_within(&self, limit: Option<Duration>) -> bool {
         let is_all_told =
             |places: &mut HashMap<_, Place>| places.values().all(|place| place.left_out.is_none());
-        let places = self.places();
+        let places = locked(&self.places);
         let Some(limit) = limit else {
             drop(self.leaves_out.wait_while(places, is_all_told));
             return true;

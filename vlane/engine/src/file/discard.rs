@@ -7,9 +7,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use vlane_error::locked;
 use vlane_trace::storage::{Action, Clear};
 
 use super::Shared;
@@ -88,7 +89,7 @@ impl Discarder {
         (offset, len): (u64, u64),
         results: &Results,
     ) -> io::Result<()> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         if state.idle <= state.jobs.len() && state.threads < THREADS {
             let pool = Arc::clone(self);
             let builder = std::thread::Builder::new().name("discard".to_owned()).stack_size(STACK);
@@ -113,19 +114,14 @@ impl Discarder {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // This code never panics while it holds the mutex.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The work of a thread.
     fn work(&self) {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 run(job);
-                state = self.lock();
+                state = locked(&self.state);
                 continue;
             }
             state.idle += 1;

@@ -22,10 +22,11 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use crate::{LostWrite, Writeback};
+use vlane_error::locked;
 use vlane_io::system::sync_file_range;
 
 /// See the [module](self).
@@ -47,10 +48,7 @@ impl Durability {
 
     /// The witness, for the process that asks it from now on.
     pub(super) fn witness(&self) -> io::Result<Option<File>> {
-        let lock = |witness: &Mutex<File>| {
-            witness.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
-        };
-        self.witness.as_ref().map(lock).transpose()
+        self.witness.as_ref().map(|witness| locked(witness).try_clone()).transpose()
     }
 
     /// True if a write was lost. One load.
@@ -90,7 +88,7 @@ impl Durability {
     pub(super) fn ask(&self, during: Writeback) -> bool {
         if let Some(witness) = &self.witness {
             // Until the loss is noted: the system reports it to the witness once, too.
-            let witness = witness.lock().unwrap_or_else(PoisonError::into_inner);
+            let witness = locked(witness);
             if let Err(errno) = look(&witness) {
                 self.fail(errno, during);
             }

@@ -3,8 +3,10 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use vlane_error::locked;
 
 use super::round_robin::RoundRobin;
 use super::{self as model, ModelConfig, nanoseconds};
@@ -90,10 +92,6 @@ impl Queues {
         Queues { start: Instant::now(), state: Mutex::new(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn since_start(&self, time: Instant) -> u64 {
         nanoseconds(time.saturating_duration_since(self.start))
     }
@@ -145,7 +143,7 @@ impl Port {
     }
 
     fn on(thread: u64, queues: Arc<Queues>, slots: u16) -> Port {
-        let mut state = queues.lock();
+        let mut state = locked(&queues.state);
         let queue = state.sit(thread);
         let free = state.ports.iter().position(|lane| !lane.is_there);
         let number = free.unwrap_or_else(|| {
@@ -183,7 +181,7 @@ impl Port {
         change: impl FnOnce(&mut Port, &mut State),
     ) {
         let queues = Arc::clone(&self.queues);
-        let mut state = queues.lock();
+        let mut state = locked(&queues.state);
         // Read with the lock: times do not go back.
         let now = queues.since_start(now.unwrap_or_else(Instant::now));
         state.advance(now);
@@ -253,7 +251,7 @@ impl model::Port for Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        let mut state = self.queues.lock();
+        let mut state = locked(&self.queues.state);
         state.leave(self.queue);
         let lane = &mut state.ports[self.number];
         *lane = Lane { is_there: false, generation: lane.generation + 1, ..Lane::default() };
@@ -293,7 +291,7 @@ mod tests {
         assert_eq!(ports.iter().map(|port| port.queue).collect::<Vec<_>>(), [0, 0, 1]);
         ports[0].submit_from(8, Slot(0), false);
         assert_eq!((ports[0].queue, ports[1].queue), (1, 0));
-        assert_eq!(queues.lock().device.length(1), 1);
+        assert_eq!(locked(&queues.state).device.length(1), 1);
         // A queue without lanes and without requests is another thread's.
         drop(ports.remove(1));
         assert_eq!(Port::on(9, Arc::clone(&queues), 16).queue, 0);
@@ -347,7 +345,7 @@ mod tests {
             served[at].extend(due(&mut ports[at], deadline));
         }
         assert!(served.iter().all(|slots| slots.iter().copied().eq(0..20)), "{served:?}");
-        let end = queues.lock().device.next_end(|_| true);
+        let end = locked(&queues.state).device.next_end(|_| true);
         assert_eq!(end, None);
     }
 

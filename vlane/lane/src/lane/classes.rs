@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use vlane_engine::Class;
-use vlane_io::Uring;
+use vlane_io::{Instant, Uring};
 use vlane_policy::express::window::{LaneMessage, Nanos, Turn};
 use vlane_policy::express::{Each, Express, Ioprio, Mode, Turns, Window, inherits};
 use vlane_ring::{RequestKind, Slot};
@@ -23,6 +23,11 @@ const TIMED: u32 = 64;
 const TOLD: u64 = 8;
 /// The precision of the times at which classes were last seen.
 const SEEN_EVERY: Nanos = 5_000_000;
+/// An answer waits for others for this part of its request's time, and at most so long.
+const COALESCED: (u64, Nanos) = (8, 10_000_000);
+/// ... only while so many requests wait: with fewer, an answer would often be alone. And only
+/// while no more of the ring than this part is in use. The simulator's rings are small.
+const COALESCES: (usize, usize) = if cfg!(vlane_simulated) { (1, 1) } else { (16, 2) };
 
 /// In the time at which a request was begun: it is counted at the device in its class.
 const COUNTED: Nanos = 1;
@@ -57,6 +62,8 @@ pub(crate) struct LaneClasses {
     /// In this turn: begun, and answered since the last one.
     begun: u32,
     answered: u32,
+    /// When answers that wait for others are shown.
+    coalesced_until: Nanos,
     /// By slot: when a request was taken, and begun; zero: that was not looked at.
     taken_at: Box<[Nanos]>,
     begun_at: Box<[Nanos]>,
@@ -102,6 +109,7 @@ impl LaneClasses {
             told: 0,
             begun: 0,
             answered: 0,
+            coalesced_until: 0,
             taken_at: vec![0; slots.into()].into_boxed_slice(),
             begun_at: vec![0; slots.into()].into_boxed_slice(),
             clock: 0,
@@ -176,6 +184,7 @@ impl LaneClasses {
         self.is_mixed = is_mixed;
         self.at_device = [0, 0, u32::try_from(there).unwrap_or(u32::MAX)];
         self.begun_at.iter_mut().for_each(|begun| *begun &= !COUNTED);
+        self.taken_at.fill(0);
         let now = self.now();
         self.window.closes(now);
         self.turns = Turns::default();
@@ -260,11 +269,16 @@ impl Lane {
     /// A turn of a lane of a volume with classes.
     #[inline(never)]
     pub(super) fn serve_classes(&mut self, uring: &mut Uring, show_early: bool) -> bool {
+        let waits_few = self.waits_few(self.coalesced);
         if let Some(classes) = &mut self.classes {
             classes.is_stale = true;
             classes.timed = (classes.timed + 1) % TIMED;
             classes.follow(self.begun.requests - self.begun.others);
             self.tracks = classes.tracks();
+            if self.coalesced > 0 && (waits_few || classes.coalesced_until <= classes.now()) {
+                self.unshown += self.coalesced;
+                self.is_touched = true;
+            }
         }
         self.update_is_plain();
         let mut worked = self.serve_turn::<true>(uring, show_early);
@@ -397,10 +411,11 @@ impl Lane {
         classes.timed_there += 1;
     }
 
-    /// ... and has it no longer: it `is_answered`, or put back.
+    /// ... and has it no longer: it `is_answered`, or put back. Returns true if its answer waits
+    /// for others.
     #[inline(never)]
-    pub(super) fn leaves_device(&mut self, slot: Slot, is_answered: bool) {
-        let Some(classes) = &mut self.classes else { return };
+    pub(super) fn leaves_device(&mut self, slot: Slot, is_answered: bool) -> bool {
+        let Some(classes) = &mut self.classes else { return false };
         let (request, class) =
             (self.queue.request(slot), self.decisions[usize::from(slot.0)].class);
         let begun = std::mem::take(&mut classes.begun_at[usize::from(slot.0)]);
@@ -412,13 +427,13 @@ impl Lane {
             }
         }
         if begun == 0 {
-            return;
+            return false;
         }
         classes.timed_there -= 1;
         let now = classes.now();
         self.tracks = classes.tracks();
         if !is_answered {
-            return;
+            return false;
         }
         if class == Class::Express && now.saturating_sub(classes.seen[0]) > SEEN_EVERY {
             // The rest of its fsync comes from now on.
@@ -430,6 +445,52 @@ impl Lane {
         if let Some(lane) = classes.board.lane(classes.index) {
             lane.device(kind(class, request.priority().0), now.saturating_sub(begun));
         }
+        self.coalesces(slot, class, now)
+    }
+}
+
+/// Interrupts of reads that are not the foreground's. An interrupt takes CPU time from the guest.
+/// While requests wait for room at the device, an earlier answer brings none of them forward. So
+/// such answers wait for others, or for one of the foreground.
+impl Lane {
+    /// The answer to a request that leaves the device `now` waits for others. A write's does not:
+    /// an fsync of the foreground may wait for it.
+    fn coalesces(&mut self, slot: Slot, class: Class, now: Nanos) -> bool {
+        // The foreground's requests may wait in the guest for places in the ring.
+        let used = COALESCES.1 * (self.queue.in_flight() + self.coalesced);
+        if self.queue.request(slot).kind() != RequestKind::In
+            || class.is_foreground()
+            || self.draining.is_some()
+            || used > self.queue.config().size.into()
+            || self.waits_few(self.coalesced + 1)
+            || !self.orders()
+        {
+            return false;
+        }
+        let Some(classes) = &mut self.classes else { return false };
+        let taken = classes.taken_at[usize::from(slot.0)];
+        let until = now + (now.saturating_sub(taken) / COALESCED.0).min(COALESCED.1);
+        if self.coalesced == 0 || until < classes.coalesced_until {
+            classes.coalesced_until = until;
+        }
+        taken != 0
+    }
+
+    /// The device could lack requests soon, if the guest made none for so many answers.
+    fn waits_few(&self, answers: usize) -> bool {
+        self.ahead.requests < COALESCES.0.max(2 * answers)
+    }
+
+    /// When answers that wait for others are shown.
+    pub(super) fn coalescing_ends(&self) -> Option<Instant> {
+        let classes = self.classes.as_ref().filter(|_| self.coalesced > 0)?;
+        Some(classes.board.instant(classes.coalesced_until))
+    }
+
+    /// All answers are shown.
+    pub(crate) fn show_coalesced(&mut self) {
+        self.unshown += self.coalesced;
+        self.show();
     }
 }
 

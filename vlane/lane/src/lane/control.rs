@@ -317,6 +317,8 @@ impl Lane {
 
     #[cold]
     fn drained(&mut self) -> Settled {
+        // Its ring has all answers, for any next server.
+        self.show_coalesced();
         if let Some(Draining::Move(to)) = self.draining {
             return if self.queue.under_way() == 0 { Settled::Leaves(to) } else { Settled::Stays };
         }
@@ -334,7 +336,6 @@ impl Lane {
             Some(Draining::Hold) => {
                 // The end may not come, if another lane's storage hangs: the ring's next server
                 // finds it in order.
-                self.show();
                 self.queue.leave_place();
                 self.draining = Some(Draining::Hold);
                 Settled::Stays
@@ -346,7 +347,6 @@ impl Lane {
                 Settled::Stays
             }
             Some(Draining::Exit) => {
-                self.show();
                 self.store_counters();
                 Settled::Ends
             }
@@ -356,7 +356,6 @@ impl Lane {
     }
 
     fn stops(&mut self, reply: &Sender<Option<Stopped>>) -> Settled {
-        self.show();
         for slot in std::mem::take(&mut self.parked) {
             self.observers.put_back(slot);
         }

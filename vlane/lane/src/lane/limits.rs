@@ -64,11 +64,11 @@ impl Lane {
     }
 
     #[cold]
-    pub(super) fn deadline_with_limits(&self) -> Option<Instant> {
+    pub(super) fn first_deadline(&self) -> Option<Instant> {
         let channel = self.channel_deadline();
         // Without room, it is the storage that the lane waits for.
         let budget =
             self.limits.as_ref().filter(|_| self.may_begin()).and_then(|limits| limits.deadline());
-        channel.into_iter().chain(budget).min()
+        channel.into_iter().chain(budget).chain(self.coalescing_ends()).min()
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use vhost::vhost_user::message::VhostUserInflight;
 use vhost::vhost_user::{Error, Result};
 use vlane_error::describe;
+use vlane_error::locked;
 use vlane_memory::{DirtyLog, GuestMemory, Region, RegionSpec};
 
 use super::relay::Messages;
@@ -267,7 +268,7 @@ impl Session {
         refused: u32,
         silence: Option<&Silence<'_>>,
     ) -> Result<()> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         let has_spoken = silence.is_none();
         relief.hand_over(silence.and_then(Silence::waiting), &mut |descriptors| {
             state.rehearse()?;
@@ -302,11 +303,11 @@ impl Session {
         };
         let messages = messages.map_err(HandoverError::system("the session's messages"))?;
         let standing = Standing { number, peer: session.meet(number, &stream), refused };
-        session.lock().restore(handed, from).inspect_err(|_| {
+        locked(&session.state).restore(handed, from).inspect_err(|_| {
             // The front end sees the hang-up, even if another process holds its connection. Then
             // the volume has no front end.
             let _ = stream.shutdown(std::net::Shutdown::Both);
-            *volume.facts() = None;
+            *locked(&volume.session) = None;
         })?;
         Ok(Restored { session, stream, messages, standing })
     }

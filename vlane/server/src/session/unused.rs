@@ -1,7 +1,7 @@
 //! The reason why a front end left without using its volume: it cannot say so itself, and its guest
 //! waits for a disk in silence.
 
-use std::sync::PoisonError;
+use vlane_error::locked;
 
 use super::{Session, State};
 use crate::session_report;
@@ -30,7 +30,7 @@ impl Session {
     /// Tells why the front end left without using the volume: as a warning to each process once,
     /// since front ends try again for ever.
     pub(super) fn tell_unused(&self, number: u64, peer: Option<i32>) {
-        let Some(unused) = self.lock().unused() else { return };
+        let Some(unused) = locked(&self.state).unused() else { return };
         let (name, offered) = (&self.volume.config.name, self.volume.queues());
         let who = session_report::process(peer);
         let what = match unused {
@@ -55,7 +55,7 @@ impl Session {
                 }
             }
         };
-        let mut told = self.volume.told_unused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = locked(&self.volume.told_unused);
         if peer.is_none() || *told != Some((peer, unused)) {
             *told = Some((peer, unused));
             tracing::warn!("{name}: session {number}: {what}");

@@ -19,10 +19,11 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rtrb::{Consumer, RingBuffer};
+use vlane_error::locked;
 use vlane_policy::journal::Map;
 use vlane_policy::journal::bypass::{ByWay, Traffic};
 use vlane_policy::journal::layout::JournalLayout;
@@ -119,13 +120,9 @@ impl Desk {
         wake(&self.waker);
     }
 
-    fn answers(&self) -> MutexGuard<'_, Answers> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Wakes the thread, and waits until it has seen all that was done before; not for ever.
     fn ask(&self, what: impl FnOnce(&mut Answers)) -> JournalReport {
-        let mut answers = self.answers();
+        let mut answers = locked(&self.answers);
         answers.asked += 1;
         let asked = answers.asked;
         what(&mut answers);
@@ -173,7 +170,7 @@ impl Journal {
     /// For a new channel.
     pub(super) fn sense(&self) -> Sense {
         let (producer, consumer) = RingBuffer::new(ENTRIES);
-        let mut new = self.desk.new.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = locked(&self.desk.new);
         new.push(consumer);
         // A guest may start and stop its queues for ever: the thread frees abandoned rings.
         if new.len() >= MANY_RINGS {
@@ -190,7 +187,7 @@ impl Journal {
 
     /// Where journals lie, as far as the thread knows. For callers that wait for the device anyway.
     pub(super) fn map(&self) -> Arc<Map> {
-        Arc::clone(&self.desk.map.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&locked(&self.desk.map))
     }
 
     /// All written data is durable: the journal's part of it is dropped, before this returns.
@@ -216,7 +213,7 @@ impl Journal {
 
     /// The thread begins its next round after this.
     pub(super) fn without_thread(&self, what: impl FnOnce()) {
-        let answers = self.desk.answers();
+        let answers = locked(&self.desk.answers);
         what();
         drop(answers);
     }

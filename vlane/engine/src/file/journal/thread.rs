@@ -3,12 +3,13 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rtrb::Consumer;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use vlane_error::locked;
 use vlane_policy::journal::bypass::{ByWay, Bypass};
 use vlane_policy::journal::layout::JournalLayout;
 use vlane_policy::journal::{self, Evidence, FileSystem, Head};
@@ -135,7 +136,7 @@ impl Thread<'_> {
 
     fn round(&mut self) {
         let (asked, is_synced, layout) = {
-            let mut answers = self.desk.answers();
+            let mut answers = locked(&self.desk.answers);
             (answers.asked, std::mem::take(&mut answers.is_synced), answers.layout.take())
         };
         self.drain();
@@ -164,7 +165,7 @@ impl Thread<'_> {
             }
         }
         self.publish();
-        let mut answers = self.desk.answers();
+        let mut answers = locked(&self.desk.answers);
         if answers.asked > answers.answered {
             answers.report.journals = self.bypass.journals().to_vec();
             answers.report.traffic = self.bypass.traffic();
@@ -177,7 +178,7 @@ impl Thread<'_> {
 
     /// Shows the others where journals lie.
     fn publish(&self) {
-        let mut map = self.desk.map.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut map = locked(&self.desk.map);
         if !Arc::ptr_eq(&map, self.bypass.map()) {
             *map = Arc::clone(self.bypass.map());
             self.desk.map_changes.fetch_add(1, Ordering::Release);
@@ -186,7 +187,7 @@ impl Thread<'_> {
 
     /// Takes the channels' entries.
     fn drain(&mut self) {
-        let mut new = self.desk.new.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut new = locked(&self.desk.new);
         self.rings.extend(new.drain(..).map(|ring| (ring, Vec::new())));
         drop(new);
         let mut rings = std::mem::take(&mut self.rings);
