@@ -8,7 +8,7 @@
 
 use std::fmt::Arguments;
 use std::io::{self, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Why standard output did not take all of it.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
@@ -44,7 +44,7 @@ pub fn out(words: Arguments<'_>) {
     if let Err(error) = out.write_fmt(words).and_then(|()| out.flush())
         && error.kind() != io::ErrorKind::BrokenPipe
     {
-        FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        vlane_error::locked(&FAILURE).get_or_insert(error);
     }
 }
 
@@ -55,7 +55,7 @@ pub fn err(words: Arguments<'_>) {
 
 /// The failure of any of the above, but for a reader that is gone.
 pub fn finish() -> anyhow::Result<()> {
-    match FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    match vlane_error::locked(&FAILURE).take() {
         None => Ok(()),
         Some(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
     }

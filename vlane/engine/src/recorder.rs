@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::io::Write;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use vlane_ring::{Request, RequestKind};
@@ -66,7 +66,7 @@ impl StorageRecorder {
     /// # Errors
     /// When an entry could not be written: the record is worthless then.
     pub fn finish(&self) -> Result<(), vlane_trace::Error> {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = vlane_error::locked(&self.thread).take();
         let Some(thread) = thread else { return Ok(()) };
         // The thread counts them.
         self.tell(Entry::Complete { entries: 0 });

@@ -1,8 +1,8 @@
 //! Threads of a volume that the thread of a lane starts.
 
 use std::io;
+use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl Bounded {
 
     /// Waits for the end of a thread that was asked to end.
     pub(crate) fn join_for_a_while(&self) {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = vlane_error::locked(&self.ended);
         if ended.recv_timeout(END) == Err(RecvTimeoutError::Timeout) {
             tracing::debug!("the thread {} hangs, and is left alone", self.name);
         }

@@ -10,7 +10,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use io_uring::{opcode, squeue};
 use vlane_memory::{DirtyLog, GuestMemory};
@@ -370,7 +370,7 @@ impl Drop for InflightQueue {
             );
             // SAFETY: taken once, here, and not used again.
             let kept = unsafe { ManuallyDrop::take(&mut self.kept) };
-            LEFT.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+            vlane_error::locked(&LEFT).push(kept);
         }
     }
 }

@@ -3,6 +3,7 @@
 //! **completes** it.
 
 mod classes;
+mod coalescing;
 mod control;
 mod events;
 mod limits;

@@ -1,7 +1,7 @@
 //! Parts that all BPF programs here share: libbpf's messages, and the reason why a kernel refuses a
 //! program.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use libbpf_rs::{Object, ObjectBuilder, OpenObject, PrintLevel};
 
@@ -13,7 +13,7 @@ static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
 fn hear(level: PrintLevel, text: String) {
     if !matches!(level, PrintLevel::Debug) {
         tracing::debug!("libbpf: {}", text.trim_end());
-        let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut said = vlane_error::locked(&SAID);
         said.extend(text.lines().map(str::to_string));
         let surplus = said.len().saturating_sub(30);
         said.drain(..surplus);
@@ -29,7 +29,7 @@ pub fn load(
     object: &[u8],
     prepare: impl FnOnce(&mut OpenObject) -> Result<()>,
 ) -> Result<Object> {
-    SAID.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    vlane_error::locked(&SAID).clear();
     libbpf_rs::set_print(Some((PrintLevel::Info, hear)));
     // libelf wants it aligned; a vector is.
     let bytes = object.to_vec();
@@ -46,7 +46,7 @@ pub fn load(
 
 /// The error for a program that the kernel refused, with libbpf's last message on it.
 pub fn refused(whose: &str, what: &str, cause: libbpf_rs::Error) -> Error {
-    let said = SAID.lock().unwrap_or_else(PoisonError::into_inner).join("\n");
+    let said = vlane_error::locked(&SAID).join("\n");
     let kind = match cause.kind() {
         libbpf_rs::ErrorKind::PermissionDenied => ErrorKind::Permission,
         _ => ErrorKind::Unsupported,

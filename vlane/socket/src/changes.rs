@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 
@@ -70,7 +70,7 @@ impl Changes {
                 );
             }
         })?;
-        let mut watchers = hub.watchers();
+        let mut watchers = vlane_error::locked(&hub.watchers);
         let number = watchers.next;
         watchers.next += 1;
         watchers.by_number.insert(number, Watcher { watches: Vec::new(), tell: Arc::new(tell) });
@@ -84,7 +84,7 @@ impl Changes {
     /// The error of inotify_add_watch(2).
     pub fn watch(&self, path: &Path, events: WatchFlags) -> io::Result<()> {
         // Locked first: an event of it is dealt with after this.
-        let mut watchers = self.hub.watchers();
+        let mut watchers = vlane_error::locked(&self.hub.watchers);
         // The events of another watcher of the same file stay.
         let watch = inotify::add_watch(&self.hub.inotify, path, events | WatchFlags::MASK_ADD)?;
         if let Some(own) = watchers.by_number.get_mut(&self.number)
@@ -98,7 +98,7 @@ impl Changes {
 
 impl Drop for Changes {
     fn drop(&mut self) {
-        let mut watchers = self.hub.watchers();
+        let mut watchers = vlane_error::locked(&self.hub.watchers);
         let Some(gone) = watchers.by_number.remove(&self.number) else { return };
         for watch in gone.watches {
             if !watchers.by_number.values().any(|other| other.watches.contains(&watch)) {
@@ -110,7 +110,7 @@ impl Drop for Changes {
 
 impl Hub {
     fn of_process() -> io::Result<Arc<Hub>> {
-        let mut hub = HUB.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hub = vlane_error::locked(&HUB);
         if let Some(hub) = &*hub {
             return Ok(Arc::clone(hub));
         }
@@ -120,10 +120,6 @@ impl Hub {
         std::thread::Builder::new().name("changes".to_owned()).spawn(move || reader.read())?;
         *hub = Some(Arc::clone(&new));
         Ok(new)
-    }
-
-    fn watchers(&self) -> MutexGuard<'_, Watchers> {
-        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads events and reports them, as long as the process lives.
@@ -140,7 +136,7 @@ impl Hub {
             };
             let (watch, lost) = (event.wd(), event.events().contains(ReadFlags::QUEUE_OVERFLOW));
             let mut tells = Vec::new();
-            for watcher in self.watchers().by_number.values_mut() {
+            for watcher in vlane_error::locked(&self.watchers).by_number.values_mut() {
                 if lost || watcher.watches.contains(&watch) {
                     tells.push(Arc::clone(&watcher.tell));
                 }

@@ -1,7 +1,7 @@
 //! The BPF programs in the kernel: loading and attaching them, their input, and their reports.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, RingBuffer, RingBufferBuilder};
 
@@ -117,7 +117,7 @@ impl Program {
         let marks = map(&object, "marks")?;
         let mut builder = RingBufferBuilder::new();
         let take = move |bytes: &[u8]| {
-            into.lock().unwrap_or_else(PoisonError::into_inner).extend(mark(bytes));
+            vlane_error::locked(&into).extend(mark(bytes));
             0
         };
         builder.add(&marks, take).map_err(failed("no ring"))?;
@@ -135,7 +135,7 @@ impl Program {
     /// Takes the reports since the last time.
     pub(crate) fn take(&self, told: &mut Vec<VcpuReport>) -> Result<()> {
         self.ring.consume().map_err(failed("the programs' reports cannot be read"))?;
-        told.append(&mut self.taken.lock().unwrap_or_else(PoisonError::into_inner));
+        told.append(&mut vlane_error::locked(&self.taken));
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //! back, and at every end.
 
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -22,7 +22,7 @@ pub(super) fn watch(name: &str, image: Option<&Arc<FileEngine>>) -> Option<Chang
     let look = Arc::new(move || {
         let Some(image) = watched.upgrade() else { return };
         let now = image.astray();
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = vlane_error::locked(&told);
         match &now {
             Some(astray) if *told != now => tracing::warn!("{name}: {}", astray.in_words()),
             None if told.is_some() => tracing::info!("{name}: the image is at its path again"),

@@ -48,7 +48,7 @@ pub(super) fn thread(signals: SignalFd, means: Means) -> std::io::Result<()> {
                 return tracing::error!("can no longer wait for signals: {error}");
             }
             // Read and done as one: in between, no program takes over.
-            let mut turn = upgrade.turn();
+            let mut turn = vlane_error::locked(&upgrade.turn);
             let Ok(Some(signal)) = signals.read_signal() else { continue };
             match i32::try_from(signal.ssi_signo).map(Signal::try_from) {
                 // Neither may keep the other waiting: storage that hangs can make both wait for

@@ -61,7 +61,7 @@ impl Ending {
     /// The end has come this far; from now on the time of the stage counts.
     pub(super) fn enter(&self, next: Stage) {
         let (stage, changed) = &*self.stage;
-        let mut stage = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = vlane_error::locked(stage);
         // The end may come from two sides, and only goes forward.
         if stage.0 < next {
             *stage = (next, Instant::now());
@@ -99,14 +99,14 @@ impl Ending {
 
     fn wait_for_its_beginning(&self) {
         let (stage, changed) = &*self.stage;
-        let now = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = vlane_error::locked(stage);
         drop(changed.wait_while(now, |(stage, _)| *stage == Stage::Serving));
     }
 
     /// Waits for the end; the stage that took too long, if one did.
     fn wait(&self) -> Option<Stage> {
         let (stage, changed) = &*self.stage;
-        let mut now = stage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = vlane_error::locked(stage);
         loop {
             let (stage, since) = *now;
             now = match stage {

@@ -19,7 +19,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -190,7 +190,7 @@ struct Looking<'a>(&'a Upgrade);
 
 impl Drop for Looking<'_> {
     fn drop(&mut self) {
-        let mut turn = self.0.turn();
+        let mut turn = vlane_error::locked(&self.0.turn);
         turn.looks = turn.looks.saturating_sub(1);
     }
 }
@@ -215,7 +215,8 @@ pub(super) struct Belongings {
 pub(super) struct Upgrade {
     program: Program,
     belongings: Belongings,
-    turn: Mutex<Turn>,
+    /// Held while a signal is read and handled: the signal is lost with the process otherwise.
+    pub(super) turn: Mutex<Turn>,
     /// [`Turn::wanted`] was dealt with.
     over: Condvar,
     /// Readable while it is wanted.
@@ -238,12 +239,6 @@ impl Upgrade {
         Ok(Arc::new(Upgrade { program, belongings, turn, over: Condvar::new(), wanted }))
     }
 
-    /// The lock to hold while a signal is read and handled: the signal is lost with the process
-    /// otherwise.
-    pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// For a look at the image's size, which is over when the result is dropped.
     pub(super) fn looking(&self) -> impl Drop + '_ {
         Looking(self)
@@ -259,7 +254,7 @@ impl Upgrade {
                 if let Err(why) = upgrade.attempt() {
                     upgrade.complain(&why);
                 }
-                if !upgrade.turn().is_ending {
+                if !vlane_error::locked(&upgrade.turn).is_ending {
                     notify::ready(&upgrade.belongings.status);
                 }
             }
@@ -285,7 +280,7 @@ impl Upgrade {
         // Without enough of them no step below succeeds either, for a reason that says less.
         self.check_limit(0)?;
         let version = self.program.ask()?;
-        let mut turn = self.turn();
+        let mut turn = vlane_error::locked(&self.turn);
         if turn.is_ending {
             return Ok(());
         }
@@ -351,7 +346,7 @@ impl Successor for Upgrade {
         let _ = rustix::io::read(&self.wanted, &mut [0; 8]);
         // The reader of signals waits: a signal that comes now stays pending, for the program that
         // reads next.
-        let mut turn = self.turn();
+        let mut turn = vlane_error::locked(&self.turn);
         let Some(version) = turn.wanted.take() else { return };
         self.over.notify_all();
         if turn.is_ending {

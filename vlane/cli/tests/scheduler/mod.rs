@@ -9,6 +9,8 @@
 
 pub mod live;
 
+pub use live::PATIENCE;
+
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -16,8 +18,6 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use vlane_sched::sys::{self, Attr};
 
-/// Until something that must come is taken for missing: the machine may have a lot else to do.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Another user: `nobody`.
 pub const OTHER: u32 = 65534;
 

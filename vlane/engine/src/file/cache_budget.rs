@@ -11,7 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -175,7 +175,7 @@ struct Desk {
 
 impl Desk {
     fn report(&self) -> CacheReport {
-        *self.report.lock().unwrap_or_else(PoisonError::into_inner)
+        *vlane_error::locked(&self.report)
     }
 }
 
@@ -303,7 +303,7 @@ impl Keeper {
         // Pages that the guest reads stay above the budget, also without another look.
         self.is_over = excess > 0 && (left.1 > 0 || report.dirty > 0 || report.is_paused);
         self.tell(report);
-        *self.desk.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+        *vlane_error::locked(&self.desk.report) = report;
     }
 
     /// Logs the beginning and the end of a pause.

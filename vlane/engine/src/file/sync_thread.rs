@@ -47,7 +47,7 @@ impl SyncThread {
     /// # Errors
     /// When the system gives no thread.
     pub(super) fn start(&self, shared: &Arc<Shared>) -> Result<(), EngineError> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut thread = vlane_error::locked(&self.thread);
         if shared.read_only || shared.map.is_some() || thread.is_some() || cfg!(vlane_simulated) {
             return Ok(());
         }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use vlane_engine::Class;
-use vlane_io::{Instant, Uring};
+use vlane_io::Uring;
 use vlane_policy::express::window::{LaneMessage, Nanos, Turn};
 use vlane_policy::express::{Each, Express, Ioprio, Mode, Turns, Window, inherits};
 use vlane_ring::{RequestKind, Slot};
@@ -23,11 +23,6 @@ const TIMED: u32 = 64;
 const TOLD: u64 = 8;
 /// The precision of the times at which classes were last seen.
 const SEEN_EVERY: Nanos = 5_000_000;
-/// An answer waits for others for this part of its request's time, and at most so long.
-const COALESCED: (u64, Nanos) = (8, 10_000_000);
-/// ... only while so many requests wait: with fewer, an answer would often be alone. And only
-/// while no more of the ring than this part is in use. The simulator's rings are small.
-const COALESCES: (usize, usize) = if cfg!(vlane_simulated) { (1, 1) } else { (16, 2) };
 
 /// In the time at which a request was begun: it is counted at the device in its class.
 const COUNTED: Nanos = 1;
@@ -35,7 +30,7 @@ const COUNTED: Nanos = 1;
 /// A lane's part in its volume's classes.
 pub(crate) struct LaneClasses {
     express: Express,
-    board: Arc<ClassBoard>,
+    pub(super) board: Arc<ClassBoard>,
     index: usize,
     /// The present run of requests of one priority: where they are counted, and how many of this
     /// turn came before it.
@@ -63,9 +58,9 @@ pub(crate) struct LaneClasses {
     begun: u32,
     answered: u32,
     /// When answers that wait for others are shown.
-    coalesced_until: Nanos,
+    pub(super) coalesced_until: Nanos,
     /// By slot: when a request was taken, and begun; zero: that was not looked at.
-    taken_at: Box<[Nanos]>,
+    pub(super) taken_at: Box<[Nanos]>,
     begun_at: Box<[Nanos]>,
     /// Read once per turn, and once for the answers between two turns.
     clock: Nanos,
@@ -446,51 +441,6 @@ impl Lane {
             lane.device(kind(class, request.priority().0), now.saturating_sub(begun));
         }
         self.coalesces(slot, class, now)
-    }
-}
-
-/// Interrupts of reads that are not the foreground's. An interrupt takes CPU time from the guest.
-/// While requests wait for room at the device, an earlier answer brings none of them forward. So
-/// such answers wait for others, or for one of the foreground.
-impl Lane {
-    /// The answer to a request that leaves the device `now` waits for others. A write's does not:
-    /// an fsync of the foreground may wait for it.
-    fn coalesces(&mut self, slot: Slot, class: Class, now: Nanos) -> bool {
-        // The foreground's requests may wait in the guest for places in the ring.
-        let used = COALESCES.1 * (self.queue.in_flight() + self.coalesced);
-        if self.queue.request(slot).kind() != RequestKind::In
-            || class.is_foreground()
-            || self.draining.is_some()
-            || used > self.queue.config().size.into()
-            || self.waits_few(self.coalesced + 1)
-            || !self.orders()
-        {
-            return false;
-        }
-        let Some(classes) = &mut self.classes else { return false };
-        let taken = classes.taken_at[usize::from(slot.0)];
-        let until = now + (now.saturating_sub(taken) / COALESCED.0).min(COALESCED.1);
-        if self.coalesced == 0 || until < classes.coalesced_until {
-            classes.coalesced_until = until;
-        }
-        taken != 0
-    }
-
-    /// The device could lack requests soon, if the guest made none for so many answers.
-    fn waits_few(&self, answers: usize) -> bool {
-        self.ahead.requests < COALESCES.0.max(2 * answers)
-    }
-
-    /// When answers that wait for others are shown.
-    pub(super) fn coalescing_ends(&self) -> Option<Instant> {
-        let classes = self.classes.as_ref().filter(|_| self.coalesced > 0)?;
-        Some(classes.board.instant(classes.coalesced_until))
-    }
-
-    /// All answers are shown.
-    pub(crate) fn show_coalesced(&mut self) {
-        self.unshown += self.coalesced;
-        self.show();
     }
 }
 

@@ -1,7 +1,7 @@
 //! A channel's side: reports its writes to the journal thread.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use rtrb::Producer;
 use vlane_policy::journal::Map;
@@ -49,7 +49,7 @@ impl Sense {
         let changes = self.desk.map_changes.load(Ordering::Acquire);
         if changes != self.map.0 {
             // Once for each change: the thread holds the lock for a comparison and a store.
-            let map = self.desk.map.lock().unwrap_or_else(PoisonError::into_inner);
+            let map = vlane_error::locked(&self.desk.map);
             self.map = (changes, Arc::clone(&map));
         }
         request.sector().checked_mul(SECTOR).is_some_and(|offset| self.map.1.at(offset).is_some())
