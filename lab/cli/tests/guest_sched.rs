@@ -13,6 +13,7 @@ use common::{LIMIT, QemuBed, UmlBed, Volume, finished, one_at_a_time, stop};
 use vlane_guest::Guest;
 use vlane_sched::discover::{self, Machine};
 use vlane_sched::link::{Link, Notice, Registered};
+use vlane_sched::sys::Class;
 use vlane_sched::{Classes, ErrorKind, Mark, now};
 
 /// The scheduler's socket beside a volume, and the option that names it to `vlane serve`.
@@ -241,6 +242,16 @@ read -r go
     stop(backend);
 }
 
+/// The scheduling classes of a back end's lane threads.
+fn lane_classes(backend: u32) -> Vec<Class> {
+    let tasks = std::fs::read_dir(format!("/proc/{backend}/task")).unwrap();
+    let tids = tasks.map(|task| task.unwrap().file_name().into_string().unwrap());
+    let name = |tid: &str| std::fs::read_to_string(format!("/proc/{backend}/task/{tid}/comm"));
+    tids.filter(|tid| name(tid).is_ok_and(|name| name.starts_with("lane-")))
+        .map(|tid| vlane_sched::sys::get(tid.parse().unwrap()).unwrap().class)
+        .collect()
+}
+
 /// The complete setup of a user: the scheduler is a process of its own, and has no information
 /// about the guest.
 #[test]
@@ -280,20 +291,18 @@ kill $hog
     guest.wait_result("read", LIMIT).unwrap();
     let pid = guest.id();
     let tids = discover::vcpus_of(pid).unwrap().remove(0).tids;
+    // Its lane carries the completions.
+    until(|| lane_classes(backend.id()), |classes| classes[..] == [Class::RoundRobin]);
     let stopped = scheduler.stop(common::STOP).unwrap();
     assert!(stopped.status.success(), "{}", stopped.log);
+    assert_eq!(lane_classes(backend.id()), [Class::Other]);
     for tid in tids {
         // A task of the guest's that has ended meanwhile is scheduled no more.
         let is = match vlane_sched::sys::get(tid) {
             Err(error) if tid != pid && error.raw_os_error() == Some(libc::ESRCH) => continue,
             is => is.unwrap(),
         };
-        assert_eq!(
-            (is.class, is.nice),
-            (vlane_sched::sys::Class::Other, 0),
-            "thread {tid}: {}",
-            stopped.log
-        );
+        assert_eq!((is.class, is.nice), (Class::Other, 0), "thread {tid}: {}", stopped.log);
     }
     let state = stopped
         .log

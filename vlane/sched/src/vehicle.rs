@@ -64,6 +64,17 @@ pub trait Vehicle: Send {
     /// The system refuses.
     fn remove(&mut self, id: VcpuId) -> Result<()>;
 
+    /// A back end has these storage threads, and no others: they carry the completions of the
+    /// machine `vm`, which pays for them. A vehicle may put them before vCPUs.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses; the others of them are taken all the same.
+    fn storage(&mut self, back_end: &VcpuThreads, vm: u32) -> Result<()> {
+        let _ = (back_end, vm);
+        Ok(())
+    }
+
     /// An I/O of the vCPU has completed at `now`: boosts it, if the policy says so.
     ///
     /// # Errors

@@ -410,3 +410,73 @@ fn accounting_time_is_charged_to_machine() {
         vehicle.budgets()
     );
 }
+
+/// The back end's threads, for the vehicle.
+fn back_end(tids: &[u32]) -> VcpuThreads {
+    VcpuThreads { name: "back end".into(), ..vcpu(tids) }
+}
+
+#[test]
+fn storage_thread_is_real_time_until_let_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut vehicle) = vehicle(dir.path()) else { return };
+    let (one, two, of_guest) = (Sleeper::new(), Sleeper::new(), Sleeper::new());
+    let nice = Attr { nice: 3, ..sys::get(two.tid).unwrap() };
+    sys::set(two.tid, &nice).unwrap();
+    vehicle.add(&vcpu(&[of_guest.tid]), Claim::of(1)).unwrap();
+    let classes = || [&one, &two, &of_guest].map(Sleeper::class);
+    let (ordinary, raised) = (Class::Other, Class::RoundRobin);
+    // A vCPU's thread keeps its role.
+    vehicle.storage(&back_end(&[one.tid, two.tid, of_guest.tid]), 1).unwrap();
+    assert_eq!(classes(), [raised, raised, ordinary]);
+    vehicle.storage(&back_end(&[two.tid]), 1).unwrap();
+    assert_eq!(classes(), [ordinary, raised, ordinary]);
+    vehicle.storage(&back_end(&[]), 1).unwrap();
+    assert_eq!(classes(), [ordinary; 3]);
+    assert_eq!(sys::get(two.tid).unwrap(), nice);
+    // Also at the scheduler's end.
+    vehicle.storage(&back_end(&[one.tid]), 1).unwrap();
+    assert_eq!(classes(), [raised, ordinary, ordinary]);
+    drop(vehicle);
+    assert_eq!(classes(), [ordinary; 3]);
+}
+
+/// A thread that computes all the time, until it is dropped.
+struct Spinner(Sleeper);
+
+impl Spinner {
+    fn new() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (tell, told) = channel();
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
+            while !stopped.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        Self(Sleeper { tid: told.recv().unwrap(), stop, thread: Some(thread) })
+    }
+}
+
+/// It is ordinary while its machine's budget is used up, and not for longer.
+#[test]
+fn computing_storage_thread_keeps_within_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut vehicle) = vehicle(dir.path()) else { return };
+    // The spinner would come before this thread, the daemon's part.
+    Daemon::raise().unwrap();
+    let spinner = Spinner::new();
+    vehicle.storage(&back_end(&[spinner.0.tid]), 1).unwrap();
+    let (begin, mut changes, mut last) = (Instant::now(), 0, Class::RoundRobin);
+    while changes < 4 {
+        vehicle.tick(monotonic_ns()).unwrap();
+        let class = spinner.0.class();
+        changes += u32::from(class != last);
+        last = class;
+        assert!(begin.elapsed() < PATIENCE, "{changes} changes of {class:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let lowered = vehicle.counters().into_iter().find(|one| one.name == "storage_lowered");
+    assert!(lowered.unwrap().value >= 2);
+}

@@ -121,6 +121,11 @@ pub struct RunArgs {
     /// How to hold back a vCPU that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
+    /// Leave the storage threads of vlane's back ends as they are
+    ///
+    /// Otherwise the lanes of the machines' back ends are real-time, within the same budgets.
+    #[arg(long)]
+    leave_storage_threads: bool,
     /// TOML file with all of this and the policy's parameters
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -291,6 +296,9 @@ impl RunArgs {
             );
         }
         let mut backends = Backends::new(link, completions, Box::new(claims))?;
+        if self.leave_storage_threads {
+            backends.leave_storage_threads();
+        }
         for process in expected {
             backends.expect(process);
         }

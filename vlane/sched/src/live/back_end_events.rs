@@ -129,7 +129,10 @@ impl BackEndEvents {
                 Order::Gone(session) => self.boards.remove(session),
                 Order::Lanes(lanes) => self.lanes = lanes,
                 Order::Mark(mark, threads) => {
-                    if let Mark::Joined { token, .. } | Mark::Changed { token, .. } = mark {
+                    if let Mark::Joined { token, .. }
+                    | Mark::Changed { token, .. }
+                    | Mark::Storage { token, .. } = mark
+                    {
                         joins += 1;
                         self.opened.push((token, threads));
                     }

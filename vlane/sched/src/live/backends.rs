@@ -20,6 +20,7 @@ use super::back_end_events::{BackEndEvents, Order, Orders};
 use super::foreground::Foreground;
 use super::source::Mark;
 use super::state::Completions;
+use super::storage_threads::StorageThreads;
 use crate::discover::{self, Machine};
 use crate::link::{Link, Notice, Registered, Registrar, SessionId};
 use crate::realtime::monotonic_ns;
@@ -86,6 +87,8 @@ pub struct Backends {
     foregrounds: HashMap<SessionId, Foreground>,
     claims: Claims,
     machines: BTreeMap<ProcessId, Tracked>,
+    /// The storage threads of back ends; none: they are left as they are.
+    storage: Option<StorageThreads>,
     /// The token of each lane's marks.
     lanes: HashMap<(SessionId, u16), u64>,
     /// As the loop has it.
@@ -126,6 +129,7 @@ impl Backends {
             foregrounds: HashMap::new(),
             claims,
             machines: BTreeMap::new(),
+            storage: Some(StorageThreads::default()),
             lanes: HashMap::new(),
             sent_lanes: HashMap::new(),
             joined: HashMap::new(),
@@ -274,6 +278,11 @@ impl Backends {
                     return;
                 }
             }
+            Mark::Storage { token, back_end, .. } => {
+                if let Some(storage) = &mut self.storage {
+                    threads = storage.open(*token, back_end);
+                }
+            }
             Mark::Event { .. } | Mark::Served { .. } => {}
         }
         self.orders.send(Order::Mark(mark, threads));
@@ -299,6 +308,11 @@ impl Backends {
     /// Keeps the watcher of eventfds from reporting these back ends' events too.
     pub fn silence(&mut self, silence: Box<dyn Silence>) {
         self.silence = Some(silence);
+    }
+
+    /// Leaves the storage threads of back ends as they are.
+    pub fn leave_storage_threads(&mut self) {
+        self.storage = None;
     }
 
     /// Schedules the vCPUs of a machine that no back end has brought (yet).
@@ -349,6 +363,7 @@ impl Backends {
             }
             Notice::Left { session, why } => {
                 self.let_go(session);
+                let mut back_end = None;
                 for tracked in self.machines.values_mut() {
                     if let Some(at) =
                         tracked.sessions.iter().position(|known| known.session == session)
@@ -357,6 +372,7 @@ impl Backends {
                         // process ends.
                         let left = tracked.sessions.remove(at);
                         tracing::info!("{}: {why}", left.name);
+                        back_end = Some(left.backend);
                         let others =
                             tracked.sessions.iter().any(|other| other.backend == left.backend);
                         if let Some(silence) = self.silence.as_ref().filter(|_| !others) {
@@ -364,9 +380,38 @@ impl Backends {
                         }
                     }
                 }
+                marks.extend(back_end.and_then(|back_end| self.forget_storage(back_end)));
             }
             Notice::Refused { why } => tracing::warn!("a back end was refused: {why}"),
         }
+    }
+
+    /// Looks at the storage threads of a machine's back ends.
+    fn look_at_storage(&mut self, process: ProcessId, marks: &mut Vec<Mark>) {
+        let (Some(storage), Some(tracked)) = (&mut self.storage, self.machines.get(&process))
+        else {
+            return;
+        };
+        let back_ends: BTreeSet<u32> =
+            tracked.sessions.iter().map(|registered| registered.backend).collect();
+        for back_end in back_ends {
+            let next = &mut self.next_token;
+            let token = || {
+                *next += 1;
+                *next - 1
+            };
+            let vm = (self.claims)(process).vm;
+            marks.extend(storage.look(back_end, vm, monotonic_ns(), token));
+        }
+    }
+
+    /// The mark that lets a back end's storage threads go, if it serves nobody any more.
+    fn forget_storage(&mut self, back_end: u32) -> Option<Mark> {
+        let mut sessions = self.machines.values().flat_map(|tracked| &tracked.sessions);
+        if sessions.any(|registered| registered.backend == back_end) {
+            return None;
+        }
+        self.storage.as_mut()?.forget(back_end)
     }
 
     fn let_go(&mut self, session: SessionId) {
@@ -407,6 +452,7 @@ impl Backends {
                 let every = tracked.machine.as_ref().map(Machine::look_every).unwrap_or_default();
                 tracked.look_at = now + u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
                 self.name_vcpus(process, marks);
+                self.look_at_storage(process, marks);
             }
             Err(error) if error.kind() == ErrorKind::Gone => {
                 tracing::info!("{}", describe(&error));
@@ -418,6 +464,7 @@ impl Backends {
                     }
                     self.registrar.dismiss(registered.session);
                     self.let_go(registered.session);
+                    marks.extend(self.forget_storage(registered.backend));
                 }
             }
             Err(error) => {
@@ -495,7 +542,7 @@ fn user_of(pid: u32) -> Option<u32> {
 
 /// A vCPU's threads, opened and taken for this scheduler; those that are `known` already as they
 /// are.
-fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>> {
+pub(super) fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>> {
     let mut opened = Vec::with_capacity(vcpu.tids.len());
     for &tid in &vcpu.tids {
         if let Some(thread) = known.iter().find(|thread| thread.tid() == tid && !thread.has_ended())

@@ -13,6 +13,7 @@ mod retries;
 pub mod socket;
 pub mod source;
 pub mod state;
+mod storage_threads;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -421,9 +422,12 @@ impl Daemon {
         let now = monotonic_ns();
         let known = |token: u64| self.tokens.get(&(source, token)).copied();
         let opened = match (&mark, self.sources.get_mut(source)) {
-            (Mark::Joined { token, .. } | Mark::Changed { token, .. }, Some(Some(source))) => {
-                source.opened(*token)
-            }
+            (
+                Mark::Joined { token, .. }
+                | Mark::Changed { token, .. }
+                | Mark::Storage { token, .. },
+                Some(Some(source)),
+            ) => source.opened(*token),
             _ => Vec::new(),
         };
         match mark {
@@ -462,6 +466,12 @@ impl Daemon {
                 let claim = self.joins.forget(source, token).and_then(|join| join.claim);
                 self.join(Join { source, token, vcpu, claim }, opened);
                 Ok(())
+            }
+            Mark::Storage { back_end, vm, .. } => {
+                self.vehicle.bring(&opened);
+                let done = self.vehicle.storage(&back_end, vm);
+                self.vehicle.bring(&[]);
+                done
             }
             Mark::Left { token } => {
                 let known = known(token);

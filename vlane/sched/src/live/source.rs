@@ -36,6 +36,15 @@ pub enum Mark {
         /// The vCPU.
         token: u64,
     },
+    /// A back end's storage threads are these now; none: it is to be let go.
+    Storage {
+        /// Its token, which no vCPU has.
+        token: u64,
+        /// The back end's process, and its threads.
+        back_end: VcpuThreads,
+        /// The machine that pays for them.
+        vm: u32,
+    },
     /// An I/O of it has completed.
     Event {
         /// The vCPU.

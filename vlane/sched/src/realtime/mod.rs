@@ -12,6 +12,7 @@ pub mod guard;
 mod held;
 mod payers;
 pub mod repair;
+mod storage;
 pub mod table;
 mod take;
 mod trusted;
@@ -20,6 +21,7 @@ pub use self::payers::Shares;
 /// The system's time in which all times here are counted, ns.
 pub use vlane_hint::now as monotonic_ns;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -34,6 +36,7 @@ use self::budget::Budget;
 use self::guard::{Guard, GuardCommand};
 use self::held::{Groups, VcpuGroups};
 use self::payers::{Payer, Payers};
+use self::storage::Storage;
 use self::table::Table;
 use self::take::refused;
 use crate::adopt;
@@ -180,6 +183,10 @@ pub struct Counts {
     pub handled_ns: u64,
     /// Times that a thread was scheduled in another way.
     pub changes: u64,
+    /// Real-time CPU time of storage threads, ns.
+    pub storage_ns: u64,
+    /// Times that a back end's storage threads became ordinary, because a budget was used up.
+    pub storage_lowered: u64,
 }
 
 /// The vehicle.
@@ -207,6 +214,10 @@ pub struct RealTime {
     default_slice_ns: u64,
     /// Threads without a vCPU that could not be restored: retried with the accounting.
     strays: Vec<Member>,
+    /// The storage threads of back ends, by process.
+    storage: BTreeMap<u32, Storage>,
+    /// The guard's interventions that were followed.
+    interventions: u64,
     groups: Groups,
     counts: Counts,
 }
@@ -277,6 +288,8 @@ impl RealTime {
             pool_ns: 0,
             default_slice_ns,
             strays: Vec::new(),
+            storage: BTreeMap::new(),
+            interventions: 0,
             groups: Groups::default(),
             counts: Counts::default(),
         })
@@ -479,6 +492,7 @@ impl RealTime {
     /// Every thread as it was; accounts stay.
     fn restore_all(&mut self) -> Result<()> {
         let mut result = Ok(());
+        self.lower_storage();
         self.boosted.clear();
         for id in self.places() {
             let Ok(managed) = self.managed(id) else { continue };
@@ -540,6 +554,7 @@ impl RealTime {
         }
         let pool = std::mem::take(&mut self.pool_ns);
         self.book.account_all(now, pool);
+        self.account_storage(now);
         self.payers.tidy(now);
         if self.settings.hold_back == HoldBack::Never || self.guard.is_none() {
             return;
@@ -662,6 +677,10 @@ impl Vehicle for RealTime {
         result
     }
 
+    fn storage(&mut self, back_end: &VcpuThreads, vm: u32) -> Result<()> {
+        self.set_storage(back_end, vm, monotonic_ns())
+    }
+
     fn event(&mut self, id: VcpuId, now: u64) -> Result<Decision> {
         self.for_vcpu(id, |this| this.decide(id, now))
     }
@@ -746,6 +765,8 @@ impl Vehicle for RealTime {
             Counter { name: "boosted_ns", value: counts.boosted_ns },
             Counter { name: "handled_ns", value: counts.handled_ns },
             Counter { name: "thread_changes", value: counts.changes },
+            Counter { name: "storage_ns", value: counts.storage_ns },
+            Counter { name: "storage_lowered", value: counts.storage_lowered },
         ]
     }
 }
@@ -757,6 +778,7 @@ impl Drop for RealTime {
                 tracing::error!("{}", describe(&error));
             }
         }
+        self.drop_storage();
         // Threads and groups that cannot be restored stay in the table, for the guard.
         self.even_out();
         self.hold_groups(monotonic_ns());

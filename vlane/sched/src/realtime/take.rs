@@ -45,6 +45,10 @@ impl RealTime {
     /// Takes one thread: written down, then tried.
     pub(super) fn take(&mut self, vcpu: &VcpuThreads, tid: u32) -> Result<Member> {
         let name = &vcpu.name;
+        if self.has_thread(tid) {
+            let text = format!("{name}: thread {tid} is scheduled already");
+            return Err(Error::new(ErrorKind::LeftAlone, text));
+        }
         let brought = self.brought.iter().find(|thread| thread.tid() == tid).map(Arc::clone);
         let thread = match brought {
             Some(thread) => adopt::checked(vcpu, &thread).map(|()| thread)?,
