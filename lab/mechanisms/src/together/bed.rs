@@ -153,13 +153,15 @@ impl<'a> Bed<'a> {
             used.roles.iter().map(|role| role.cpu.as_secs_f64() / seconds).collect();
         let scheduled = scheduler.as_ref().and_then(|_| cpus.get(2 + self.others.len()));
         let scheduled = scheduled.copied().unwrap_or(0.0);
+        let others_cpus = cpus.iter().skip(2).take(self.others.len()).sum();
         let boosts = scheduler.map(|running| self.boosts(&running.stop(END)?.log)).transpose()?;
         Ok(Sample {
             done,
             back_end_us: cpus[0] * 1e6,
             guest_cpus: cpus[1],
             scheduler_us: scheduled * 1e6,
-            others_cpus: cpus.iter().skip(2).take(self.others.len()).sum(),
+            others_cpus,
+            others_due_cpus: due(self.others.len(), cpus[1] + others_cpus + scheduled),
             requests: (later.1 - earlier.1) / seconds,
             interrupts: (later.2 - earlier.2) / seconds,
             boosts: boosts.unwrap_or(0.0),
@@ -203,6 +205,11 @@ impl Served {
         let bytes = file.metadata().map_or(0, |meta| meta.len());
         (count(&(0..bytes)), self.journal.iter().map(count).sum())
     }
+}
+
+/// The part of all CPU time that is due to so many other guests, which have one vCPU each.
+fn due(others: usize, all: f64) -> f64 {
+    all * others as f64 / (others as f64 + f64::from(VCPUS))
 }
 
 /// A whole process.
@@ -261,6 +268,11 @@ mod tests {
         assert_eq!(outside(std::slice::from_ref(&(70..90)), 100), 0..70);
         assert_eq!(outside(&[60..75, 20..30], 100), 30..60);
         assert_eq!(outside(&[], 100), 0..100);
+    }
+
+    #[test]
+    fn each_vcpu_is_due_as_much() {
+        assert_eq!((due(2, 2.0), due(1, 1.5), due(0, 2.0)), (1.0, 0.5, 0.0));
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //! | condition | in the guest | the back end | the host |
 //! |---|---|---|---|
 //! | nothing | nothing | one queue, one thread, the host's page cache | its own scheduler |
-//! | lanes | nothing | a queue and a thread for each vCPU | the same |
+//! | lanes | nothing | a queue for each vCPU, as many threads as pay | the same |
 //! | pdc | nothing | the journal kept out of the host's page cache | the same |
 //! | express | `vlane-fg` raises the foreground | express requests first, to the shortest queue | the same |
 //! | loans | nothing | tells of completions | `vlane sched run` |
@@ -129,7 +129,7 @@ impl Condition {
         Self { name: "all", lanes: true, pdc: true, express: true, loans: true },
     ];
 
-    /// Queues of the disk, and threads of its back end.
+    /// Queues of the disk.
     fn queues(self) -> u16 {
         if self.lanes { VCPUS } else { 1 }
     }
@@ -137,12 +137,13 @@ impl Condition {
     /// Words of `vlane serve` for an image; `sched` is where a scheduler listens.
     fn serve(self, image: &Path, model: Model, sched: &Path) -> Vec<String> {
         let (image, queues) = (image.display().to_string(), self.queues().to_string());
+        let threads = if self.lanes { "auto" } else { "1" };
         let cache = if self.pdc { "pdc" } else { "writeback" };
         let classes = if self.express { "on" } else { "off" };
         let sched =
             if self.loans { format!("--sched={}", sched.display()) } else { "--sched=off".into() };
         let mut words = [&image, "--format", "raw"].map(str::to_owned).to_vec();
-        words.extend(["--queues", &queues, "--threads", &queues].map(str::to_owned));
+        words.extend(["--queues", &queues, "--threads", threads].map(str::to_owned));
         words.extend(["--cache", cache, "--classes", classes, &sched].map(str::to_owned));
         words.extend(model.options());
         words
@@ -167,6 +168,8 @@ struct Sample {
     guest_cpus: f64,
     /// CPU time of all other guests, per second: CPUs.
     others_cpus: f64,
+    /// What their weights entitle them to, of all guests' CPU time and the scheduler's: CPUs.
+    others_due_cpus: f64,
     /// CPU time of the back end, us per second.
     back_end_us: f64,
     /// Its requests, per second.
@@ -268,7 +271,7 @@ mod tests {
     #[test]
     fn each_arm_differs_by_one_switch() {
         let switches = [
-            ("lanes", "--queues 1 --threads 1", "--queues 2 --threads 2"),
+            ("lanes", "--queues 1 --threads 1", "--queues 2 --threads auto"),
             ("pdc", "--cache writeback", "--cache pdc"),
             ("express", "--classes off", "--classes on"),
             ("loans", "--sched=off", "--sched=sched"),

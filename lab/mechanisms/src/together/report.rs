@@ -53,6 +53,9 @@ fn lose() -> Vec<Figure<'static, Sample>> {
         Figure::new("compute", "/s", |s: &Sample| s.done.computed),
         Figure::new("other guests", "CPUs", |s: &Sample| s.others_cpus),
         Figure::new("the guest's own CPU time", "CPUs", |s: &Sample| s.guest_cpus),
+        Figure::new("other guests beyond their share", "CPUs", |s: &Sample| {
+            s.others_cpus - s.others_due_cpus
+        }),
     ]
 }
 
@@ -168,7 +171,8 @@ impl Shown {
         let mut report = experiment::report(self, &[place], empty);
         let lost = "Readers: all of them together. Compute: what the guest's own processes, one \
                     for each vCPU, computed, in turns of a thousand steps. Other guests: the CPU \
-                    time of those that only compute, which is their progress.";
+                    time of those that only compute, which is their progress. Their share is by \
+                    their weights, of the CPU time of all guests and of the scheduler.";
         let paid = "Back end: its CPU time, also for each request. Interrupts: those that the \
                     guest gets. Scheduler: the CPU time of `vlane sched run`. Pages: of the disk's \
                     image, and of the journal in it, in the host's page cache at the end of the \
