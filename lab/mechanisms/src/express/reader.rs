@@ -21,9 +21,9 @@ const ALIGN: usize = 4096;
 /// Run the foreground program of `express guests` or `express fsync` inside the guest
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Disk, or with --sync a new file
+    /// Disk, or with --sync a disk or a new file
     disk: PathBuf,
-    /// Append blocks to the file, each with an fsync, instead of reading
+    /// Write blocks one after the other, each with an fsync, instead of reading
     #[arg(long)]
     sync: bool,
     /// Time from the begin of a read or write to that of the next one, unless it takes longer
@@ -59,6 +59,7 @@ pub fn run(options: &Options) -> Result<()> {
         let text = format!("{}: smaller than {BLOCK} bytes", options.disk.display());
         return ErrorKind::Invalid.fail(text);
     }
+    file.rewind().at(&options.disk, "cannot be read or written")?;
     let mut memory = vec![0; BLOCK as usize + ALIGN];
     let from = memory.as_ptr().align_offset(ALIGN);
     let buffer = &mut memory[from..from + BLOCK as usize];

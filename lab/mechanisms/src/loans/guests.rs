@@ -21,7 +21,7 @@ use vlane_error::counted;
 use vlane_guest::Initramfs;
 use vlane_policy::loan::Policy;
 use vlane_policy::loan::units::DEFAULT_WEIGHT;
-use vlane_trace::{PriorityClass, Record};
+use vlane_trace::{PriorityClass, Record, RequestKind};
 
 use super::bed::{self, Bed};
 use super::figures::{EXPRESS, LIVE, Seen};
@@ -73,7 +73,7 @@ while read -r disk; do
     echo none >/sys/block/$disk/queue/scheduler
     rm -f /tmp/use-*
     # One may be about to start when the others are ended.
-    killall dd 2>/dev/null; sleep 1; killall dd 2>/dev/null
+    killall dd vlane 2>/dev/null; sleep 1; killall dd vlane 2>/dev/null
     >/tmp/use-$disk
     i=0
     while [ $i -lt @READERS@ ]; do
@@ -81,14 +81,69 @@ while read -r disk; do
         i=$((i + 1))
     done
     disk=$disk chrt -f 1 sh -c 'while [ -e /tmp/use-$disk ]; do
-        ionice -c 2 -n 0 dd if=/dev/$disk of=/dev/null bs=4k iflag=direct 2>/dev/null
+        ionice -c 2 -n 0 @FOREGROUND@
     done' &
     n=$((n + 1))
     echo RESULT load$n=1
 done
 "#;
 
+/// What the foreground does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Foreground {
+    /// All that the guest does.
+    All,
+    /// The program reads.
+    Reads,
+    /// The program writes, each time with an fsync.
+    Syncs,
+}
+
+impl Foreground {
+    /// The program.
+    fn command(self) -> &'static str {
+        match self {
+            Self::Syncs => "vlane express-read /dev/$disk --sync --reads 100000 >/dev/null 2>&1",
+            _ => "dd if=/dev/$disk of=/dev/null bs=4k iflag=direct 2>/dev/null",
+        }
+    }
+
+    /// True for a request of the program's, or for its sake: a flush has no priority.
+    fn has(self, record: &Record) -> bool {
+        match self {
+            Self::All => true,
+            Self::Reads => record.priority.class() == PriorityClass::BestEffort,
+            Self::Syncs => record.kind != RequestKind::Read,
+        }
+    }
+
+    /// True for the first request of a job. The program that reads begins at the disk's beginning.
+    fn begins(self, record: &Record) -> bool {
+        match self {
+            Self::Syncs => record.kind == RequestKind::Write,
+            _ => record.sector.is_multiple_of(READS * READ),
+        }
+    }
+
+    /// A job, in words.
+    fn job(self) -> String {
+        match self {
+            Self::Syncs => "a write with its fsync".into(),
+            _ => format!("a job of {READS}"),
+        }
+    }
+}
+
 impl Options {
+    /// What the first guest's foreground does.
+    fn foreground(&self) -> Foreground {
+        match (self.express, self.syncs) {
+            (false, _) => Foreground::All,
+            (true, false) => Foreground::Reads,
+            (true, true) => Foreground::Syncs,
+        }
+    }
+
     /// The arms with express: the disk with classes or the one without, and the completions that
     /// loans are spent on.
     fn express_arms(&self) -> Vec<Arm> {
@@ -108,6 +163,22 @@ impl Options {
             ("express, loans for express", 1, Some("express")),
         ];
         arms.into_iter().map(arm).collect()
+    }
+
+    /// The first guest's script with express.
+    fn express_script(&self) -> String {
+        FIRST_EXPRESS
+            .replace("@READERS@", &self.readers.to_string())
+            .replace("@FOREGROUND@", self.foreground().command())
+    }
+
+    /// The id and the name of the load with express.
+    fn express_load(&self) -> (String, String) {
+        let (id, name) = match self.foreground() {
+            Foreground::Syncs => ("express-loans-syncs", "a program with fsyncs beside readers"),
+            _ => ("express-loans", "a foreground program beside readers"),
+        };
+        (id.to_owned(), name.to_owned())
     }
 
     /// EEVDF, policies with the given options, and the default scheduler.
@@ -135,28 +206,25 @@ impl Options {
     }
 }
 
-/// Adds a recording's figures of the foreground, and of the background: all that is not of its
-/// class, if it has one.
-fn add_trace(seen: &mut Seen, trace: &Trace, foreground: Option<PriorityClass>) -> Result<()> {
-    let is_foreground =
-        |record: &Record| foreground.is_none_or(|class| record.priority.class() == class);
+/// Adds a recording's figures of the foreground, and of the background: all else.
+fn add_trace(seen: &mut Seen, trace: &Trace, foreground: Foreground) -> Result<()> {
     let records = trace.requests.iter().map(|request| request.record);
-    let (mut reads, background): (Vec<_>, Vec<_>) = records.partition(is_foreground);
-    reads.sort_unstable_by_key(|record| record.submit);
-    let pairs = reads.windows(2);
+    let (mut own, background): (Vec<_>, Vec<_>) =
+        records.partition(|record| foreground.has(record));
+    own.sort_unstable_by_key(|record| record.submit);
+    let pairs = own.windows(2);
     seen.responses =
         pairs.filter_map(|pair| pair[1].submit.checked_sub(pair[0].completed())).collect();
-    seen.services = reads.iter().map(|record| record.service).collect();
-    // The program reads the disk from its beginning.
-    let begins = reads.iter().filter(|record| record.sector.is_multiple_of(READS * READ));
+    seen.services = own.iter().map(|record| record.service).collect();
+    let begins = own.iter().filter(|record| foreground.begins(record));
     let begins: Vec<u64> = begins.map(|record| record.submit).collect();
     seen.jobs = begins.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
     seen.background = background.len() as u64;
-    let text = if foreground.is_some() && seen.jobs.is_empty() {
+    let text = if foreground != Foreground::All && seen.jobs.is_empty() {
         format!(
-            "the foreground did {} while it was measured, too few for a whole job of {READS}; \
-             measure longer (--time)",
-            counted(reads.len(), "read")
+            "the foreground did {} while it was measured, too few for {}; measure longer (--time)",
+            counted(own.len(), "request"),
+            foreground.job()
         )
     } else if seen.responses.is_empty() {
         "the guest with I/O did none while it was measured".to_owned()
@@ -191,10 +259,11 @@ pub fn run(options: &Options, machines: Machines, call: &Call<'_>) -> Result<Rep
     let (arms, loads, disks, first) = match options.express {
         true => (
             options.express_arms(),
-            vec![("express-loans".to_owned(), "a foreground program beside readers".to_owned())],
+            vec![options.express_load()],
             vec![classes("off"), classes("on")],
-            Initramfs::new(FIRST_EXPRESS.replace("@READERS@", &options.readers.to_string()))
-                .programs(["chrt", "ionice"]),
+            Initramfs::new(options.express_script())
+                .programs(["chrt", "ionice"])
+                .program_at("vlane", vlane),
         ),
         false => (
             options.arms(),
@@ -230,8 +299,7 @@ pub fn run(options: &Options, machines: Machines, call: &Call<'_>) -> Result<Rep
         let Arm { disk, scheduler, .. } = &arms[arm];
         let (mut seen, trace) =
             bed.measure(disk.unwrap_or(load), scheduler.as_deref(), options.time, interrupt)?;
-        let foreground = options.express.then_some(PriorityClass::BestEffort);
-        add_trace(&mut seen, &trace, foreground)?;
+        add_trace(&mut seen, &trace, options.foreground())?;
         Ok(seen)
     })
 }
@@ -247,12 +315,17 @@ fn about(options: &Options, guests: &str) -> String {
         "{} guests ({guests}), each with a process that computes all the time.",
         options.guests()
     );
+    let does = match options.foreground() {
+        Foreground::Syncs => "writes 4 KiB after 4 KiB of the disk, each with an fsync; each is a \
+                              job"
+        .to_owned(),
+        _ => format!("reads 4 KiB after 4 KiB; {READS} of them, one after the other, are a job"),
+    };
     match options.express {
         true => format!(
             "{all} The first also has {} in the background (I/O priority idle) and a program in \
              the foreground (best effort 0, real-time for the guest's own CPU scheduler) that \
-             reads 4 KiB after 4 KiB; {READS} of them, one after the other, are a job, which has \
-             the execution time. The device works on {PARALLEL} requests at a time, {:?} each. A \
+             {does}, which has the execution time. The device works on {PARALLEL} requests at a time, {:?} each. A \
              response lasts from vlane's answer to the foreground's next request; the service \
              before it from the lane's taking the request to its answer. The guest's I/O scheduler \
              is none. vlane's lanes are real-time under all arms.",
@@ -271,7 +344,7 @@ fn about(options: &Options, guests: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use vlane_trace::{Header, Priority, Record, RequestKind, Status};
+    use vlane_trace::{Header, Priority, Status};
 
     use super::*;
 
@@ -293,6 +366,28 @@ mod tests {
         }
     }
 
+    fn trace(records: &[Record]) -> Trace {
+        Trace::from_records(Header::default(), records.to_vec())
+    }
+
+    /// A flush has no priority, and yet belongs to the foreground.
+    #[test]
+    fn write_and_its_flush_are_a_job() {
+        let mut records = Vec::new();
+        for sync in 0..4 {
+            let write = record(1000 * sync, 300, 8 * sync, 2 << 13);
+            records.push(Record { kind: RequestKind::Write, ..write });
+            records.push(record(1000 * sync + 1, 500, 0, 3 << 13));
+            let flush = record(1000 * sync + 400, 200, 0, 0);
+            records.push(Record { kind: RequestKind::Flush, ..flush });
+        }
+        let mut seen = Seen::default();
+        add_trace(&mut seen, &trace(&records), Foreground::Syncs).unwrap();
+        assert_eq!((seen.jobs, seen.background), (vec![1000; 3], 4));
+        assert_eq!(seen.responses, [100, 400, 100, 400, 100, 400, 100]);
+        assert_eq!(seen.services[..2], [300, 200]);
+    }
+
     #[test]
     fn foreground_jobs_are_separated() {
         let (foreground, background) = (2 << 13, 3 << 13);
@@ -302,16 +397,14 @@ mod tests {
             records.push(record(100 * read + 1, 90, 0, background));
         }
         let mut seen = Seen::default();
-        let class = Some(PriorityClass::BestEffort);
-        let header = Header::default();
-        let trace = |records: &[Record]| Trace::from_records(header.clone(), records.to_vec());
+        let class = Foreground::Reads;
         add_trace(&mut seen, &trace(&records), class).unwrap();
         assert_eq!(seen.jobs, [100 * READS; 2]);
         assert_eq!((seen.services.len(), seen.services[0], seen.background), (101, 30, 101));
         assert_eq!(seen.responses, [70; 100]);
         records.truncate(90);
         assert!(add_trace(&mut seen, &trace(&records), class).is_err());
-        add_trace(&mut seen, &trace(&records), None).unwrap();
+        add_trace(&mut seen, &trace(&records), Foreground::All).unwrap();
         assert_eq!((seen.services.len(), seen.background), (90, 0), "all are the foreground");
     }
 }

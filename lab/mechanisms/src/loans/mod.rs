@@ -34,6 +34,11 @@ pub struct Options {
     /// Background readers with --express
     #[arg(long, value_name = "N", requires = "express", default_value_t = 16, value_parser = values::whole::<usize>(1..=200))]
     pub readers: usize,
+    /// Let the foreground program with --express write and fsync instead of reading
+    ///
+    /// It writes 4 KiB of the disk after 4 KiB, each with an fsync, as a database writes its log.
+    #[arg(long, requires = "express")]
+    pub syncs: bool,
     /// Service time of the device with --express; it serves four requests in parallel
     #[arg(long, value_name = "TIME", requires = "express", value_parser = values::time, default_value = "1ms")]
     pub latency: Duration,
