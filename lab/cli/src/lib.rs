@@ -30,7 +30,7 @@ use vlane::serve::{Experiments, ServeArgs};
 use vlane::{Common, Program, exit, misplaced, values};
 use vlane_capture::prove::ProveOptions;
 use vlane_mechanisms::loans::simulated;
-use vlane_mechanisms::{caches, throttle, together};
+use vlane_mechanisms::{caches, lanes, throttle, together};
 
 use crate::output::Reported;
 
@@ -131,6 +131,12 @@ enum Proved {
     /// of a drive with one queue per back-end thread.
     #[command(subcommand)]
     Express(express::Express),
+    /// Compare one queue, many queues and many threads in a guest
+    ///
+    /// Baseline is one queue and one thread of the back end. MQ is a queue for each vCPU and one
+    /// thread. MT is a queue for each vCPU and a thread for each queue. A fio in a QEMU guest reads
+    /// and writes images on a RAM disk. Takes half an hour.
+    Lanes(Reported<lanes::Options>),
     /// Measure the live scheduler's effect on responses and shares
     ///
     /// One guest does I/O, and others compute. The command measures the guest's response and all
@@ -207,6 +213,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         },
         Command::Prove(proved) => match &proved {
             Proved::Express(args) => express::run(args),
+            Proved::Lanes(args) => args.run(lanes::run),
             Proved::Loans(args) => args.run(loans::run),
             Proved::Together(args) => args.run(together::run),
             Proved::PowerCut(args) => power_cut::run(args),

@@ -131,6 +131,11 @@ pub static PAGES: &[Page] = &[
         &[("prove express fsync --install", "Measures fsyncs in a guest's foreground.")],
     ),
     page(
+        "prove lanes",
+        MEASURES,
+        &[("prove lanes --loads randwrite-1m --install", "Measures large writes of a guest.")],
+    ),
+    page(
         "prove together",
         MEASURES,
         &[("prove together --quick --install", "Measures all variants shortly.")],

@@ -21,7 +21,7 @@ const FREE: [(&str, &str); 8] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 49] = [
+const ZERO: [(&str, &str); 50] = [
     ("compare caches", "delays"),
     ("compare caches", "ramp"),
     ("caches-job", "ramp"),
@@ -34,6 +34,7 @@ const ZERO: [(&str, &str); 49] = [
     ("express-read", "every"),
     ("express-read", "seed"),
     ("express-read", "mark"),
+    ("prove lanes", "ramp"),
     ("prove together", "ramp"),
     ("together-job", "ramp"),
     ("together-job", "mark"),

@@ -1,5 +1,5 @@
-//! The worth of each of vlane's mechanisms in real guests: cache modes with and without the journal
-//! bypass, express, loans, the sched_ext vehicle, limits.
+//! The worth of each of vlane's mechanisms in real guests: lanes, cache modes with and without the
+//! journal bypass, express, loans, the sched_ext vehicle, limits.
 //!
 //! Each module is one experiment: what is measured, how, and its report.
 
@@ -7,6 +7,7 @@
 
 pub mod caches;
 pub mod express;
+pub mod lanes;
 pub mod loans;
 pub mod sched_ext;
 pub mod throttle;
