@@ -121,11 +121,13 @@ pub struct RunArgs {
     /// How to hold back a vCPU that has used more than its share [default: nice]
     #[arg(long, value_enum)]
     hold_back: Option<HoldBackArg>,
-    /// Leave the storage threads of vlane's back ends as they are
+    /// Users whose back ends have real-time lanes: own, none, a name or an ID
     ///
-    /// Otherwise the lanes of the machines' back ends are real-time, within the same budgets.
-    #[arg(long)]
-    leave_storage_threads: bool,
+    /// own stands for root and the scheduler's own user. Such lanes pay the budgets of boosts. Name
+    /// only users that you trust.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "own")]
+    #[arg(value_parser = parse_trusted)]
+    storage_threads: Vec<Trusted>,
     /// TOML file with all of this and the policy's parameters
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -152,6 +154,14 @@ pub struct RunArgs {
 enum Adopt {
     Own,
     All,
+    User(u32),
+}
+
+/// Users whose back ends' lanes may be real-time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trusted {
+    Own,
+    None,
     User(u32),
 }
 
@@ -296,9 +306,7 @@ impl RunArgs {
             );
         }
         let mut backends = Backends::new(link, completions, Box::new(claims))?;
-        if self.leave_storage_threads {
-            backends.leave_storage_threads();
-        }
+        backends.raise_storage_threads_of(trusted(&self.storage_threads));
         for process in expected {
             backends.expect(process);
         }
@@ -359,20 +367,43 @@ impl RunArgs {
 
 fn parse_adopt(text: &str) -> Result<Adopt, String> {
     match text {
-        "own" => return Ok(Adopt::Own),
-        "all" => return Ok(Adopt::All),
-        _ => {}
+        "own" => Ok(Adopt::Own),
+        "all" => Ok(Adopt::All),
+        _ => user(text, "own and all").map(Adopt::User),
     }
+}
+
+fn parse_trusted(text: &str) -> Result<Trusted, String> {
+    match text {
+        "own" => Ok(Trusted::Own),
+        "none" => Ok(Trusted::None),
+        _ => user(text, "own and none").map(Trusted::User),
+    }
+}
+
+/// The ID of a user, by name or ID; `others` are the words that are possible, too.
+fn user(text: &str, others: &str) -> Result<u32, String> {
     if let Ok(number) = text.parse() {
-        return Ok(Adopt::User(number));
+        return Ok(number);
     }
     match nix::unistd::User::from_name(text) {
-        Ok(Some(user)) => Ok(Adopt::User(user.uid.as_raw())),
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
         Ok(None) => Err(format!(
-            "no user is called {text:?}; `getent passwd` lists them; own and all are possible, too"
+            "no user is called {text:?}; `getent passwd` lists them; {others} are possible, too"
         )),
         Err(error) => Err(format!("{text:?} cannot be looked up: {error}")),
     }
+}
+
+/// The users whose back ends have real-time lanes.
+fn trusted(list: &[Trusted]) -> BTreeSet<u32> {
+    let own = rustix::process::geteuid().as_raw();
+    let users = list.iter().flat_map(|one| match one {
+        Trusted::Own => vec![0, own],
+        Trusted::None => Vec::new(),
+        Trusted::User(user) => vec![*user],
+    });
+    users.collect()
 }
 
 /// Says so when vCPUs are in several groups that cannot be held back.

@@ -87,8 +87,8 @@ pub struct Backends {
     foregrounds: HashMap<SessionId, Foreground>,
     claims: Claims,
     machines: BTreeMap<ProcessId, Tracked>,
-    /// The storage threads of back ends; none: they are left as they are.
-    storage: Option<StorageThreads>,
+    /// The storage threads of back ends.
+    storage: StorageThreads,
     /// The token of each lane's marks.
     lanes: HashMap<(SessionId, u16), u64>,
     /// As the loop has it.
@@ -129,7 +129,7 @@ impl Backends {
             foregrounds: HashMap::new(),
             claims,
             machines: BTreeMap::new(),
-            storage: Some(StorageThreads::default()),
+            storage: StorageThreads::of(BTreeSet::new()),
             lanes: HashMap::new(),
             sent_lanes: HashMap::new(),
             joined: HashMap::new(),
@@ -279,9 +279,7 @@ impl Backends {
                 }
             }
             Mark::Storage { token, back_end, .. } => {
-                if let Some(storage) = &mut self.storage {
-                    threads = storage.open(*token, back_end);
-                }
+                threads = self.storage.open(*token, back_end);
             }
             Mark::Event { .. } | Mark::Served { .. } => {}
         }
@@ -310,9 +308,9 @@ impl Backends {
         self.silence = Some(silence);
     }
 
-    /// Leaves the storage threads of back ends as they are.
-    pub fn leave_storage_threads(&mut self) {
-        self.storage = None;
+    /// Puts the storage threads of these users' back ends before vCPUs.
+    pub fn raise_storage_threads_of(&mut self, users: BTreeSet<u32>) {
+        self.storage = StorageThreads::of(users);
     }
 
     /// Schedules the vCPUs of a machine that no back end has brought (yet).
@@ -388,30 +386,37 @@ impl Backends {
 
     /// Looks at the storage threads of a machine's back ends.
     fn look_at_storage(&mut self, process: ProcessId, marks: &mut Vec<Mark>) {
-        let (Some(storage), Some(tracked)) = (&mut self.storage, self.machines.get(&process))
-        else {
-            return;
-        };
+        let Some(tracked) = self.machines.get(&process) else { return };
         let back_ends: BTreeSet<u32> =
             tracked.sessions.iter().map(|registered| registered.backend).collect();
         for back_end in back_ends {
+            // Of several machines, the first pays.
+            let payer = self.machines_of(back_end).next().unwrap_or(process);
+            let vm = (self.claims)(payer).vm;
             let next = &mut self.next_token;
             let token = || {
                 *next += 1;
                 *next - 1
             };
-            let vm = (self.claims)(process).vm;
-            marks.extend(storage.look(back_end, vm, monotonic_ns(), token));
+            marks.extend(self.storage.look(back_end, vm, monotonic_ns(), token));
         }
+    }
+
+    /// The machines that a back end serves.
+    fn machines_of(&self, back_end: u32) -> impl Iterator<Item = ProcessId> + '_ {
+        let serves = move |tracked: &Tracked| {
+            tracked.sessions.iter().any(|registered| registered.backend == back_end)
+        };
+        let served = self.machines.iter().filter(move |(_, tracked)| serves(tracked));
+        served.map(|(&process, _)| process)
     }
 
     /// The mark that lets a back end's storage threads go, if it serves nobody any more.
     fn forget_storage(&mut self, back_end: u32) -> Option<Mark> {
-        let mut sessions = self.machines.values().flat_map(|tracked| &tracked.sessions);
-        if sessions.any(|registered| registered.backend == back_end) {
-            return None;
+        match self.machines_of(back_end).next() {
+            Some(_) => None,
+            None => self.storage.forget(back_end),
         }
-        self.storage.as_mut()?.forget(back_end)
     }
 
     fn let_go(&mut self, session: SessionId) {
@@ -542,7 +547,7 @@ fn user_of(pid: u32) -> Option<u32> {
 
 /// A vCPU's threads, opened and taken for this scheduler; those that are `known` already as they
 /// are.
-pub(super) fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>> {
+fn opened(vcpu: &VcpuThreads, known: &[Arc<Thread>]) -> Result<Vec<Arc<Thread>>> {
     let mut opened = Vec::with_capacity(vcpu.tids.len());
     for &tid in &vcpu.tids {
         if let Some(thread) = known.iter().find(|thread| thread.tid() == tid && !thread.has_ended())

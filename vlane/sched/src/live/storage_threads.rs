@@ -1,37 +1,50 @@
 //! The storage threads of back ends: the lanes that serve machines' requests.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::io;
 use std::sync::Arc;
 
-use super::backends::opened;
 use super::source::Mark;
-use crate::thread::{Thread, process_of};
+use crate::hold;
+use crate::thread::{Thread, is_gone, process_of};
 use crate::vehicle::{MAX_THREADS, VcpuThreads};
 
 /// A back end's threads are looked for so often.
 const EVERY_NS: u64 = 1_000_000_000;
-/// The limit for the back ends of a user other than root: the event loop looks at each thread 33
-/// times a second.
-const MAX_PER_USER: usize = 256;
+/// They are announced again after so long: what was refused once may be possible now.
+const AGAIN_NS: u64 = 10_000_000_000;
+/// The limit for all back ends: the event loop looks at each thread 33 times a second.
+const MAX_IN_ALL: usize = 1024;
 /// A process may have any number of threads; so many are looked at.
 const LOOKED_AT: usize = 1024;
 
 #[derive(Debug)]
 struct Known {
     token: u64,
-    user: u32,
+    vm: u32,
     tids: Vec<u32>,
     threads: Vec<Arc<Thread>>,
     look_at: u64,
+    again_at: u64,
 }
 
 /// The back ends whose threads were announced, by process.
-#[derive(Debug, Default)]
-pub(super) struct StorageThreads(HashMap<u32, Known>);
+#[derive(Debug)]
+pub(super) struct StorageThreads {
+    /// Users whose back ends may have real-time threads. A real-time thread can pass its priority
+    /// on to another one by a lock, which then pays no budget. So the users are to be trusted.
+    users: BTreeSet<u32>,
+    known: HashMap<u32, Known>,
+}
 
 impl StorageThreads {
-    /// Looks at a back end, whose machine `vm` pays. The mark, if its threads are others than at
-    /// the last look.
+    /// Those of the back ends of these users.
+    pub(super) fn of(users: BTreeSet<u32>) -> Self {
+        Self { users, known: HashMap::new() }
+    }
+
+    /// Looks at a back end, whose machine `vm` pays. The mark, if its threads or its payer are
+    /// others than at the last look.
     pub(super) fn look(
         &mut self,
         back_end: u32,
@@ -39,55 +52,56 @@ impl StorageThreads {
         now: u64,
         token: impl FnOnce() -> u64,
     ) -> Option<Mark> {
-        if self.0.get(&back_end).is_some_and(|known| now < known.look_at) {
+        if self.known.get(&back_end).is_some_and(|known| now < known.look_at) {
             return None;
         }
-        // Its end is heard of otherwise.
+        // Its end is heard of otherwise. A want of descriptors is no end.
         let (_, user) = process_of(back_end).ok()?;
-        let mut tids = lanes(back_end);
-        tids.truncate(self.room(user, back_end));
-        let known = self.0.entry(back_end).or_insert_with(|| Known {
+        let mut tids = if self.users.contains(&user) { lanes(back_end).ok()? } else { Vec::new() };
+        let others = self.known.iter().filter(|(pid, _)| **pid != back_end);
+        let taken: usize = others.map(|(_, known)| known.tids.len()).sum();
+        tids.truncate(MAX_IN_ALL.saturating_sub(taken).min(MAX_THREADS));
+        let known = self.known.entry(back_end).or_insert_with(|| Known {
             token: token(),
-            user,
+            vm,
             tids: Vec::new(),
             threads: Vec::new(),
             look_at: 0,
+            again_at: 0,
         });
         known.look_at = now + EVERY_NS;
-        if known.tids == tids {
+        let is_same = (known.vm, &known.tids) == (vm, &tids);
+        if is_same && (tids.is_empty() || now < known.again_at) {
             return None;
         }
-        known.tids = tids;
+        (known.vm, known.tids, known.again_at) = (vm, tids, now + AGAIN_NS);
         Some(mark(back_end, known.token, known.tids.clone(), vm))
-    }
-
-    /// How many threads of a back end its user has room for.
-    fn room(&self, user: u32, back_end: u32) -> usize {
-        if user == 0 {
-            return MAX_THREADS;
-        }
-        let others = self.0.iter().filter(|(pid, known)| **pid != back_end && known.user == user);
-        let taken: usize = others.map(|(_, known)| known.tids.len()).sum();
-        MAX_PER_USER.saturating_sub(taken).min(MAX_THREADS)
     }
 
     /// Opens the threads of a mark. Those that cannot be opened are left out of it.
     pub(super) fn open(&mut self, token: u64, back_end: &mut VcpuThreads) -> Vec<Arc<Thread>> {
-        let Some(known) = self.0.values_mut().find(|known| known.token == token) else {
+        let Some(known) = self.known.values_mut().find(|known| known.token == token) else {
             return Vec::new();
         };
-        // A failure is retried at the next look.
-        known.threads = opened(back_end, &known.threads).unwrap_or_default();
-        let is_open = |tid: &u32| known.threads.iter().any(|thread| thread.tid() == *tid);
-        back_end.tids.retain(is_open);
-        known.tids.clone_from(&back_end.tids);
-        known.threads.clone()
+        let open = |tid: &u32| {
+            let is_it = |thread: &&Arc<Thread>| thread.tid() == *tid && !thread.has_ended();
+            if let Some(thread) = known.threads.iter().find(is_it) {
+                return Some(Arc::clone(thread));
+            }
+            let taken = Thread::open(*tid)
+                .and_then(|thread| hold::take(&thread, &back_end.name).map(|()| thread));
+            taken.map(Arc::new).inspect_err(|error| tracing::debug!("{error}")).ok()
+        };
+        let threads: Vec<Arc<Thread>> = back_end.tids.iter().filter_map(open).collect();
+        back_end.tids = threads.iter().map(|thread| thread.tid()).collect();
+        known.threads.clone_from(&threads);
+        threads
     }
 
     /// Forgets a back end that serves nobody any more; the mark, if it had threads.
     pub(super) fn forget(&mut self, back_end: u32) -> Option<Mark> {
-        let known = self.0.remove(&back_end)?;
-        (!known.tids.is_empty()).then(|| mark(back_end, known.token, Vec::new(), 0))
+        let known = self.known.remove(&back_end)?;
+        (!known.tids.is_empty()).then(|| mark(back_end, known.token, Vec::new(), known.vm))
     }
 }
 
@@ -97,17 +111,20 @@ fn mark(pid: u32, token: u64, tids: Vec<u32>, vm: u32) -> Mark {
 }
 
 /// The lane threads of a process, by the names that vlane gives them.
-fn lanes(pid: u32) -> Vec<u32> {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let number = |task: std::fs::DirEntry| task.file_name().to_str()?.parse().ok();
-    let is_lane = |tid: &u32| {
-        let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm"));
-        name.is_ok_and(|name| name.starts_with(b"lane-"))
-    };
-    let mut tids: Vec<u32> =
-        tasks.flatten().filter_map(number).take(LOOKED_AT).filter(is_lane).collect();
+fn lanes(pid: u32) -> io::Result<Vec<u32>> {
+    let mut tids = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))?.take(LOOKED_AT) {
+        let task = task?.file_name();
+        let Some(tid) = task.to_str().and_then(|name| name.parse().ok()) else { continue };
+        match std::fs::read(format!("/proc/{pid}/task/{tid}/comm")) {
+            Ok(name) if name.starts_with(b"lane-") => tids.push(tid),
+            Ok(_) => {}
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+        }
+    }
     tids.sort_unstable();
-    tids
+    Ok(tids)
 }
 
 #[cfg(test)]
@@ -116,6 +133,9 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+
+    /// One test has lanes in this process at a time.
+    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
     /// A thread of this name until the sender is dropped; its number.
     fn thread(name: &str) -> (std::sync::mpsc::Sender<()>, u32) {
@@ -132,8 +152,10 @@ mod tests {
     #[test]
     fn lanes_are_announced_when_they_change() {
         let me = std::process::id();
-        let mut all = StorageThreads::default();
+        let mut all = StorageThreads::of([rustix::process::geteuid().as_raw()].into());
         let look = |all: &mut StorageThreads, now| all.look(me, 9, now, || 5);
+        // Lanes of the other tests come and go meanwhile.
+        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         assert_eq!(look(&mut all, 0), None);
         let (_other, _) = thread("flush");
         let (one, first) = thread("lane-0");
@@ -144,9 +166,12 @@ mod tests {
         assert_eq!((back_end.pid, back_end.tids.clone()), (me, vec![first]));
         assert_eq!(all.open(5, &mut back_end).len(), 1);
         assert_eq!(look(&mut all, 2 * EVERY_NS), None);
+        // Refused threads may be possible later.
+        let again = EVERY_NS + AGAIN_NS;
+        assert_eq!(look(&mut all, again), Some(Mark::Storage { token: 5, back_end, vm: 9 }));
         drop(one);
         let limit = std::time::Instant::now() + std::time::Duration::from_secs(60);
-        let mut now = 3 * EVERY_NS;
+        let mut now = again + EVERY_NS;
         loop {
             if let Some(mark) = look(&mut all, now) {
                 let Mark::Storage { back_end, .. } = mark else { panic!("{mark:?}") };
@@ -159,20 +184,31 @@ mod tests {
         assert_eq!(all.forget(me), None);
     }
 
+    /// Another user's back end keeps its lanes as they are.
     #[test]
-    fn users_back_ends_have_limited_threads() {
-        let mut all = StorageThreads::default();
-        let known = |user, threads| Known {
+    fn untrusted_users_lanes_are_left_alone() {
+        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (_lane, _) = thread("lane-9");
+        let mut all = StorageThreads::of(BTreeSet::new());
+        assert_eq!(all.look(std::process::id(), 9, 0, || 5), None);
+    }
+
+    #[test]
+    fn back_ends_share_one_limit() {
+        let known = |threads| Known {
             token: 1,
-            user,
+            vm: 1,
             tids: vec![7; threads],
             threads: Vec::new(),
             look_at: 0,
+            again_at: 0,
         };
-        all.0.insert(1, known(1000, MAX_PER_USER - 3));
-        all.0.insert(2, known(1001, 1));
-        assert_eq!([all.room(1000, 3), all.room(1001, 3), all.room(0, 3)], [3, 32, 32]);
-        // Its own do not count.
-        assert_eq!(all.room(1000, 1), 32);
+        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let (_lane, _) = thread("lane-8");
+        let mut all = StorageThreads::of([rustix::process::geteuid().as_raw()].into());
+        all.known.insert(0, known(MAX_IN_ALL));
+        assert_eq!(all.look(std::process::id(), 9, 0, || 5), None);
+        all.known.insert(0, known(MAX_IN_ALL - 1));
+        assert!(all.look(std::process::id(), 9, EVERY_NS, || 5).is_some());
     }
 }

@@ -492,7 +492,7 @@ impl RealTime {
     /// Every thread as it was; accounts stay.
     fn restore_all(&mut self) -> Result<()> {
         let mut result = Ok(());
-        self.lower_storage();
+        self.lower_storage(monotonic_ns());
         self.boosted.clear();
         for id in self.places() {
             let Ok(managed) = self.managed(id) else { continue };

@@ -8,20 +8,28 @@
 use vlane_error::describe;
 
 use super::payers::Payer;
-use super::{Member, RealTime, monotonic_ns, priority, ran_ns};
-use crate::sys::{self, Attr};
+use super::{Member, RealTime, monotonic_ns, priority};
+use crate::sys::{self, Attr, Class};
 use crate::thread::is_gone;
 use crate::vehicle::VcpuThreads;
 use crate::{Error, ErrorKind, Result};
+
+/// A storage thread.
+#[derive(Debug)]
+struct Lane {
+    member: Member,
+    /// CPU time of it that was charged already, ns.
+    charged_ns: u64,
+}
 
 /// The storage threads of one back end.
 #[derive(Debug)]
 pub(super) struct Storage {
     name: String,
     payer: Payer,
-    members: Vec<Member>,
-    /// CPU time of its threads that was charged already, ns.
-    charged_ns: u64,
+    lanes: Vec<Lane>,
+    /// When they were last charged.
+    charged_at: u64,
     is_raised: bool,
     /// A refusal of the system's was reported.
     complained: bool,
@@ -31,22 +39,20 @@ impl RealTime {
     /// The back end has these storage threads, and no others; without any it is let go. The machine
     /// `vm` pays.
     pub(super) fn set_storage(&mut self, back_end: &VcpuThreads, vm: u32, now: u64) -> Result<()> {
-        let mut members = match self.storage.remove(&back_end.pid) {
+        let mut lanes = match self.storage.remove(&back_end.pid) {
             Some(mut storage) => {
-                self.charge_storage(&mut storage);
-                storage.members
+                self.charge_storage(&mut storage, now);
+                storage.lanes
             }
             None => Vec::new(),
         };
-        let leave = |member: &mut Member| {
-            !back_end.tids.contains(&member.thread.tid()) || member.thread.has_ended()
-        };
+        let leave = |lane: &mut Lane| !back_end.tids.contains(&lane.member.thread.tid());
         let mut result = Ok(());
-        for member in members.extract_if(.., leave).collect::<Vec<_>>() {
-            result = result.and(self.give_back(member));
+        for lane in lanes.extract_if(.., leave).collect::<Vec<_>>() {
+            result = result.and(self.give_back(lane.member));
         }
         for &tid in &back_end.tids {
-            if members.iter().any(|member| member.thread.tid() == tid) {
+            if lanes.iter().any(|lane| lane.member.thread.tid() == tid) {
                 continue;
             }
             if !self.ensure_guard(now) {
@@ -54,21 +60,24 @@ impl RealTime {
                 result = result.and(Err(Error::new(ErrorKind::Io, text)));
                 break;
             }
-            match self.take(back_end, tid) {
-                Ok(member) => members.push(member),
+            match self.take_lane(back_end, tid) {
+                Ok(lane) => lanes.push(lane),
                 Err(error) if error.kind() == ErrorKind::Gone => {}
-                // Its administrator has made it real-time already.
+                // An administrator has set it.
                 Err(error) if error.kind() == ErrorKind::LeftAlone => tracing::debug!("{error}"),
                 Err(error) => result = result.and(Err(error)),
             }
         }
-        let Some(first) = members.first() else { return result };
-        let payer = Payer { user: first.thread.user(), machine: vm };
+        let Some(first) = lanes.first() else { return result };
+        // The owner of the machine, whoever runs its back end.
+        let owner = self.vcpus.iter().flatten().find(|managed| managed.payer.machine == vm);
+        let user = owner.map_or(first.member.thread.user(), |managed| managed.payer.user);
+        let payer = Payer { user, machine: vm };
         let mut storage = Storage {
             name: back_end.name.clone(),
             payer,
-            charged_ns: ran_ns(&members),
-            members,
+            lanes,
+            charged_at: now,
             is_raised: self.may_raise(payer, now),
             complained: false,
         };
@@ -77,22 +86,49 @@ impl RealTime {
         result
     }
 
+    /// Takes a thread that is scheduled like any other.
+    fn take_lane(&mut self, back_end: &VcpuThreads, tid: u32) -> Result<Lane> {
+        let member = self.take(back_end, tid)?;
+        // Threads that it makes while it is real-time would lose a nice value.
+        if member.was.class != Class::Other || member.was.nice != 0 {
+            let text = format!("{}: thread {tid} has a nice value: left alone", back_end.name);
+            self.give_back(member)?;
+            return Err(Error::new(ErrorKind::LeftAlone, text));
+        }
+        let charged_ns = member.thread.clock().map_or(0, |clock| clock.ran_ns);
+        Ok(Lane { member, charged_ns })
+    }
+
     /// True if a thread is scheduled already, for a vCPU or a back end.
     pub(super) fn has_thread(&self, tid: u32) -> bool {
         let of_vcpus = self.vcpus.iter().flatten().flat_map(|managed| &managed.members);
-        let of_storage = self.storage.values().flat_map(|storage| &storage.members);
-        of_vcpus.chain(of_storage).any(|member| member.thread.tid() == tid)
+        let of_storage = self.storage.values().flat_map(|storage| &storage.lanes);
+        let mut all = of_vcpus.chain(of_storage.map(|lane| &lane.member));
+        all.any(|member| member.thread.tid() == tid && !member.thread.has_ended())
     }
 
-    /// Charges what the threads have used since this was last done, if they were real-time.
-    fn charge_storage(&mut self, storage: &mut Storage) {
-        let ran = ran_ns(&storage.members);
-        // Of threads that have ended the sum is smaller: then it begins anew.
-        let used = ran.saturating_sub(storage.charged_ns);
-        storage.charged_ns = ran;
+    /// Charges what the threads have used since this was last done, if they were real-time. Those
+    /// that have ended are let go. What such a thread used last is unknown: at most all of the time.
+    fn charge_storage(&mut self, storage: &mut Storage, now: u64) {
+        let passed = now.saturating_sub(std::mem::replace(&mut storage.charged_at, now));
+        let mut used = 0;
+        for lane in &mut storage.lanes {
+            used += match lane.member.thread.clock() {
+                Ok(clock) => clock
+                    .ran_ns
+                    .saturating_sub(std::mem::replace(&mut lane.charged_ns, clock.ran_ns)),
+                Err(_) => passed,
+            };
+        }
         if storage.is_raised {
             self.pays(storage.payer, used);
             self.counts.storage_ns += used;
+        }
+        let ended = storage.lanes.extract_if(.., |lane| lane.member.thread.has_ended());
+        for lane in ended {
+            if let Err(error) = self.give_back(lane.member) {
+                tracing::warn!("{}", describe(&error));
+            }
         }
     }
 
@@ -102,7 +138,7 @@ impl RealTime {
     }
 
     fn set_all(&mut self, storage: &mut Storage) {
-        for member in storage.members.iter().filter(|member| !member.thread.has_ended()) {
+        for Lane { member, .. } in &storage.lanes {
             let attr = match storage.is_raised {
                 true => Attr::round_robin(priority::BOOST),
                 false => member.was,
@@ -130,7 +166,7 @@ impl RealTime {
         let mut all = std::mem::take(&mut self.storage);
         for storage in all.values_mut() {
             let began = monotonic_ns();
-            self.charge_storage(storage);
+            self.charge_storage(storage, now);
             let may = self.may_raise(storage.payer, now);
             if may != storage.is_raised || may && are_restored {
                 storage.is_raised = may;
@@ -145,10 +181,10 @@ impl RealTime {
     }
 
     /// Makes all storage threads ordinary; the accounting raises them again.
-    pub(super) fn lower_storage(&mut self) {
+    pub(super) fn lower_storage(&mut self, now: u64) {
         let mut all = std::mem::take(&mut self.storage);
         for storage in all.values_mut().filter(|storage| storage.is_raised) {
-            self.charge_storage(storage);
+            self.charge_storage(storage, now);
             storage.is_raised = false;
             self.set_all(storage);
         }
@@ -158,8 +194,8 @@ impl RealTime {
     /// Lets all storage threads go.
     pub(super) fn drop_storage(&mut self) {
         for storage in std::mem::take(&mut self.storage).into_values() {
-            for member in storage.members {
-                if let Err(error) = self.give_back(member) {
+            for lane in storage.lanes {
+                if let Err(error) = self.give_back(lane.member) {
                     tracing::error!("{}", describe(&error));
                 }
             }
