@@ -21,7 +21,7 @@ const FREE: [(&str, &str); 8] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 50] = [
+const ZERO: [(&str, &str); 51] = [
     ("compare caches", "delays"),
     ("compare caches", "ramp"),
     ("caches-job", "ramp"),
@@ -71,6 +71,7 @@ const ZERO: [(&str, &str); 50] = [
     ("simulate", "seed"),
     // Root.
     ("sched run", "adopt"),
+    ("sched run", "storage-threads"),
     ("prove power-cut", "broken-states"),
     ("prove power-cut", "seed"),
 ];

@@ -6,7 +6,12 @@
 //! switch for every few requests (measured: 10 million requests a second fall to 3). A thread
 //! cannot see which others run on its CPU, but the kernel counts how often it was taken off while
 //! it had work. On a CPU of its own that is nearly never.
+//!
+//! A thread that the vCPU scheduler has made real-time is not taken off for others. It would keep a
+//! vCPU from the CPU by looking for work, so it counts as one that shares its CPU.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
@@ -17,6 +22,10 @@ const ROUNDS: u32 = 32;
 const SHARED: i64 = 4;
 /// For how long that is believed at first, and at most.
 const BELIEVED: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(640));
+/// From one look at the thread's scheduling to the next. Each is a system call.
+const SCHEDULING: Duration = Duration::from_millis(100);
+/// `SCHED_RR` and the priority of what the vCPU scheduler puts before vCPUs.
+const RAISED: (u32, u32) = (2, 1);
 
 #[derive(Debug)]
 pub(crate) struct Contention {
@@ -24,6 +33,11 @@ pub(crate) struct Contention {
     switches: i64,
     believed: Duration,
     until: Option<Instant>,
+    /// The thread's file in `/proc`, from the first look on.
+    stat: Option<File>,
+    /// When that was last read.
+    looked: Option<Instant>,
+    is_raised: bool,
 }
 
 impl Contention {
@@ -33,13 +47,16 @@ impl Contention {
             switches: involuntary_switches(),
             believed: BELIEVED.0,
             until: None,
+            stat: None,
+            looked: None,
+            is_raised: false,
         }
     }
 
     /// Returns true if the CPU is shared, as far as is known.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
-        self.until.is_some()
+        self.until.is_some() || self.is_raised
     }
 
     /// After every round of work.
@@ -51,10 +68,24 @@ impl Contention {
         }
     }
 
+    /// This thread's policy and real-time priority; none if the system does not tell.
+    fn scheduling(&mut self) -> Option<(u32, u32)> {
+        if self.stat.is_none() {
+            self.stat = File::open("/proc/thread-self/stat").ok();
+        }
+        let mut text = [0; 1024];
+        let len = self.stat.as_ref()?.read_at(&mut text, 0).ok()?;
+        parse_scheduling(&text[..len])
+    }
+
     #[cold]
     fn look(&mut self, now: Instant, switches: i64) {
         let new = switches - std::mem::replace(&mut self.switches, switches);
         self.rounds = 0;
+        if self.looked.is_none_or(|looked| now >= looked + SCHEDULING) {
+            self.looked = Some(now);
+            self.is_raised = self.scheduling() == Some(RAISED);
+        }
         match self.until {
             // While the CPU counts as shared, the thread keeps out of the way, and the count has no
             // meaning.
@@ -70,6 +101,16 @@ impl Contention {
     }
 }
 
+/// A thread's policy and real-time priority, out of `/proc/PID/task/TID/stat`: fields 41 and 40,
+/// counted after the name, which may hold any bytes.
+fn parse_scheduling(text: &[u8]) -> Option<(u32, u32)> {
+    let after = text.iter().rposition(|&byte| byte == b')')? + 1;
+    let rest = std::str::from_utf8(text.get(after..)?).ok()?;
+    let mut fields = rest.split_ascii_whitespace().skip(37);
+    let priority = fields.next()?.parse().ok()?;
+    Some((fields.next()?.parse().ok()?, priority))
+}
+
 /// Number of times that the kernel took this thread off its CPU while it had work.
 fn involuntary_switches() -> i64 {
     getrusage(UsageWho::RUSAGE_THREAD).map_or(0, |usage| usage.involuntary_context_switches())
@@ -81,8 +122,7 @@ mod tests {
 
     #[test]
     fn shared_cpu_is_retried_ever_later() {
-        let mut contention =
-            Contention { rounds: 0, switches: 0, believed: BELIEVED.0, until: None };
+        let mut contention = Contention { switches: 0, ..Contention::new() };
         let mut now = Instant::now();
         contention.look(now, SHARED - 1);
         assert!(!contention.is_shared());
@@ -101,5 +141,31 @@ mod tests {
             assert!(!contention.is_shared(), "not tried again");
         }
         assert_eq!(last, BELIEVED.1);
+    }
+
+    #[test]
+    fn scheduling_is_found_behind_any_name() {
+        let mut contention = Contention::new();
+        // SCHED_OTHER, or what an administrator has set for the tests.
+        let (policy, priority) = contention.scheduling().expect("the kernel tells");
+        assert!(policy == 0 && priority == 0 || policy != RAISED.0, "{policy}");
+        let fields: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
+        let line = format!("7 (a) R (b) c) S {}", fields.join(" "));
+        assert_eq!(parse_scheduling(line.as_bytes()), Some((41, 40)));
+        assert_eq!(parse_scheduling(b"7 (x) S 1 2"), None);
+    }
+
+    /// It is asked again after a while, and not at each look.
+    #[test]
+    fn raised_thread_counts_as_sharing() {
+        let now = Instant::now();
+        let looked = Some(now);
+        let mut contention =
+            Contention { switches: 0, is_raised: true, looked, ..Contention::new() };
+        contention.look(now, 0);
+        assert!(contention.is_shared());
+        // The test's thread is an ordinary one.
+        contention.look(now + SCHEDULING, 0);
+        assert!(!contention.is_shared());
     }
 }

@@ -413,10 +413,8 @@ impl Backends {
 
     /// The mark that lets a back end's storage threads go, if it serves nobody any more.
     fn forget_storage(&mut self, back_end: u32) -> Option<Mark> {
-        match self.machines_of(back_end).next() {
-            Some(_) => None,
-            None => self.storage.forget(back_end),
-        }
+        let is_serving = self.machines_of(back_end).next().is_some();
+        if is_serving { None } else { self.storage.forget(back_end) }
     }
 
     fn let_go(&mut self, session: SessionId) {
