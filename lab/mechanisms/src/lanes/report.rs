@@ -60,7 +60,7 @@ impl Experiment for Shown<'_> {
     fn notes(&self, _places: &[Place<'_, Sample>]) -> Vec<Note> {
         let options = self.options;
         let (guest, size) = (self.guest, show_size(options.size));
-        let jobs = counted(options.vcpus, "process");
+        let jobs = counted(options.vcpus, "job");
         let depth = counted(options.depth, "request");
         vec![Note::info(format!(
             "The guest is {guest}. Its fio has {jobs}, one on each vCPU, with {depth} in flight \
