@@ -135,7 +135,7 @@ enum Proved {
     ///
     /// Baseline is one queue and one thread of the back end. MQ is a queue for each vCPU and one
     /// thread. MT is a queue for each vCPU and a thread for each queue. A fio in a QEMU guest reads
-    /// and writes images on a RAM disk. Takes half an hour.
+    /// and writes images on a RAM disk. Takes a quarter of an hour.
     Lanes(Reported<lanes::Options>),
     /// Measure the live scheduler's effect on responses and shares
     ///

@@ -88,7 +88,7 @@ while read -r disk; do
 done
 "#;
 
-/// What the foreground does.
+/// The foreground's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Foreground {
     /// All that the guest does.
@@ -135,7 +135,7 @@ impl Foreground {
 }
 
 impl Options {
-    /// What the first guest's foreground does.
+    /// The work of the first guest's foreground.
     fn foreground(&self) -> Foreground {
         match (self.express, self.syncs) {
             (false, _) => Foreground::All,
@@ -325,7 +325,8 @@ fn about(options: &Options, guests: &str) -> String {
         true => format!(
             "{all} The first also has {} in the background (I/O priority idle) and a program in \
              the foreground (best effort 0, real-time for the guest's own CPU scheduler) that \
-             {does}, which has the execution time. The device works on {PARALLEL} requests at a time, {:?} each. A \
+             {does}, which has the execution time. The device works on {PARALLEL} requests at a \
+             time, {:?} each. A \
              response lasts from vlane's answer to the foreground's next request; the service \
              before it from the lane's taking the request to its answer. The guest's I/O scheduler \
              is none. vlane's lanes are real-time under all arms.",

@@ -168,7 +168,7 @@ struct Sample {
     guest_cpus: f64,
     /// CPU time of all other guests, per second: CPUs.
     others_cpus: f64,
-    /// What their weights entitle them to, of all guests' CPU time and the scheduler's: CPUs.
+    /// The part that is due to them by weight, of all guests' CPU time and the scheduler's: CPUs.
     others_due_cpus: f64,
     /// CPU time of the back end, us per second.
     back_end_us: f64,

@@ -1,8 +1,8 @@
 //! Storage threads: a back end's lanes are real-time, as long as budgets pay for them.
 //!
 //! A completion has to pass its lane before the guest hears of it. On a host without a free CPU the
-//! lane waits for its turn, as the guest does. A lane works for microseconds and then sleeps, so it
-//! needs no boost that begins and ends: it keeps the priority of boosts, and pays for all of its
+//! lane waits for its turn, as the guest does. A lane works for microseconds and then sleeps. So it
+//! needs no boost that begins and ends. It keeps the priority of boosts, and pays for all of its
 //! CPU time. One that uses up a budget is ordinary again until the budget has some.
 
 use vlane_error::describe;
@@ -108,7 +108,8 @@ impl RealTime {
     }
 
     /// Charges what the threads have used since this was last done, if they were real-time. Those
-    /// that have ended are let go. What such a thread used last is unknown: at most all of the time.
+    /// that have ended are let go. The last use of such a thread is unknown, so all of the time
+    /// counts.
     fn charge_storage(&mut self, storage: &mut Storage, now: u64) {
         let passed = now.saturating_sub(std::mem::replace(&mut storage.charged_at, now));
         let mut used = 0;
