@@ -75,7 +75,7 @@ enum Command {
     /// Run the guest's part of `compare caches`
     #[command(hide = true)]
     CachesJob(caches::job::GuestJob),
-    /// Run the foreground program of `prove express guests` or `prove express fsync`
+    /// Run the foreground program of `prove express` or `prove loans`
     #[command(hide = true)]
     ExpressRead(vlane_mechanisms::express::reader::Options),
     /// Run the guest's part of `prove together`
@@ -135,7 +135,7 @@ enum Proved {
     ///
     /// Baseline is one queue and one thread of the back end. MQ is a queue for each vCPU and one
     /// thread. MT is a queue for each vCPU and a thread for each queue. A fio in a QEMU guest reads
-    /// and writes images on a RAM disk. Takes a quarter of an hour.
+    /// and writes images on a RAM disk. Takes 20 minutes.
     Lanes(Reported<lanes::Options>),
     /// Measure the live scheduler's effect on responses and shares
     ///

@@ -39,13 +39,18 @@ struct Sleeper {
 
 impl Sleeper {
     fn new() -> Self {
+        Self::doing(|| std::thread::park_timeout(Duration::from_secs(1)))
+    }
+
+    /// A thread that does this again and again instead.
+    fn doing(work: impl Fn() + Send + 'static) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (tell, told) = channel();
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
             while !stopped.load(Ordering::Relaxed) {
-                std::thread::park_timeout(Duration::from_secs(1));
+                work();
             }
         });
         Self { tid: told.recv().unwrap(), stop, thread: Some(thread) }
@@ -441,24 +446,6 @@ fn storage_thread_is_real_time_until_let_go() {
     assert_eq!(classes(), [ordinary; 3]);
 }
 
-/// A thread that computes all the time, until it is dropped.
-struct Spinner(Sleeper);
-
-impl Spinner {
-    fn new() -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (tell, told) = channel();
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()).unwrap();
-            while !stopped.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-        });
-        Self(Sleeper { tid: told.recv().unwrap(), stop, thread: Some(thread) })
-    }
-}
-
 /// It is ordinary while its machine's budget is used up, and not for longer.
 #[test]
 fn computing_storage_thread_keeps_within_budget() {
@@ -473,12 +460,12 @@ fn computing_storage_thread_keeps_within_budget() {
     let mut vehicle = vehicle_with(settings, dir.path());
     // The spinner would come before this thread, the daemon's part.
     Daemon::raise().unwrap();
-    let spinner = Spinner::new();
-    vehicle.storage(&back_end(&[spinner.0.tid]), 1).unwrap();
+    let spinner = Sleeper::doing(std::hint::spin_loop);
+    vehicle.storage(&back_end(&[spinner.tid]), 1).unwrap();
     let (begin, mut changes, mut last) = (Instant::now(), 0, Class::RoundRobin);
     while changes < 4 {
         vehicle.tick(monotonic_ns()).unwrap();
-        let class = spinner.0.class();
+        let class = spinner.class();
         changes += u32::from(class != last);
         last = class;
         assert!(begin.elapsed() < PATIENCE, "{changes} changes of {class:?}");

@@ -1,5 +1,5 @@
-//! The foreground program of [`super::guests`] and [`super::fsync`]. It reads so much at random
-//! places of a disk, or fsyncs a file so often, and ends.
+//! The foreground program of [`super::guests`], [`super::fsync`] and [`crate::loans`]. It reads so
+//! much at random places of a disk, or fsyncs a file so often, and ends.
 
 use std::fs::OpenOptions;
 use std::io::{Seek, SeekFrom, Write};

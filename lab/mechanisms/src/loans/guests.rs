@@ -137,7 +137,7 @@ impl Foreground {
 impl Options {
     /// The work of the first guest's foreground.
     fn foreground(&self) -> Foreground {
-        match (self.express, self.syncs) {
+        match (self.express, self.fsync) {
             (false, _) => Foreground::All,
             (true, false) => Foreground::Reads,
             (true, true) => Foreground::Syncs,
@@ -175,7 +175,7 @@ impl Options {
     /// The id and the name of the load with express.
     fn express_load(&self) -> (String, String) {
         let (id, name) = match self.foreground() {
-            Foreground::Syncs => ("express-loans-syncs", "a program with fsyncs beside readers"),
+            Foreground::Syncs => ("express-loans-fsync", "a program with fsyncs beside readers"),
             _ => ("express-loans", "a foreground program beside readers"),
         };
         (id.to_owned(), name.to_owned())

@@ -38,7 +38,7 @@ pub struct Options {
     ///
     /// It writes 4 KiB of the disk after 4 KiB, each with an fsync, as a database writes its log.
     #[arg(long, requires = "express")]
-    pub syncs: bool,
+    pub fsync: bool,
     /// Service time of the device with --express; it serves four requests in parallel
     #[arg(long, value_name = "TIME", requires = "express", value_parser = values::time, default_value = "1ms")]
     pub latency: Duration,

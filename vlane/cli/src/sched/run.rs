@@ -305,6 +305,10 @@ impl RunArgs {
                 self.listen_mode
             );
         }
+        ensure_usage!(
+            self.storage_threads.len() == 1 || !self.storage_threads.contains(&Trusted::None),
+            "--storage-threads: none does not go with others"
+        );
         let mut backends = Backends::new(link, completions, Box::new(claims))?;
         backends.raise_storage_threads_of(trusted(&self.storage_threads));
         for process in expected {

@@ -11,7 +11,7 @@ use crate::vehicle::{MAX_THREADS, VcpuThreads};
 
 /// A back end's threads are looked for so often.
 const EVERY_NS: u64 = 1_000_000_000;
-/// They are announced again after so long: what was refused once may be possible now.
+/// They are announced again after so long: the reason of a refusal may be over.
 const AGAIN_NS: u64 = 10_000_000_000;
 /// The limit for all back ends: the event loop looks at each thread 33 times a second.
 const MAX_IN_ALL: usize = 1024;
@@ -155,7 +155,7 @@ mod tests {
         let mut all = StorageThreads::of([rustix::process::geteuid().as_raw()].into());
         let look = |all: &mut StorageThreads, now| all.look(me, 9, now, || 5);
         // Lanes of the other tests come and go meanwhile.
-        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = vlane_error::locked(&ONE);
         assert_eq!(look(&mut all, 0), None);
         let (_other, _) = thread("flush");
         let (one, first) = thread("lane-0");
@@ -188,7 +188,7 @@ mod tests {
     /// Another user's back end keeps its lanes as they are.
     #[test]
     fn untrusted_users_lanes_are_left_alone() {
-        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = vlane_error::locked(&ONE);
         let (_lane, _) = thread("lane-9");
         let mut all = StorageThreads::of(BTreeSet::new());
         assert_eq!(all.look(std::process::id(), 9, 0, || 5), None);
@@ -204,7 +204,7 @@ mod tests {
             look_at: 0,
             again_at: 0,
         };
-        let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _one = vlane_error::locked(&ONE);
         let (_lane, _) = thread("lane-8");
         let mut all = StorageThreads::of([rustix::process::geteuid().as_raw()].into());
         all.known.insert(0, known(MAX_IN_ALL));

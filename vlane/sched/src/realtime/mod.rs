@@ -48,7 +48,8 @@ use crate::{Error, ErrorKind, Result};
 
 /// Real-time priorities.
 pub mod priority {
-    /// A boosted vCPU.
+    /// A boosted vCPU, and a storage thread, which knows itself raised by it
+    /// (`lane/src/contention.rs`).
     pub const BOOST: u32 = 1;
     /// The daemon's event loop: it ends boosts.
     pub const DAEMON: u32 = 2;

@@ -86,25 +86,30 @@ impl RealTime {
         result
     }
 
-    /// Takes a thread that is scheduled like any other.
+    /// Takes a thread that is scheduled like any other, and is no vCPU's.
     fn take_lane(&mut self, back_end: &VcpuThreads, tid: u32) -> Result<Lane> {
+        let alone = |why: &str| {
+            let text = format!("{}: thread {tid} {why}: left alone", back_end.name);
+            Error::new(ErrorKind::LeftAlone, text)
+        };
+        let mut members = self.vcpus.iter().flatten().flat_map(|managed| &managed.members);
+        if members.any(|member| member.thread.tid() == tid && !member.thread.has_ended()) {
+            return Err(alone("is a vCPU's"));
+        }
         let member = self.take(back_end, tid)?;
         // Threads that it makes while it is real-time would lose a nice value.
         if member.was.class != Class::Other || member.was.nice != 0 {
-            let text = format!("{}: thread {tid} has a nice value: left alone", back_end.name);
             self.give_back(member)?;
-            return Err(Error::new(ErrorKind::LeftAlone, text));
+            return Err(alone("has a nice value or a special policy"));
         }
         let charged_ns = member.thread.clock().map_or(0, |clock| clock.ran_ns);
         Ok(Lane { member, charged_ns })
     }
 
-    /// True if a thread is scheduled already, for a vCPU or a back end.
-    pub(super) fn has_thread(&self, tid: u32) -> bool {
-        let of_vcpus = self.vcpus.iter().flatten().flat_map(|managed| &managed.members);
-        let of_storage = self.storage.values().flat_map(|storage| &storage.lanes);
-        let mut all = of_vcpus.chain(of_storage.map(|lane| &lane.member));
-        all.any(|member| member.thread.tid() == tid && !member.thread.has_ended())
+    /// True if a thread is a storage thread.
+    pub(super) fn has_lane(&self, tid: u32) -> bool {
+        let mut lanes = self.storage.values().flat_map(|storage| &storage.lanes);
+        lanes.any(|lane| lane.member.thread.tid() == tid && !lane.member.thread.has_ended())
     }
 
     /// Charges what the threads have used since this was last done, if they were real-time. Those
@@ -148,7 +153,8 @@ impl RealTime {
             let tid = member.thread.tid();
             let Err(error) = sys::set(tid, &attr) else { continue };
             if !is_gone(&error) && !std::mem::replace(&mut storage.complained, true) {
-                let text = format!("{}: thread {tid} cannot be scheduled so", storage.name);
+                let text =
+                    format!("{}: thread {tid} cannot be made real-time, or restored", storage.name);
                 let error = Error::caused_by(ErrorKind::Permission, text, error);
                 tracing::warn!("{}", describe(&error));
             }

@@ -45,8 +45,8 @@ impl RealTime {
     /// Takes one thread: written down, then tried.
     pub(super) fn take(&mut self, vcpu: &VcpuThreads, tid: u32) -> Result<Member> {
         let name = &vcpu.name;
-        if self.has_thread(tid) {
-            let text = format!("{name}: thread {tid} is scheduled already");
+        if self.has_lane(tid) {
+            let text = format!("{name}: thread {tid} is a back end's storage thread: left alone");
             return Err(Error::new(ErrorKind::LeftAlone, text));
         }
         let brought = self.brought.iter().find(|thread| thread.tid() == tid).map(Arc::clone);
