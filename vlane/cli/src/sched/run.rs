@@ -305,12 +305,8 @@ impl RunArgs {
                 self.listen_mode
             );
         }
-        ensure_usage!(
-            self.storage_threads.len() == 1 || !self.storage_threads.contains(&Trusted::None),
-            "--storage-threads: none does not go with others"
-        );
         let mut backends = Backends::new(link, completions, Box::new(claims))?;
-        backends.raise_storage_threads_of(trusted(&self.storage_threads));
+        backends.raise_storage_threads_of(trusted(&self.storage_threads)?);
         for process in expected {
             backends.expect(process);
         }
@@ -400,14 +396,18 @@ fn user(text: &str, others: &str) -> Result<u32, String> {
 }
 
 /// The users whose back ends have real-time lanes.
-fn trusted(list: &[Trusted]) -> BTreeSet<u32> {
+fn trusted(list: &[Trusted]) -> anyhow::Result<BTreeSet<u32>> {
+    ensure_usage!(
+        list.len() == 1 || !list.contains(&Trusted::None),
+        "--storage-threads: none does not go with others"
+    );
     let own = rustix::process::geteuid().as_raw();
     let users = list.iter().flat_map(|one| match one {
         Trusted::Own => vec![0, own],
         Trusted::None => Vec::new(),
         Trusted::User(user) => vec![*user],
     });
-    users.collect()
+    Ok(users.collect())
 }
 
 /// Says so when vCPUs are in several groups that cannot be held back.
