@@ -22,6 +22,7 @@ use clap::Args;
 use serde::Serialize;
 use vlane::values;
 use vlane_cost::{Role, Sampler, ThreadFilter};
+use vlane_error::counted;
 use vlane_guest::{Disk, Guest, Host, Initramfs};
 use vlane_report::{Arms, Report};
 use vlane_testbed::fio::Outcome;
@@ -245,7 +246,8 @@ impl<'a> Bed<'a> {
         let mut guest = maker.start_sized(given, &files, LIFE, options.vcpus, MEMORY_MIB)?;
         wait(&mut guest, "ready", BOOT, call.interrupt)?;
         let kernel = guest.results().get("kernel").cloned().unwrap_or_default();
-        let about = format!("{}, {} vCPUs, Linux {kernel}", maker.describe(), options.vcpus);
+        let vcpus = counted(options.vcpus, "vCPU");
+        let about = format!("{}, {vcpus}, Linux {kernel}", maker.describe());
         Ok(Self { options, guest, disks, _directory: directory, measured: 0, about })
     }
 

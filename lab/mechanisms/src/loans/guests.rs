@@ -325,11 +325,11 @@ fn about(options: &Options, guests: &str) -> String {
         true => format!(
             "{all} The first also has {} in the background (I/O priority idle) and a program in \
              the foreground (best effort 0, real-time for the guest's own CPU scheduler) that \
-             {does}, which has the execution time. The device works on {PARALLEL} requests at a \
-             time, {:?} each. A \
-             response lasts from vlane's answer to the foreground's next request; the service \
-             before it from the lane's taking the request to its answer. The guest's I/O scheduler \
-             is none. vlane's lanes are real-time under all arms.",
+             {does}, which has the execution time. The device works on \
+             {PARALLEL} requests at a time, {:?} each. A response lasts from vlane's answer to the \
+             foreground's next request; the service before it from the lane's taking the request \
+             to its answer. The guest's I/O scheduler is none. vlane's lanes are real-time under \
+             all arms.",
             counted(options.readers, "reader"),
             options.latency
         ),
