@@ -30,7 +30,7 @@ use vlane::serve::{Experiments, ServeArgs};
 use vlane::{Common, Program, exit, misplaced, values};
 use vlane_capture::prove::ProveOptions;
 use vlane_mechanisms::loans::simulated;
-use vlane_mechanisms::{caches, lanes, throttle, together};
+use vlane_mechanisms::{bypass, caches, lanes, throttle, together};
 
 use crate::output::Reported;
 
@@ -131,6 +131,14 @@ enum Proved {
     /// of a drive with one queue per back-end thread.
     #[command(subcommand)]
     Express(express::Express),
+    /// Compare cache modes for real programs in a guest, on storage with a cap of reads
+    ///
+    /// Data of a guest's program fit the host's page cache and not the guest's memory. The journal
+    /// goes round and pushes them out. Then the storage, which answers few reads per second, has to
+    /// be asked. Needs root, User-Mode Linux, and the programs: RocksDB's db_bench for key-value
+    /// and fill-sync, MariaDB and sysbench for oltp. Sets vm.dirty_bytes for the whole host and
+    /// restores it at the end. Takes 45 minutes for each program.
+    Bypass(Reported<bypass::Options>),
     /// Compare one queue, many queues and many threads in a guest
     ///
     /// Baseline is one queue and one thread of the back end. MQ is a queue for each vCPU and one
@@ -213,6 +221,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         },
         Command::Prove(proved) => match &proved {
             Proved::Express(args) => express::run(args),
+            Proved::Bypass(args) => args.run(bypass::run),
             Proved::Lanes(args) => args.run(lanes::run),
             Proved::Loans(args) => args.run(loans::run),
             Proved::Together(args) => args.run(together::run),

@@ -131,6 +131,14 @@ pub static PAGES: &[Page] = &[
         &[("prove express fsync --install", "Measures fsyncs in a guest's foreground.")],
     ),
     page(
+        "prove bypass",
+        MEASURES,
+        &[(
+            "prove bypass --programs mail --install",
+            "Measures a mail server's cache modes on storage with a cap of reads.",
+        )],
+    ),
+    page(
         "prove lanes",
         MEASURES,
         &[("prove lanes --loads randwrite-1m --install", "Measures large writes of a guest.")],

@@ -21,7 +21,7 @@ const FREE: [(&str, &str); 8] = [
 ];
 
 /// Options for which 0 is a value like others.
-const ZERO: [(&str, &str); 51] = [
+const ZERO: [(&str, &str); 53] = [
     ("compare caches", "delays"),
     ("compare caches", "ramp"),
     ("caches-job", "ramp"),
@@ -34,6 +34,8 @@ const ZERO: [(&str, &str); 51] = [
     ("express-read", "every"),
     ("express-read", "seed"),
     ("express-read", "mark"),
+    ("prove bypass", "ramp"),
+    ("prove bypass", "read-iops"),
     ("prove lanes", "ramp"),
     ("prove together", "ramp"),
     ("together-job", "ramp"),

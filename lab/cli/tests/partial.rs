@@ -142,7 +142,7 @@ const NATIVE: [(&[&str], &str); 3] = [
 
 /// Those that need a guest, or more than a test has the time for. Their parts are kept by the same
 /// code, `vlane_testbed::Rounds`.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 14] = [
     "compare caches",
     "compare host",
     "prove express fsync",
@@ -153,6 +153,7 @@ const OTHERS: [&str; 13] = [
     "prove power-cut",
     "prove loans",
     "prove sched-ext",
+    "prove bypass",
     "prove lanes",
     "prove together",
     "compare topologies",

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bypass;
 pub mod caches;
 pub mod express;
 pub mod lanes;

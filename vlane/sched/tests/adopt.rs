@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -446,6 +447,50 @@ fn storage_thread_is_real_time_until_let_go() {
     assert_eq!(classes(), [ordinary; 3]);
 }
 
+/// A vehicle's counter of this name.
+fn counter(vehicle: &RealTime, name: &str) -> u64 {
+    let found = vehicle.counters().into_iter().find(|counter| counter.name == name);
+    found.map(|counter| counter.value).unwrap()
+}
+
+/// What it used last is not known, so it pays for all of the time since it was last charged.
+#[test]
+fn ended_storage_thread_pays_for_all_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut vehicle) = vehicle(dir.path()) else { return };
+    let (ends, stays) = (Sleeper::new(), Sleeper::new());
+    vehicle.storage(&back_end(&[ends.tid, stays.tid]), 1).unwrap();
+    let (began, passed) = (monotonic_ns(), 5_000_000_000);
+    vehicle.tick(began).unwrap();
+    drop(ends);
+    vehicle.tick(began + passed).unwrap();
+    let paid = counter(&vehicle, "storage_ns");
+    assert!((passed..2 * passed).contains(&paid), "{paid} ns: the sleeper pays next to nothing");
+    // It pays once.
+    vehicle.tick(began + 3 * passed).unwrap();
+    assert!(counter(&vehicle, "storage_ns") < 2 * passed);
+}
+
+/// The guard restores all threads of a scheduler that stands still, and counts that.
+#[test]
+fn restored_storage_thread_is_raised_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut vehicle) = vehicle(dir.path()) else { return };
+    let lane = Sleeper::new();
+    vehicle.storage(&back_end(&[lane.tid]), 1).unwrap();
+    let began = monotonic_ns();
+    vehicle.tick(began).unwrap();
+    let ordinary = Attr { class: Class::Other, priority: 0, ..sys::get(lane.tid).unwrap() };
+    sys::set(lane.tid, &ordinary).unwrap();
+    vehicle.tick(began + 1_000_000_000).unwrap();
+    assert_eq!(lane.class(), Class::Other, "only the guard is followed");
+    let list = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path();
+    let list = std::fs::File::options().write(true).open(list).unwrap();
+    list.write_all_at(&1_u64.to_le_bytes(), 8).unwrap();
+    vehicle.tick(began + 2_000_000_000).unwrap();
+    assert_eq!(lane.class(), Class::RoundRobin);
+}
+
 /// It is ordinary while its machine's budget is used up, and not for longer.
 #[test]
 fn computing_storage_thread_keeps_within_budget() {
@@ -471,6 +516,5 @@ fn computing_storage_thread_keeps_within_budget() {
         assert!(begin.elapsed() < PATIENCE, "{changes} changes of {class:?}");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let lowered = vehicle.counters().into_iter().find(|one| one.name == "storage_lowered");
-    assert!(lowered.unwrap().value >= 2);
+    assert!(counter(&vehicle, "storage_lowered") >= 2);
 }

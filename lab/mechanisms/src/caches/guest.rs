@@ -15,17 +15,17 @@ const READY: Duration = Duration::from_secs(180);
 /// Time that a job may exceed its duration by: its last wait for the storage.
 const LATE: Duration = Duration::from_secs(60);
 
-/// Mounts the volume and does the job. First the guest uses all its memory once. The first process
-/// to touch a page of it pays for it. If that were the back end, guest memory would displace page
-/// cache in the back ends' cgroup.
-const SCRIPT: &str = r"
+/// Uses all the guest's memory once. The first process to touch a page of it pays for it. If that
+/// were the back end, guest memory would displace page cache in the back ends' cgroup.
+pub(crate) const TOUCH_MEMORY: &str = r"
 set -e
 mkdir -p /fill
 mount -t tmpfs -o size=100% fill /fill
 free=$(sed -n 's/^MemFree: *\([0-9]*\) kB/\1/p' /proc/meminfo)
 dd if=/dev/zero of=/fill/all bs=1M count=$((free / 1024 - 64)) 2>/dev/null || true
 umount /fill
-mount -t ext4 -o noinit_itable /dev/vda /mnt
+";
+const MOUNT: &str = "mount -t ext4 -o noinit_itable /dev/vda /mnt
 ";
 
 impl Bed<'_> {
@@ -46,7 +46,7 @@ impl Bed<'_> {
         let missing = || Error::new(ErrorKind::Missing, "there is no guest");
         let program = self.guests.ok_or_else(missing)?;
         let script = format!(
-            "{SCRIPT}vlane caches-job {} --dir /mnt --ramp {}ms --time {}ms\n",
+            "{TOUCH_MEMORY}{MOUNT}vlane caches-job {} --dir /mnt --ramp {}ms --time {}ms\n",
             job.name(),
             ramp.as_millis(),
             time.as_millis()

@@ -18,11 +18,11 @@ use vlane_report::nearest_rank;
 use vlane_testbed::{Context, Error, ErrorKind, Result};
 
 /// Threads of the mail server, as filebench's varmail has.
-const MAIL_THREADS: u64 = 16;
-/// Mails in the spool of each, at first: 1,000 in all.
-const MAILS: u64 = 64;
+pub(crate) const MAIL_THREADS: u64 = 16;
+/// Mails in the spool of each: 1,000 in all.
+pub(crate) const MAILS: u64 = 64;
 /// The largest mail, and the largest addition to one: 16K on average, as varmail's are.
-const MAIL: u64 = 32 << 10;
+pub(crate) const MAIL: u64 = 32 << 10;
 /// Rows of each table of the databases.
 const ROWS: u64 = 10_000;
 /// Bytes of a record of the key-value log. LevelDB has 7 of its log, 12 of a batch, 16 of a key and
@@ -53,6 +53,10 @@ pub struct GuestJob {
     /// Measured time
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     time: Duration,
+    /// Mails of each thread of the mail server
+    #[arg(long, value_name = "N", default_value_t = MAILS,
+        value_parser = values::whole::<u64>(1..=1 << 20))]
+    mails: u64,
 }
 
 /// Results of the writer.
@@ -83,7 +87,8 @@ impl GuestJob {
         Ok(vec![match self.job {
             Job::Mail => {
                 let step = |mut mail: Mail| -> Step { Box::new(move |waits| mail.step(waits)) };
-                return (0..MAIL_THREADS).map(|thread| Mail::new(dir, thread).map(step)).collect();
+                let new = |thread| Mail::new(dir, thread, self.mails).map(step);
+                return (0..MAIL_THREADS).map(new).collect();
             }
             Job::Fill => fill(dir.clone(), (RECORD, LOG), true)?,
             Job::Backup => fill(dir.clone(), BACKUP, false)?,
@@ -196,12 +201,21 @@ pub(crate) struct Mail {
 }
 
 impl Mail {
-    pub(crate) fn new(directory: &Path, thread: u64) -> io::Result<Self> {
+    /// A spool of so many mails; those of an earlier run are kept.
+    pub(crate) fn new(directory: &Path, thread: u64, wanted: u64) -> io::Result<Self> {
         let spool = directory.join(format!("spool-{thread}"));
         fs::create_dir_all(&spool)?;
         let text = vec![b'm'; usize::try_from(MAIL).unwrap_or(0)];
-        let mut new = Self { spool, dice: Rng::with_seed(0x9e37_79b9 + thread), mails: 0..0, text };
-        for _ in 0..MAILS {
+        let numbers = fs::read_dir(&spool)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().parse().ok()))
+            .collect::<io::Result<Vec<Option<u64>>>>()?;
+        let numbers = || numbers.iter().flatten();
+        let mails = match (numbers().min(), numbers().max()) {
+            (Some(oldest), Some(newest)) => *oldest..newest + 1,
+            _ => 0..0,
+        };
+        let mut new = Self { spool, dice: Rng::with_seed(0x9e37_79b9 + thread), mails, text };
+        while new.mails.end - new.mails.start < wanted {
             new.make()?;
         }
         Ok(new)
@@ -418,7 +432,7 @@ mod tests {
 
     fn done(job: Job, time: Duration) -> Result<Done> {
         let (dir, mut has_begun) = (tempfile::tempdir().unwrap(), false);
-        let job = GuestJob { job, dir: dir.path().into(), ramp: Duration::ZERO, time };
+        let job = GuestJob { job, dir: dir.path().into(), ramp: Duration::ZERO, time, mails: 4 };
         let done = job.run(|| {
             has_begun = true;
             Ok(())
@@ -487,7 +501,7 @@ mod tests {
     #[test]
     fn mail_spool_keeps_its_size() {
         let dir = tempfile::tempdir().unwrap();
-        let mut mail = Mail::new(dir.path(), 0).unwrap();
+        let mut mail = Mail::new(dir.path(), 0, MAILS).unwrap();
         let mails = || fs::read_dir(dir.path().join("spool-0")).unwrap().count() as u64;
         let mut waits = Vec::new();
         for _ in 0..20 {
@@ -495,6 +509,9 @@ mod tests {
             assert_eq!(mails(), MAILS);
         }
         assert_eq!(waits.len(), 40, "two fsyncs each");
+        drop(mail);
+        let again = Mail::new(dir.path(), 0, MAILS + 2).unwrap();
+        assert_eq!((again.mails.clone(), mails()), (20..MAILS + 22, MAILS + 2), "it goes on");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The host, made small and put back: a memory cgroup for the back ends, and the limit of dirty
+//! The host, made small and slow, and put back: a cgroup for the back ends, and the limit of dirty
 //! pages.
 //!
 //! All of it is undone when the values are dropped, so also after an error and an interrupt
@@ -6,25 +6,39 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use procfs::ProcessCGroups;
 use procfs::process::{MountInfo, MountInfos, Process};
 use vlane_testbed::{Context, Error, ErrorKind, Result};
 
+/// Groups of this process so far: each has a name of its own.
+static GROUPS: AtomicU32 = AtomicU32::new(0);
 /// How often, and how long apart, an emptied cgroup is removed before that is given up.
 const REMOVALS: (u32, Duration) = (50, Duration::from_millis(20));
-/// Where memory cgroups are made, and whether that is version 2, the unified one.
-fn hierarchy(mounts: MountInfos, own: &ProcessCGroups) -> Option<(PathBuf, bool)> {
-    let has_memory = |point: &Path| {
+
+/// A controller's names in versions 1 and 2 of cgroups.
+type Controller = (&'static str, &'static str);
+const MEMORY: Controller = ("memory", "memory");
+const IO: Controller = ("blkio", "io");
+
+/// Where cgroups of a controller are made, and whether that is version 2, the unified one.
+fn hierarchy(
+    (old, new): Controller,
+    mounts: MountInfos,
+    own: &ProcessCGroups,
+) -> Option<(PathBuf, bool)> {
+    let has_it = |point: &Path| {
         let text = fs::read_to_string(point.join("cgroup.controllers")).unwrap_or_default();
-        text.split_whitespace().any(|controller| controller == "memory")
+        text.split_whitespace().any(|controller| controller == new)
     };
     let find = |mount: MountInfo| match mount.fs_type.as_str() {
-        "cgroup" if mount.super_options.contains_key("memory") => {
+        "cgroup" if mount.super_options.contains_key(old) => {
             // Below our own group, whose limits hold on.
-            let is_it = |controller: &String| controller == "memory";
+            let is_it = |controller: &String| controller == old;
             let own = own.0.iter().find(|group| group.controllers.iter().any(is_it));
             let root = mount.root.trim_end_matches('/');
             let below = own.and_then(|own| own.pathname.strip_prefix(root)).unwrap_or("");
@@ -32,17 +46,56 @@ fn hierarchy(mounts: MountInfos, own: &ProcessCGroups) -> Option<(PathBuf, bool)
         }
         // A group with processes of its own cannot have groups with controllers below it; the root
         // can.
-        "cgroup2" if has_memory(&mount.mount_point) => Some((mount.mount_point, true)),
+        "cgroup2" if has_it(&mount.mount_point) => Some((mount.mount_point, true)),
         _ => None,
     };
     mounts.0.into_iter().find_map(find)
+}
+
+/// A new group of a controller, with this name, and whether it is of version 2; none where there is no controller.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`], with these words after the path, if the group cannot be made.
+fn group(controller: Controller, name: &str, refused: &str) -> Result<Option<(PathBuf, bool)>> {
+    let own = Process::myself().and_then(|own| Ok((own.mountinfo()?, own.cgroups()?)));
+    let (mounts, own) = own.context(ErrorKind::Io, || "cgroups cannot be looked at")?;
+    let Some((dir, unified)) = hierarchy(controller, mounts, &own) else { return Ok(None) };
+    let refused = |path: &Path| format!("{}: {refused}", path.display());
+    if unified {
+        let control = dir.join("cgroup.subtree_control");
+        fs::write(&control, format!("+{}", controller.1))
+            .context(ErrorKind::Invalid, || refused(&control))?;
+    }
+    let dir = dir.join(name);
+    match fs::create_dir(&dir) {
+        // Version 2 has one group for all controllers.
+        Err(error) if unified && error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made.context(ErrorKind::Invalid, || refused(&dir))?,
+    }
+    Ok(Some((dir, unified)))
+}
+
+/// The disk below a file, which has the partition that the file is on: its numbers.
+fn disk_of(file: &Path) -> io::Result<String> {
+    let device = fs::metadata(file)?.dev();
+    let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let of = fs::canonicalize(Path::new("/sys/dev/block").join(&numbers))?;
+    match of.parent() {
+        Some(disk) if of.join("partition").exists() => {
+            Ok(fs::read_to_string(disk.join("dev"))?.trim().to_owned())
+        }
+        _ => Ok(numbers),
+    }
 }
 
 /// A cgroup whose processes share so much memory, page cache included. Removed when it is dropped;
 /// its processes must have ended by then.
 #[derive(Debug)]
 pub struct MemoryLimit {
+    name: String,
     dir: PathBuf,
+    /// The group for the cap of reads, if it is another one.
+    reads: Option<PathBuf>,
 }
 
 impl MemoryLimit {
@@ -51,27 +104,17 @@ impl MemoryLimit {
     /// # Errors
     /// [`ErrorKind::Invalid`] without root or a memory cgroup.
     pub fn new(bytes: u64) -> Result<Self> {
-        let own = Process::myself().and_then(|own| Ok((own.mountinfo()?, own.cgroups()?)));
-        let (mounts, own) = own.context(ErrorKind::Io, || "cgroups cannot be looked at")?;
-        let (dir, unified) = hierarchy(mounts, &own).ok_or_else(|| {
+        const REFUSED: &str = "cannot be made or set, so the page cache cannot be limited; run it \
+                               as root, or with --no-limit to measure without a limit";
+        let number = GROUPS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vlane-caches-{}-{number}", std::process::id());
+        let (dir, unified) = group(MEMORY, &name, REFUSED)?.ok_or_else(|| {
             let text = "no memory cgroup is mounted here, so the page cache cannot be limited; \
                         with --no-limit it is measured without a limit";
             Error::new(ErrorKind::Invalid, text)
         })?;
-        let refused = |path: &Path| {
-            format!(
-                "{}: cannot be made or set, so the page cache cannot be limited; run it as root, \
-                 or with --no-limit to measure without a limit",
-                path.display()
-            )
-        };
-        if unified {
-            let control = dir.join("cgroup.subtree_control");
-            fs::write(&control, "+memory").context(ErrorKind::Invalid, || refused(&control))?;
-        }
-        let dir = dir.join(format!("vlane-caches-{}", std::process::id()));
-        fs::create_dir(&dir).context(ErrorKind::Invalid, || refused(&dir))?;
-        let limit = Self { dir };
+        let refused = |path: &Path| format!("{}: {REFUSED}", path.display());
+        let limit = Self { name, dir, reads: None };
         let file = limit.dir.join(if unified { "memory.max" } else { "memory.limit_in_bytes" });
         fs::write(&file, bytes.to_string()).context(ErrorKind::Invalid, || refused(&file))?;
         if unified {
@@ -81,14 +124,43 @@ impl MemoryLimit {
         Ok(limit)
     }
 
+    /// Caps reads from the disk below a file, in reads per second. Writes have no cap: version 1 of
+    /// cgroups does not know whose page of the cache is written back.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] without root, a controller of I/O or a disk.
+    pub fn cap_reads(&mut self, file: &Path, per_second: u32) -> Result<()> {
+        const REFUSED: &str = "cannot be made or set, so reads cannot be capped; run it as root, \
+                               or with --read-iops 0 to measure without a cap";
+        let (dir, unified) = group(IO, &self.name, REFUSED)?.ok_or_else(|| {
+            let text = "no I/O cgroup is mounted here, so reads cannot be capped; with --read-iops \
+                        0 they are not";
+            Error::new(ErrorKind::Invalid, text)
+        })?;
+        if dir != self.dir {
+            self.reads = Some(dir.clone());
+        }
+        let disk = disk_of(file)
+            .context(ErrorKind::Invalid, || format!("{}: {REFUSED}", file.display()))?;
+        let (name, cap) = match unified {
+            true => ("io.max", format!("{disk} riops={per_second}")),
+            false => ("blkio.throttle.read_iops_device", format!("{disk} {per_second}")),
+        };
+        let control = dir.join(name);
+        fs::write(&control, cap)
+            .context(ErrorKind::Invalid, || format!("{}: {REFUSED}", control.display()))
+    }
+
     /// Puts a process into it. Its earlier memory stays charged to the earlier cgroup.
     ///
     /// # Errors
     /// [`ErrorKind::Io`] if the kernel refuses it.
     pub fn add(&self, pid: u32) -> Result<()> {
-        let file = self.dir.join("cgroup.procs");
-        fs::write(&file, pid.to_string()).context(ErrorKind::Io, || {
-            format!("{}: process {pid} cannot be put there", file.display())
+        std::iter::once(&self.dir).chain(&self.reads).try_for_each(|dir| {
+            let file = dir.join("cgroup.procs");
+            fs::write(&file, pid.to_string()).context(ErrorKind::Io, || {
+                format!("{}: process {pid} cannot be put there", file.display())
+            })
         })
     }
 
@@ -106,13 +178,15 @@ fn shared(text: &str) -> u64 {
 
 impl Drop for MemoryLimit {
     fn drop(&mut self) {
-        // A process that has ended leaves its group a moment later.
-        let removed = (0..REMOVALS.0).any(|_| {
-            let removed = fs::remove_dir(&self.dir);
-            removed.inspect_err(|_| std::thread::sleep(REMOVALS.1)).is_ok()
-        });
-        if !removed {
-            tracing::warn!("{}: cannot be removed, and stays", self.dir.display());
+        for dir in std::iter::once(&self.dir).chain(&self.reads) {
+            // A process that has ended leaves its group a moment later.
+            let removed = (0..REMOVALS.0).any(|_| {
+                let removed = fs::remove_dir(dir);
+                removed.inspect_err(|_| std::thread::sleep(REMOVALS.1)).is_ok()
+            });
+            if !removed {
+                tracing::warn!("{}: cannot be removed, and stays", dir.display());
+            }
         }
     }
 }
@@ -167,7 +241,7 @@ mod tests {
         let of = |mounts: &str, own: &str| {
             let mounts = MountInfos::from_read(mounts.as_bytes()).unwrap();
             let own = ProcessCGroups::from_read(own.as_bytes()).unwrap();
-            hierarchy(mounts, &own)
+            hierarchy(MEMORY, mounts, &own)
         };
         assert_eq!(of(old, own), Some(("/sys/fs/cgroup/memory/jobs/one".into(), false)));
         // A container sees a part of the hierarchy, at the mount point.
@@ -222,6 +296,28 @@ mod tests {
         });
         assert!(panicked.join().is_err());
         assert_eq!(fs::read_to_string(dir.path().join("dirty_bytes")).unwrap(), "75000");
+    }
+
+    /// In both versions the names of the group's files begin with the controller's.
+    #[test]
+    fn capped_group_has_its_disk_numbers() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let mut limit = match MemoryLimit::new(64 << 20) {
+            Ok(limit) => limit,
+            Err(error) => return assert!(error.to_string().contains("--no-limit"), "{error}"),
+        };
+        if let Err(error) = limit.cap_reads(dir.path(), 1234) {
+            // On a file system without a disk, and where a container forbids it.
+            return assert!(error.to_string().contains("--read-iops 0"), "{error}");
+        }
+        let group = limit.reads.clone().unwrap_or_else(|| limit.dir.clone());
+        let capped = ["io.max", "blkio.throttle.read_iops_device"]
+            .map(|name| fs::read_to_string(group.join(name)).unwrap_or_default())
+            .concat();
+        let disk = disk_of(dir.path()).unwrap();
+        assert!(capped.contains(&disk) && capped.contains("1234"), "{capped}");
+        drop(limit);
+        assert!(!group.exists());
     }
 
     #[test]

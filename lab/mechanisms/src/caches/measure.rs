@@ -35,16 +35,16 @@ const THROUGH: u32 = 64 << 10;
 /// delay those after it.
 const PACED_DEPTH: u16 = 16;
 /// How long a back end may take to end.
-const STOP: Duration = Duration::from_secs(60);
+pub(crate) const STOP: Duration = Duration::from_secs(60);
 /// Shares of misses in the two halves of a window may differ by this much, or by [`MOVING`] of
 /// the misses.
 const MOVED: f64 = 0.01;
 /// Of the misses: see [`MOVED`].
 const MOVING: f64 = 0.1;
 /// A shorter window says nothing about a steady state: a journal takes seconds to go round.
-pub(super) const SETTLED: Duration = Duration::from_secs(30);
+pub(crate) const SETTLED: Duration = Duration::from_secs(30);
 /// Ramps that are tried until hits do not move in the window, each twice as long as the last.
-const RAMPS: u32 = 3;
+pub(crate) const RAMPS: u32 = 3;
 
 /// Results of one measurement.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -86,8 +86,13 @@ impl Sample {
     ///
     /// A window in which they still move belongs to a transition: its figures depend on its length.
     pub fn is_steady(&self) -> bool {
-        self.moved.abs() <= MOVED.max(MOVING * self.misses)
+        is_steady(self.misses, self.moved)
     }
+}
+
+/// True for a share of misses that the two halves of a window had nearly alike.
+pub(crate) fn is_steady(misses: f64, moved: f64) -> bool {
+    moved.abs() <= MOVED.max(MOVING * misses)
 }
 
 /// The counters at a moment of the window.
@@ -126,7 +131,7 @@ pub(crate) fn transferred(pid: u32) -> Result<(u64, u64)> {
 }
 
 /// Bytes that were written so far, by anybody, to the disk below a file; none without a disk.
-fn written_to_disk(file: &Path) -> Option<u64> {
+pub(crate) fn written_to_disk(file: &Path) -> Option<u64> {
     let device = std::fs::metadata(file).ok()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let is_it = |disk: &procfs::DiskStat| {
@@ -391,7 +396,7 @@ impl Bed<'_> {
 }
 
 /// A part of all, 0 to 1; zero of zero. Readahead can fetch more than was requested.
-fn share(part: f64, all: f64) -> f64 {
+pub(crate) fn share(part: f64, all: f64) -> f64 {
     if all > 0.0 { (part / all).clamp(0.0, 1.0) } else { 0.0 }
 }
 

@@ -32,11 +32,16 @@ use vlane_guest::{Host, UmlProgram};
 use vlane_units::show_size;
 
 use self::bed::Bed;
+pub(crate) use self::bed::{bind, joined};
+pub(crate) use self::guest::TOUCH_MEMORY;
 use self::judge::CellResult;
 use self::limit::{DirtyLimit, MemoryLimit};
-pub(crate) use self::measure::transferred;
+pub(crate) use self::measure::{
+    RAMPS, SETTLED, STOP, is_steady, share, transferred, written_to_disk,
+};
 pub use self::plan::{Arm, Cell, Expected, Job};
-use self::volume::{SMALLEST_JOURNAL, Volume};
+use self::volume::SMALLEST_JOURNAL;
+pub(crate) use self::volume::{Volume, cached_pages, forget};
 use crate::express::distinct;
 use vlane_report::{Arms, Report, usable_cpus};
 use vlane_testbed::{
@@ -45,7 +50,7 @@ use vlane_testbed::{
 };
 
 /// Of the cgroup's limit, what may be dirty on the host.
-const DIRTY: u64 = 5;
+pub(crate) const DIRTY: u64 = 5;
 
 /// The options.
 #[derive(Debug, Clone, Args)]
@@ -124,25 +129,25 @@ fn modes() -> impl Iterator<Item = String> {
     CacheArg::value_variants().iter().copied().map(word)
 }
 
-fn parse_mode(text: &str) -> Parsed<Arm> {
+pub(crate) fn parse_mode(text: &str) -> Parsed<Arm> {
     values::one_of(text, "cache mode", modes()).map(|mode| Arm::mode(&mode))
 }
 
-fn parse_mib(text: &str) -> Parsed<u64> {
+pub(crate) fn parse_mib(text: &str) -> Parsed<u64> {
     match values::size(text)? {
         bytes if bytes.is_multiple_of(1 << 20) => Ok(bytes),
         bytes => Err(format!("{bytes} bytes are not a multiple of 1M")),
     }
 }
 
-fn parse_journal(text: &str) -> Parsed<u64> {
+pub(crate) fn parse_journal(text: &str) -> Parsed<u64> {
     match parse_mib(text)? {
         bytes @ SMALLEST_JOURNAL..=0x4_0000_0000 => Ok(bytes),
         _ => Err(format!("`{text}`: a journal has from 4M to 16G")),
     }
 }
 
-fn parse_cache(text: &str) -> Parsed<u64> {
+pub(crate) fn parse_cache(text: &str) -> Parsed<u64> {
     match parse_mib(text)? {
         bytes @ 0x200_0000.. => Ok(bytes),
         _ => Err(format!(
@@ -230,7 +235,10 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
         .expecting(options.ramp + options.time + Duration::from_secs(3));
     progress.step("the images are written");
     let hot = place.image(options.hot, interrupt)?;
-    let volume = |journal: &u64| Volume::new(&place, host, *journal, for_guests, interrupt);
+    let volume = |journal: &u64| {
+        let bytes = Volume::bytes(*journal, for_guests);
+        Volume::new(&place, host, bytes, *journal, interrupt)
+    };
     let mut volumes = options.journals.iter().map(volume).collect::<Result<Vec<_>>>()?;
     let mut bed = Bed {
         options,
@@ -315,7 +323,7 @@ fn nothing_yet(options: &Options, arms: &[Arm]) -> Vec<CellResult> {
 ///
 /// Without that the speed of reads depends on the CPU where the kernel wakes threads up. It varies
 /// by a factor of up to eight from one second to the next.
-fn sides(usable: &[usize]) -> (Vec<usize>, Vec<usize>) {
+pub(crate) fn sides(usable: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let (left, right) = usable.split_at(usable.len() / 2);
     if left.is_empty() { (Vec::new(), Vec::new()) } else { (left.to_vec(), right.to_vec()) }
 }

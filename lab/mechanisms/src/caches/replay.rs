@@ -203,13 +203,12 @@ mod tests {
             return vlane_testing::skip("mkfs.ext4 is not on this machine");
         }
         let journal = super::super::SMALLEST_JOURNAL;
-        let Ok(place) =
-            Place::find(Medium::Disk, None, Volume::bytes(journal, false), "--disk-dir")
-        else {
+        let bytes = Volume::bytes(journal, false);
+        let Ok(place) = Place::find(Medium::Disk, None, bytes, "--disk-dir") else {
             return vlane_testing::skip("no disk with direct I/O and 300 MiB free");
         };
         let interrupt = Interrupt::listen().unwrap();
-        let volume = Volume::new(&place, &host, journal, false, &interrupt).unwrap();
+        let volume = Volume::new(&place, &host, bytes, journal, &interrupt).unwrap();
         let kept = untouched(&volume).unwrap();
         let first = volume.ranges[0].clone();
         assert!(overlaps(&kept, &(1024..2048)), "the superblock");

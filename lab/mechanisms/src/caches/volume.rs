@@ -35,7 +35,7 @@ impl Volume {
         journal.saturating_mul(2).saturating_add(files).div_ceil(1 << 20).saturating_mul(1 << 20)
     }
 
-    /// Writes the whole image, so that none of its blocks is a hole, and makes a file system.
+    /// Writes the whole image of so many bytes, so that none of its blocks is a hole, and makes a file system.
     ///
     /// # Errors
     /// Those of [`Place::image`]; [`ErrorKind::Missing`] without e2fsprogs, [`ErrorKind::Process`]
@@ -43,11 +43,11 @@ impl Volume {
     pub fn new(
         place: &Place,
         host: &Host,
+        bytes: u64,
         journal: u64,
-        for_guests: bool,
         interrupt: &Interrupt,
     ) -> Result<Self> {
-        let image = place.image(Self::bytes(journal, for_guests), interrupt)?;
+        let image = place.image(bytes, interrupt)?;
         let mut volume = Self { image, journal, ranges: Vec::new() };
         volume.make_file_system(host)?;
         Ok(volume)
@@ -71,9 +71,14 @@ impl Volume {
 
     /// Pages of the journal that are in the host's page cache; none where the kernel cannot say.
     pub fn cached_pages(&self) -> Option<u64> {
-        let file = File::open(self.image.path()).ok()?;
-        self.ranges.iter().map(|range| vlane_engine::pages::cached(&file, range)).sum()
+        cached_pages(self.image.path(), &self.ranges)
     }
+}
+
+/// Pages of some ranges of a file that are in the page cache; none where the kernel cannot say.
+pub(crate) fn cached_pages(path: &Path, ranges: &[Range<u64>]) -> Option<u64> {
+    let file = File::open(path).ok()?;
+    ranges.iter().map(|range| vlane_engine::pages::cached(&file, range)).sum()
 }
 
 /// Writes back what of a file is dirty, and drops it from the page cache.
@@ -110,7 +115,7 @@ mod tests {
             return vlane_testing::skip("no disk with direct I/O and 300 MiB free");
         };
         let interrupt = Interrupt::listen().unwrap();
-        let volume = Volume::new(&place, &host, SMALLEST_JOURNAL, false, &interrupt).unwrap();
+        let volume = Volume::new(&place, &host, bytes, SMALLEST_JOURNAL, &interrupt).unwrap();
         // Other processes that drop caches on this machine may come between.
         let read_and_count = || {
             std::fs::read(volume.image.path()).unwrap();

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use vlane::values;
 
 use super::PROGRAM;
-use crate::caches::job::{Mail, ns_between, repeat};
+use crate::caches::job::{MAILS, Mail, ns_between, repeat};
 use crate::caches::transferred;
 use vlane_testbed::{At, Context, Error, ErrorKind, Result};
 
@@ -116,7 +116,8 @@ impl Job {
             std::fs::remove_dir_all(&spool)
                 .context(ErrorKind::Io, failed("old mails cannot be removed"))?;
         }
-        let mail = Mail::new(&self.dir, 0).context(ErrorKind::Io, failed("mails cannot be made"));
+        let mail =
+            Mail::new(&self.dir, 0, MAILS).context(ErrorKind::Io, failed("mails cannot be made"));
         let mut mail = mail?;
         let from = Instant::now() + self.ramp;
         let until = from + self.time;

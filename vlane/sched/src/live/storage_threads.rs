@@ -185,6 +185,22 @@ mod tests {
         assert_eq!(all.forget(me), None);
     }
 
+    /// A back end whose machine leaves goes on for another one.
+    #[test]
+    fn lanes_follow_a_new_payer() {
+        let _one = vlane_error::locked(&ONE);
+        let (_lane, tid) = thread("lane-7");
+        let me = std::process::id();
+        let mut all = StorageThreads::of([rustix::process::geteuid().as_raw()].into());
+        let mut payer = |vm, now| match all.look(me, vm, now, || 5) {
+            Some(Mark::Storage { back_end, vm, .. }) => Some((back_end.tids, vm)),
+            _ => None,
+        };
+        assert_eq!(payer(9, 0), Some((vec![tid], 9)));
+        assert_eq!(payer(9, EVERY_NS), None);
+        assert_eq!(payer(8, 2 * EVERY_NS), Some((vec![tid], 8)));
+    }
+
     /// Another user's back end keeps its lanes as they are.
     #[test]
     fn untrusted_users_lanes_are_left_alone() {
