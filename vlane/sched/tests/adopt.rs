@@ -453,7 +453,7 @@ fn counter(vehicle: &RealTime, name: &str) -> u64 {
     found.map(|counter| counter.value).unwrap()
 }
 
-/// What it used last is not known, so it pays for all of the time since it was last charged.
+/// Its last use is not known, so it pays for all of the time since it was last charged.
 #[test]
 fn ended_storage_thread_pays_for_all_time() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! The journal bypass where it can help: real programs, whose data fit the host's page cache and not
-//! the guest's memory.
+//! The journal bypass where it can help: real programs, whose data fit the host's page cache and
+//! not the guest's memory.
 //!
 //! A read that the guest's own cache misses is answered by the host's, or by the storage. The
 //! storage has a cap of reads per second, as a cloud's volume has. So a miss is dear, and each page
@@ -80,7 +80,8 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_mib)]
     memory: u64,
     /// Cap of the storage's reads per second; 0: none
-    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(long, value_name = "N", default_value_t = 1000,
+        value_parser = values::whole::<u32>(0..=10_000_000))]
     read_iops: u32,
     /// Number of measurements of each combination
     #[arg(long = "repeat", alias = "rounds", value_name = "N", default_value_t = 5,
@@ -203,9 +204,12 @@ impl Options {
 /// Measures, and makes a report.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] for options that make no sense, [`ErrorKind::Invalid`] if there is no room,
-/// or no root for the limits, [`ErrorKind::Missing`] without a program that is needed,
-/// [`ErrorKind::Interrupted`], and those of back ends and guests. The host's settings are restored,
+/// - [`ErrorKind::Usage`]: options make no sense.
+/// - [`ErrorKind::Invalid`]: there is no room, or no root for the limits.
+/// - [`ErrorKind::Missing`]: a program that is needed is not there.
+/// - [`ErrorKind::Interrupted`], and those of back ends and guests.
+///
+/// The host's settings are restored,
 /// and no file or process is left behind, in any case.
 pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let options = &options.checked()?;

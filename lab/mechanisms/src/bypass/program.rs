@@ -23,8 +23,8 @@ const CLIENTS: u16 = 8;
 /// A program in the guest, with data of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Program {
-    /// a mail server's threads: files made, appended to, fsynced, read, removed (filebench's
-    /// varmail, step by step, on a spool of the data's size)
+    /// a mail server: files made, appended to, fsynced, read, removed (filebench's varmail, step by
+    /// step)
     Mail,
     /// RocksDB's db_bench readwhilewriting: four threads read, one writes with an fsync each time.
     /// An operation is a read
@@ -56,8 +56,8 @@ impl Program {
         }
     }
 
-    /// Bytes of a file system for data of so many. A file system with room to spare spreads new
-    /// files over all of it, and the host's cache then has pages of files that are gone.
+    /// Bytes of a file system for data of so many. One with room to spare spreads new files over
+    /// all of it. The host's cache then has pages of files that are gone.
     pub fn room(self, bytes: u64) -> u64 {
         match self {
             Self::Mail | Self::Oltp => bytes.saturating_add(64 << 20),
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_read_from_real_answers() {
+    fn figures_come_from_answers() {
         let mail = "RESULT ready=1\nRESULT per_second=512.5\nRESULT p99_us=8100\n";
         assert_eq!(Program::Mail.parse(mail).unwrap(), Done { per_second: 512.5, p99_us: 8100.0 });
         let store = "Initializing RocksDB Options from the specified file\n\
@@ -239,7 +239,7 @@ mod tests {
                      Min: 4  Median: 139.1  Max: 30211\n\
                      Percentiles: P50: 139.17 P75: 210.99 P99: 1411.52 P99.9: 2812.84 P99.99: 3e3\n\
                      -----\nMicroseconds per write:\n\
-                     Percentiles: P50: 739.17 P75: 910.99 P99: 9411.52 P99.9: 2812.84 P99.99: 3e3\n";
+                     Percentiles: P50: 739.17 P75: 910.99 P99: 9411.52 P99.9: 2812.84\n";
         let done = Done { per_second: 19039.0, p99_us: 1411.52 };
         assert_eq!(Program::KeyValue.parse(store).unwrap(), done);
         let oltp = "SQL statistics:\n    transactions:                        1234   (41.07 per \
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_without_figures_is_an_error() {
+    fn missing_figures_are_an_error() {
         for program in Program::value_variants() {
             let error = program.parse("Killed\nRESULT begun=1\n").unwrap_err();
             assert!(error.to_string().starts_with(&program.name()), "{error}");
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn data_have_about_the_size_asked_for() {
+    fn data_have_requested_size() {
         let bytes = 400 << 20;
         assert_eq!(mails(bytes) * MAIL_THREADS * MAIL, bytes);
         assert!(store(bytes).contains("--num=412825 "), "{}", store(bytes));

@@ -52,7 +52,8 @@ fn hierarchy(
     mounts.0.into_iter().find_map(find)
 }
 
-/// A new group of a controller, with this name, and whether it is of version 2; none where there is no controller.
+/// A new group of a controller, with this name, and whether it is of version 2; none where there is
+/// no controller.
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`], with these words after the path, if the group cannot be made.

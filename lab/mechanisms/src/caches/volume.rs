@@ -35,7 +35,8 @@ impl Volume {
         journal.saturating_mul(2).saturating_add(files).div_ceil(1 << 20).saturating_mul(1 << 20)
     }
 
-    /// Writes the whole image of so many bytes, so that none of its blocks is a hole, and makes a file system.
+    /// Writes the whole image of so many bytes, so that none of its blocks is a hole, and makes a
+    /// file system.
     ///
     /// # Errors
     /// Those of [`Place::image`]; [`ErrorKind::Missing`] without e2fsprogs, [`ErrorKind::Process`]
