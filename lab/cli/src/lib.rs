@@ -137,7 +137,7 @@ enum Proved {
     /// goes round and pushes them out. Then the storage, which answers few reads per second, has to
     /// be asked. Needs root, User-Mode Linux, and the programs: RocksDB's db_bench for key-value
     /// and fill-sync, MariaDB and sysbench for oltp. Sets vm.dirty_bytes for the whole host and
-    /// restores it at the end. Takes 45 minutes for each program.
+    /// restores it at the end. Takes half an hour for each program, and more while hits still move.
     Bypass(Reported<bypass::Options>),
     /// Compare one queue, many queues and many threads in a guest
     ///

@@ -13,3 +13,20 @@ pub mod loans;
 pub mod sched_ext;
 pub mod throttle;
 pub mod together;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use clap::Args;
+
+    /// A command's options, of these words.
+    pub(crate) fn try_options<O: Args>(words: &[&str]) -> Result<O, clap::Error> {
+        let command = O::augment_args(clap::Command::new("vlane"));
+        let all = std::iter::once("vlane").chain(words.iter().copied());
+        O::from_arg_matches(&command.try_get_matches_from(all)?)
+    }
+
+    pub(crate) fn options<O: Args>(words: &[&str]) -> O {
+        try_options(words).unwrap()
+    }
+}

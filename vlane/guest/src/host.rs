@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result, io};
 use crate::process::{find_program, run, run_ok, tail};
 
 /// Which Debian package has a program (Ubuntu's packages have the same names).
-const PACKAGES: [(&str, &str); 26] = [
+const PACKAGES: [(&str, &str); 25] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     // Debian 12 has it in the first, later ones in the second.
     ("qemu-storage-daemon", "qemu-system-common"),
@@ -30,7 +30,6 @@ const PACKAGES: [(&str, &str); 26] = [
     ("sqlite3", "sqlite3"),
     ("db_bench", "rocksdb-tools"),
     ("mariadbd", "mariadb-server-core"),
-    ("mariadb-install-db", "mariadb-server-core"),
     ("fstrim", "util-linux"),
     ("blkdiscard", "util-linux"),
     ("blockdev", "util-linux"),

@@ -9,7 +9,8 @@ use tempfile::TempPath;
 use vlane_cost::{Role, Sampler};
 use vlane_guest::{Guest, Host, Initramfs, Uml, UmlProgram};
 use vlane_testbed::{
-    At, Context, Control, ErrorKind, Fail, Interrupt, Place, Result, Server, pause, wait, word,
+    At, Context, Control, Error, ErrorKind, Fail, Interrupt, Place, Result, Server, pause, wait,
+    word,
 };
 
 use super::program::Program;
@@ -187,7 +188,10 @@ impl Bed<'_> {
             dirty.context(ErrorKind::Invalid, || "vm.dirty_bytes cannot be set; run it as root")?;
         let mut limit = MemoryLimit::new(cell.cache)?;
         if self.options.read_iops > 0 {
-            limit.cap_reads(&copy, self.options.read_iops)?;
+            limit.cap_reads(&copy, self.options.read_iops).map_err(|error| {
+                let text = "reads cannot be capped; --read-iops 0 measures without a cap";
+                Error::caused_by(error.kind(), text, error)
+            })?;
         }
         let server = self.serve(&copy, arm)?;
         limit.add(server.pid())?;
@@ -195,7 +199,7 @@ impl Bed<'_> {
         let sample = sample.map_err(|error| {
             let log = server.log();
             let text = format!("{}, {}; the back end said: {}", cell.id(), arm.name, log.trim());
-            vlane_testbed::Error::caused_by(error.kind(), text, error)
+            Error::caused_by(error.kind(), text, error)
         })?;
         let journal_pages = cached_pages(&copy, &template.ranges);
         server.stop(STOP)?;
@@ -249,7 +253,7 @@ impl Bed<'_> {
             pause(at, self.interrupt)?;
             let sum = control.counters()?.sum;
             let of = |name: &str| sum.get(name).copied().unwrap_or(0) as f64;
-            Ok::<_, vlane_testbed::Error>(Look {
+            Ok::<_, Error>(Look {
                 at: Instant::now(),
                 reads: (of("reads"), of("read_bytes")),
                 stored: transferred(pid)?.0,

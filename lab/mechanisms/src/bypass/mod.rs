@@ -30,7 +30,7 @@ use vlane_units::show_size;
 use self::bed::Bed;
 pub use self::program::Program;
 use crate::caches::{
-    Arm, RAMPS, SETTLED, is_steady, parse_cache, parse_journal, parse_mib, parse_mode, sides,
+    Arm, SETTLED, is_steady, parse_cache, parse_journal, parse_mib, parse_mode, sides, until_steady,
 };
 
 /// Time of a measurement beside its ramp and its window, about: a copy, a boot, a journal.
@@ -157,12 +157,6 @@ impl Sample {
 impl Options {
     /// Without repeated values.
     fn checked(&self) -> Result<Self> {
-        let arms = self.arms();
-        for (place, arm) in arms.iter().enumerate() {
-            if arms[..place].iter().any(|other| other.name == arm.name) {
-                return usage(format!("`{}` is given twice", arm.name));
-            }
-        }
         if self.memory < 128 << 20 {
             return usage("--memory: the guest and its programs need 128M");
         }
@@ -173,12 +167,6 @@ impl Options {
             caches: distinct(self.caches.clone()),
             ..self.clone()
         })
-    }
-
-    /// The ways to serve the volume; the first one is the baseline.
-    fn arms(&self) -> Vec<Arm> {
-        let also = self.also.iter().map(|also| Arm::options(&also.0));
-        self.modes.iter().cloned().chain(also).collect()
     }
 
     fn cells(&self) -> Vec<Cell> {
@@ -214,7 +202,8 @@ impl Options {
 pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let options = &options.checked()?;
     let Call { vlane, begun, interrupt } = call;
-    let (host, arms, cells) = (&options.installs.host()?, options.arms(), options.cells());
+    let arms = Arm::all(&options.modes, &options.also)?;
+    let (host, cells) = (&options.installs.host()?, options.cells());
     let own = ["mkfs.ext4", "debugfs", "busybox", "chattr"];
     let theirs = options.programs.iter().flat_map(|program| program.needs());
     own.iter().chain(theirs).try_for_each(|name| host.program(name).map(drop))?;
@@ -256,7 +245,9 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
             in_turns(samples, round, |at, arm| {
                 interrupt.check()?;
                 progress.step(format!("round {}: {}: {arm}", round + 1, cell.id()));
-                measure(&bed, cell, &arms[at], &mut |doing| progress.detail(doing))
+                until_steady((options.ramp, options.time), Sample::is_steady, |ramp| {
+                    bed.measure(ramp, cell, &arms[at], &mut |doing| progress.detail(doing))
+                })
             })
         })
     })?;
@@ -266,35 +257,13 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     Ok(rounds.marked(shown.report(&results, begun)))
 }
 
-/// Measures an arm on a cell. While hits move in a window of [`SETTLED`], the ramp is doubled.
-fn measure(bed: &Bed<'_>, cell: &Cell, arm: &Arm, say: &mut dyn FnMut(&str)) -> Result<Sample> {
-    let mut ramp = bed.options.ramp;
-    for _ in 1..RAMPS {
-        let sample = bed.measure(ramp, cell, arm, say)?;
-        if sample.is_steady() || bed.options.time < SETTLED {
-            return Ok(sample);
-        }
-        ramp *= 2;
-    }
-    bed.measure(ramp, cell, arm, say)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Parser)]
-    struct Only {
-        #[command(flatten)]
-        options: Options,
-    }
-
     pub(super) fn options(words: &[&str]) -> Options {
-        let all = std::iter::once("vlane").chain(words.iter().copied());
-        Only::try_parse_from(all).unwrap().options
+        crate::tests::options(words)
     }
 
     #[test]
@@ -311,13 +280,9 @@ mod tests {
 
     #[test]
     fn senseless_options_are_usage_errors() {
-        for (words, says) in
-            [(&["--modes=none,pdc,none"][..], "given twice"), (&["--memory=64M"], "need 128M")]
-        {
-            let error = options(words).checked().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Usage);
-            assert!(error.to_string().contains(says), "{error}");
-        }
+        let error = options(&["--memory=64M"]).checked().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.to_string().contains("need 128M"), "{error}");
     }
 
     #[test]

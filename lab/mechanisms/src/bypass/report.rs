@@ -1,6 +1,5 @@
 //! The report of the bypass in real programs.
 
-use vlane_error::counted;
 use vlane_report::{
     Arms, Begun, Experiment, Figure, Measured, Note, Place, Report, Section, experiment, median,
     table,
@@ -8,6 +7,7 @@ use vlane_report::{
 use vlane_units::show_size;
 
 use super::{Cell, Options, SETTLED, Sample};
+use crate::caches::moving;
 
 /// The cells' samples.
 type Results<'a> = [(Cell, Arms<Sample>)];
@@ -149,21 +149,9 @@ impl Experiment for Shown<'_> {
             let text = format!("The windows last less than {seconds} s: hits may still move.");
             notes.push(Note::warning(text));
         }
-        for place in places {
-            for arm in &place.arms.0 {
-                let moving = arm.rounds.iter().filter(|sample| !sample.is_steady()).count();
-                if moving > 0 {
-                    let text = format!(
-                        "{}, {}: hits still moved in {moving} of {}, so this arm has no figures; \
-                         a longer --ramp may help.",
-                        place.name,
-                        arm.arm,
-                        counted(arm.rounds.len(), "round")
-                    );
-                    notes.push(Note::warning(text));
-                }
-            }
-        }
+        let of_place =
+            |place: &Place<'_, Sample>| moving(&place.name, place.arms, Sample::is_steady);
+        notes.extend(places.iter().flat_map(of_place));
         notes
     }
 

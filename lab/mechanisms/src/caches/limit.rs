@@ -106,12 +106,11 @@ impl MemoryLimit {
     /// [`ErrorKind::Invalid`] without root or a memory cgroup.
     pub fn new(bytes: u64) -> Result<Self> {
         const REFUSED: &str = "cannot be made or set, so the page cache cannot be limited; run it \
-                               as root, or with --no-limit to measure without a limit";
+                               as root";
         let number = GROUPS.fetch_add(1, Ordering::Relaxed);
         let name = format!("vlane-caches-{}-{number}", std::process::id());
         let (dir, unified) = group(MEMORY, &name, REFUSED)?.ok_or_else(|| {
-            let text = "no memory cgroup is mounted here, so the page cache cannot be limited; \
-                        with --no-limit it is measured without a limit";
+            let text = "no memory cgroup is mounted here, so the page cache cannot be limited";
             Error::new(ErrorKind::Invalid, text)
         })?;
         let refused = |path: &Path| format!("{}: {REFUSED}", path.display());
@@ -131,11 +130,9 @@ impl MemoryLimit {
     /// # Errors
     /// [`ErrorKind::Invalid`] without root, a controller of I/O or a disk.
     pub fn cap_reads(&mut self, file: &Path, per_second: u32) -> Result<()> {
-        const REFUSED: &str = "cannot be made or set, so reads cannot be capped; run it as root, \
-                               or with --read-iops 0 to measure without a cap";
+        const REFUSED: &str = "cannot be made or set, so reads cannot be capped; run it as root";
         let (dir, unified) = group(IO, &self.name, REFUSED)?.ok_or_else(|| {
-            let text = "no I/O cgroup is mounted here, so reads cannot be capped; with --read-iops \
-                        0 they are not";
+            let text = "no I/O cgroup is mounted here, so reads cannot be capped";
             Error::new(ErrorKind::Invalid, text)
         })?;
         if dir != self.dir {
@@ -305,11 +302,13 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let mut limit = match MemoryLimit::new(64 << 20) {
             Ok(limit) => limit,
-            Err(error) => return assert!(error.to_string().contains("--no-limit"), "{error}"),
+            Err(error) => {
+                return assert!(error.to_string().contains("cannot be limited"), "{error}");
+            }
         };
         if let Err(error) = limit.cap_reads(dir.path(), 1234) {
             // On a file system without a disk, and where a container forbids it.
-            return assert!(error.to_string().contains("--read-iops 0"), "{error}");
+            return assert!(error.to_string().contains("cannot be capped"), "{error}");
         }
         let group = limit.reads.clone().unwrap_or_else(|| limit.dir.clone());
         let capped = ["io.max", "blkio.throttle.read_iops_device"]
@@ -326,7 +325,9 @@ mod tests {
         let limit = match MemoryLimit::new(64 << 20) {
             Ok(limit) => limit,
             // Many containers forbid making one.
-            Err(error) => return assert!(error.to_string().contains("--no-limit"), "{error}"),
+            Err(error) => {
+                return assert!(error.to_string().contains("cannot be limited"), "{error}");
+            }
         };
         let dir = limit.dir.clone();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();

@@ -12,6 +12,7 @@ use vlane_driver::{
 };
 use vlane_error::counted;
 
+use super::Options;
 use super::bed::{Bed, bind, joined};
 use super::commits::Writer;
 use super::guest::finish;
@@ -44,7 +45,7 @@ const MOVING: f64 = 0.1;
 /// A shorter window says nothing about a steady state: a journal takes seconds to go round.
 pub(crate) const SETTLED: Duration = Duration::from_secs(30);
 /// Ramps that are tried until hits do not move in the window, each twice as long as the last.
-pub(crate) const RAMPS: u32 = 3;
+const RAMPS: u32 = 3;
 
 /// Results of one measurement.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -93,6 +94,26 @@ impl Sample {
 /// True for a share of misses that the two halves of a window had nearly alike.
 pub(crate) fn is_steady(misses: f64, moved: f64) -> bool {
     moved.abs() <= MOVED.max(MOVING * misses)
+}
+
+/// Measures after a ramp. While the sample is not steady in a window of [`SETTLED`], the ramp is
+/// doubled.
+///
+/// # Errors
+/// The measurement's.
+pub(crate) fn until_steady<S>(
+    (mut ramp, time): (Duration, Duration),
+    is_steady: impl Fn(&S) -> bool,
+    mut measure: impl FnMut(Duration) -> Result<S>,
+) -> Result<S> {
+    for _ in 1..RAMPS {
+        let sample = measure(ramp)?;
+        if is_steady(&sample) || time < SETTLED {
+            return Ok(sample);
+        }
+        ramp *= 2;
+    }
+    measure(ramp)
 }
 
 /// The counters at a moment of the window.
@@ -153,15 +174,10 @@ impl Bed<'_> {
         volume: &mut Volume,
         say: &mut dyn FnMut(&str),
     ) -> Result<Sample> {
-        let mut ramp = self.options.ramp;
-        for _ in 1..RAMPS {
-            let sample = self.measure_after(ramp, cell, arm, volume, say)?;
-            if sample.is_steady() || self.options.time < SETTLED {
-                return Ok(sample);
-            }
-            ramp *= 2;
-        }
-        self.measure_after(ramp, cell, arm, volume, say)
+        let Options { ramp, time, .. } = *self.options;
+        until_steady((ramp, time), Sample::is_steady, |ramp| {
+            self.measure_after(ramp, cell, arm, volume, say)
+        })
     }
 
     fn measure_after(

@@ -37,9 +37,10 @@ pub(crate) use self::guest::TOUCH_MEMORY;
 use self::judge::CellResult;
 use self::limit::{DirtyLimit, MemoryLimit};
 pub(crate) use self::measure::{
-    RAMPS, SETTLED, STOP, is_steady, share, transferred, written_to_disk,
+    SETTLED, STOP, is_steady, share, transferred, until_steady, written_to_disk,
 };
 pub use self::plan::{Arm, Cell, Expected, Job};
+pub(crate) use self::report::moving;
 use self::volume::SMALLEST_JOURNAL;
 pub(crate) use self::volume::{Volume, cached_pages, forget};
 use crate::express::distinct;
@@ -172,12 +173,6 @@ fn parse_rate(text: &str) -> Parsed<ReadRate> {
 impl Options {
     /// Without repeated values.
     fn checked(&self) -> Result<Self> {
-        let arms = self.arms();
-        for (place, arm) in arms.iter().enumerate() {
-            if arms[..place].iter().any(|other| other.name == arm.name) {
-                return usage(format!("`{}` is given twice", arm.name));
-            }
-        }
         if let Some(only) = self.vary_on.filter(|only| !self.journals.contains(only)) {
             return usage(format!(
                 "--vary-on {}: there is no journal of that size",
@@ -187,12 +182,6 @@ impl Options {
         let (jobs, journals) = (distinct(self.jobs.clone()), distinct(self.journals.clone()));
         let (rates, delays) = (distinct(self.rates.clone()), distinct(self.delays.clone()));
         Ok(Self { jobs, journals, rates, delays, ..self.clone() })
-    }
-
-    /// The ways to serve the volume; the first one is the baseline.
-    fn arms(&self) -> Vec<Arm> {
-        let also = self.also.iter().map(|also| Arm::options(&also.0));
-        self.modes.iter().cloned().chain(also).collect()
     }
 
     /// Memory of the back ends' cgroup in bytes; none: no limit.
@@ -211,7 +200,8 @@ impl Options {
 pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let options = &options.checked()?;
     let Call { vlane, begun, interrupt } = call;
-    let (host, arms) = (&options.installs.host()?, options.arms());
+    let arms = Arm::all(&options.modes, &options.also)?;
+    let host = &options.installs.host()?;
     host.program("mkfs.ext4")?;
     host.program("debugfs")?;
     let for_guests = options.jobs.iter().any(|job| job.needs_guest());
@@ -220,7 +210,13 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
     let dir = dir.context(ErrorKind::Io, || "cannot make a directory for sockets")?;
     let (neighbour_cpus, writer_cpus) = sides(&usable_cpus()?);
     // Before the images are written: that it cannot be limited is said at once.
-    let limit = options.limit().map(MemoryLimit::new).transpose()?;
+    let limited = |bytes| {
+        MemoryLimit::new(bytes).map_err(|error| {
+            let text = "the page cache cannot be limited; --no-limit measures without a limit";
+            Error::caused_by(error.kind(), text, error)
+        })
+    };
+    let limit = options.limit().map(limited).transpose()?;
     let dirty = |bytes| DirtyLimit::new(Path::new("/proc/sys/vm"), bytes / DIRTY);
     let _dirty = options.limit().map(dirty).transpose().context(ErrorKind::Invalid, || {
         "vm.dirty_bytes cannot be set; run it as root, or with --no-limit to measure without a \
@@ -331,25 +327,16 @@ pub(crate) fn sides(usable: &[usize]) -> (Vec<usize>, Vec<usize>) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Parser)]
-    struct Only {
-        #[command(flatten)]
-        options: Options,
-    }
-
     pub(super) fn options(words: &[&str]) -> Options {
-        let all = std::iter::once("vlane").chain(words.iter().copied());
-        Only::try_parse_from(all).unwrap().options
+        crate::tests::options(words)
     }
 
     #[test]
     fn compared_modes_match_serve() {
         // The mode auto depends on the disk, and writethrough makes every write durable.
-        let usual = options(&[]).arms().into_iter().map(|arm| arm.name);
+        let usual = options(&[]).modes.into_iter().map(|arm| arm.name);
         let (mut usual, mut known) = (usual.collect::<Vec<_>>(), Vec::from_iter(modes()));
         assert_eq!(usual.first().map(String::as_str), Some("writeback"));
         known.retain(|mode| mode != "auto" && mode != "writethrough");
@@ -368,14 +355,9 @@ mod tests {
 
     #[test]
     fn senseless_options_are_usage_errors() {
-        for (words, says) in [
-            (&["--modes=none,pdc,none"][..], "given twice"),
-            (&["--journals=4M", "--vary-on=8M"], "no journal of that size"),
-        ] {
-            let error = options(words).checked().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Usage);
-            assert!(error.to_string().contains(says), "{error}");
-        }
+        let error = options(&["--journals=4M", "--vary-on=8M"]).checked().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Usage);
+        assert!(error.to_string().contains("no journal of that size"), "{error}");
         let jobs = options(&["--jobs=mail,commits,mail"]).checked().unwrap().jobs;
         assert_eq!(jobs, [Job::Mail, Job::Commits]);
         for (text, says) in [("1M", "from 4M"), ("8389120", "not a multiple of 1M")] {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use vlane_testbed::{about, word};
+use vlane_testbed::{Also, Result, about, usage, word};
 
 use super::Options;
 
@@ -72,6 +72,21 @@ impl Arm {
     /// A cache mode by the name that `vlane serve --cache` has for it.
     pub fn mode(name: &str) -> Self {
         Self { name: name.into(), arguments: vec!["--cache".into(), name.into()] }
+    }
+
+    /// The modes and the arms of further options, each once; the first one is the baseline.
+    ///
+    /// # Errors
+    /// [`vlane_testbed::ErrorKind::Usage`] if one is given twice.
+    pub fn all(modes: &[Self], also: &[Also]) -> Result<Vec<Self>> {
+        let also = also.iter().map(|also| Self::options(&also.0));
+        let arms: Vec<Self> = modes.iter().cloned().chain(also).collect();
+        for (place, arm) in arms.iter().enumerate() {
+            if arms[..place].iter().any(|other| other.name == arm.name) {
+                return usage(format!("`{}` is given twice", arm.name));
+            }
+        }
+        Ok(arms)
     }
 
     /// Any options of `vlane serve`. They are its name, but for the name of the mode's option.
@@ -204,6 +219,22 @@ mod tests {
         }
         assert!(has_goals("pdc") && !has_goals("none"));
         assert_eq!(of("--cache pdc"), Arm::mode("pdc"));
+    }
+
+    #[test]
+    fn arm_given_twice_is_an_error() {
+        let arms = |words: &[&str]| {
+            let options = options(words);
+            Arm::all(&options.modes, &options.also)
+        };
+        let also = ["--modes=none,pdc", "--also=--cache pdc --journal direct"];
+        let names: Vec<String> = arms(&also).unwrap().into_iter().map(|arm| arm.name).collect();
+        assert_eq!(names, ["none", "pdc", "pdc --journal direct"]);
+        for twice in [&["--modes=none,pdc,none"][..], &["--modes=none", "--also=--cache none"]] {
+            let error = arms(twice).unwrap_err();
+            assert_eq!(error.kind(), vlane_testbed::ErrorKind::Usage);
+            assert!(error.to_string().contains("`none` is given twice"), "{error}");
+        }
     }
 
     const AXES: [&str; 8] = [

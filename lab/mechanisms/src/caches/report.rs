@@ -8,8 +8,8 @@ use super::judge::{CellResult, steady};
 use super::measure::{SETTLED, Sample};
 use super::plan::Job;
 use vlane_report::{
-    Begun, Experiment, Figure, Measured, Note, Place, Report, Section, Verdict, experiment, spread,
-    table,
+    Arms, Begun, Experiment, Figure, Measured, Note, Place, Report, Section, Verdict, experiment,
+    spread, table,
 };
 
 /// Guest memory charged to the back ends, of the cgroup, above which the cache was smaller than it
@@ -78,7 +78,8 @@ impl Shown<'_> {
             );
             notes.push(Note::warning(text));
         }
-        notes.extend(self.results.iter().flat_map(moving));
+        let of_cell = |r: &CellResult| moving(&r.cell.id(), &r.arms, Sample::is_steady);
+        notes.extend(self.results.iter().flat_map(of_cell));
         if let Some(version) = &self.guests {
             let text = format!("Guests: User-Mode Linux {version}, ext4 with data=ordered.");
             notes.push(Note::info(text));
@@ -135,20 +136,19 @@ impl Shown<'_> {
     }
 }
 
-/// Warnings of arms whose hits moved in some rounds.
-fn moving(result: &CellResult) -> Vec<Note> {
-    let of_arm = |arm: &Measured<Sample>| {
-        let moving = arm.rounds.iter().filter(|sample| !sample.is_steady()).count();
+/// Warnings of a place's arms whose hits moved in some rounds.
+pub(crate) fn moving<S>(place: &str, arms: &Arms<S>, is_steady: impl Fn(&S) -> bool) -> Vec<Note> {
+    let of_arm = |arm: &Measured<S>| {
+        let moving = arm.rounds.iter().filter(|sample| !is_steady(sample)).count();
         let text = format!(
-            "{}, {}: hits still moved in {moving} of {}, so this arm has no figures; a longer \
+            "{place}, {}: hits still moved in {moving} of {}, so this arm has no figures; a longer \
              --ramp may help.",
-            result.cell.id(),
             arm.arm,
             counted(arm.rounds.len(), "round")
         );
         (moving > 0).then(|| Note::warning(text))
     };
-    result.arms.0.iter().filter_map(of_arm).collect()
+    arms.0.iter().filter_map(of_arm).collect()
 }
 
 impl Experiment for Shown<'_> {
@@ -223,7 +223,7 @@ impl Experiment for Shown<'_> {
 mod tests {
     use std::time::Duration;
 
-    use vlane_report::{Arms, Block, Cell, Severity};
+    use vlane_report::{Block, Cell, Severity};
 
     use super::super::plan::{Cell as Where, Expected, Job};
     use super::super::tests::options;

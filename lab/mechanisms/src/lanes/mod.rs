@@ -315,19 +315,10 @@ pub fn run(options: &Options, call: &Call<'_>) -> Result<Report> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use clap::Parser;
-
     use super::*;
 
-    #[derive(Parser)]
-    struct Only {
-        #[command(flatten)]
-        options: Options,
-    }
-
     pub(super) fn options(words: &[&str]) -> Options {
-        let all = std::iter::once("vlane").chain(words.iter().copied());
-        Only::try_parse_from(all).unwrap().options
+        crate::tests::options(words)
     }
 
     #[test]

@@ -284,19 +284,12 @@ fn simulate_all(jobs: &[Job], interrupt: &Interrupt) -> Runs {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Only {
-        #[command(flatten)]
-        args: Options,
-    }
+    use crate::tests::{options, try_options};
 
     #[test]
     fn changed_scenarios_are_checked() {
-        let of = |words: &[&str]| Only::try_parse_from(["vlane"].iter().chain(words)).unwrap().args;
+        let of = |words: &[&str]| -> Options { options(words) };
         let paper = of(&["--cpus", "4", "--seed", "7"]);
         let sizes: Vec<_> =
             paper.scenarios().unwrap().iter().map(|s| (s.cpus, s.machines(), s.seed)).collect();
@@ -308,8 +301,7 @@ mod tests {
         for (words, says) in
             [(["--policy", "cfs"], "always-boost"), (["--cpus", "0"], "at least 1")]
         {
-            let error =
-                Only::try_parse_from(["vlane"].iter().chain(&words)).unwrap_err().to_string();
+            let error = try_options::<Options>(&words).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
     }
